@@ -28,7 +28,8 @@ def run() -> NoReturn:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # Threads of gloo sometimes abort an orderly exit ("terminate called without an active
-        # exception"), which makes the whole job fail. Registered first, so it is called last.
+        # exception"), which makes the whole job fail. `finish` is registered first so that it runs
+        # last.
         atexit.register(finish)
     from vitft.cli.main import main
 
@@ -44,7 +45,7 @@ def open_closed_descriptors() -> None:
     """Open the null device in place of the standard streams that the caller has closed.
 
     Otherwise the next file that is opened would get the number of a standard stream, and libraries
-    that write to stderr would damage it.
+    that write to stderr would corrupt that file.
     """
     for number in range(3):
         try:

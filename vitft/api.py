@@ -1,7 +1,8 @@
-"""The commands as functions, for notebooks and programs: `vitft.finetune` and `vitft.load`.
+"""Python API for notebooks and programs: `vitft.finetune` and `vitft.load`.
 
 These functions write the same files as the commands and raise the errors that the commands print.
-They print nothing, and restore the random state, threads, signal handlers and environment.
+They print nothing, and afterwards restore the random state, the number of threads, the signal
+handlers and the environment.
 """
 
 import os
@@ -36,8 +37,8 @@ from vitft.training.run import Result, run_finetuning
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
 """A path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
 
-A tensor is (3, H, W), (1, H, W), (H, W, 3) or (H, W), of uint8 or of floats from 0 to 1 that are
-not normalised. If both (3, H, W) and (H, W, 3) fit, it is (3, H, W).
+A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and holds uint8 values, or floats
+from 0 to 1 that are not normalised. If both (3, H, W) and (H, W, 3) fit, it is read as (3, H, W).
 """
 
 
@@ -73,20 +74,20 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     """Fine-tune pretrained weights on a folder of images.
 
     Equivalent to `vitft finetune`; an omitted argument has the default of the command's option
-    (see `vitft finetune --help`) or, with `recipe`, the value of the recipe.
+    (see `vitft finetune --help`) or, with `recipe`, the value from the recipe.
 
     Args:
         data: Image folder with one folder per class, .npz file, `torchvision:CIFAR10` or `demo`.
         weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
             train from scratch.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
-        recipe: Name of a recipe or a TOML file with settings.
+        recipe: Name of a recipe, or path of a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
         split: Method of choosing the validation images.
         val_from: Source of validation images for data with a test part but no validation part:
             `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
-        group_duplicates: Whether to keep near-duplicates of an image on one side of the split.
+        group_duplicates: Whether to keep near-duplicates on the same side of the split.
         image_size: Input size in pixels: one side, or height and width.
         pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
         mean: Channel means for normalisation, from 0 to 1.
@@ -103,17 +104,17 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         views: Number of augmented views of each training image to cache.
         keep_adapter: Whether to also write the adapter for peft, with `freeze="lora"`.
         device: Device, one of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-        cache: Folder of cached features, or `none`.
+        cache: Folder of cached features, or `none` to disable the cache.
         tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.
         settings: Any other settings by dotted name, e.g. `{"optim.ema": 0.999}`; see
             docs/settings.md.
 
     Returns:
-        The run directory and its metrics. After Ctrl-C the best weights so far are saved, and
+        The run directory and its metrics. After Ctrl-C, the best weights so far are saved and
         `interrupted` is set.
 
     Raises:
-        VitftError: The run failed, with the error that the command would print.
+        VitftError: The run failed; the command would print the same error.
     """
     options = option_settings({k: v for k, v in locals().items() if k != "settings"})
     table = read_recipe(os.fspath(recipe)) if recipe else {}
@@ -203,7 +204,7 @@ class Trained:
         return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
 
     def explain(self, image: Picture, *, about: str | None = None) -> Image.Image:
-        """Return the preprocessed image overlaid with its relevance for a class (default: top-1).
+        """Return the preprocessed image overlaid with a relevance map for a class (default: top-1).
 
         Raises:
             ImageError: The image is unusable.
@@ -238,11 +239,11 @@ class Trained:
             return LoadedImage(name, None, error.reason)
 
     def view(self, name: str, picture: Picture) -> Views:
-        """Return the preprocessed image (S, S, 3), using `name` for it in messages.
+        """Return the preprocessed image (S, S, 3); errors refer to it as `name`.
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The type is not one of those in `Picture`.
+            UsageError: The image has an unsupported type.
         """
         if isinstance(picture, str | os.PathLike):
             picture = read_bytes(picture)
@@ -276,7 +277,7 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
 
 
 def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
-    """Return a tensor of the shapes and values in `Picture` as an array (H, W, 3) or (H, W).
+    """Convert an image tensor, as described in `Picture`, to an array (H, W, 3) or (H, W).
 
     Raises:
         ImageError: A floating-point value is not between 0 and 1.
@@ -292,14 +293,14 @@ def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
             raise ImageError(
                 name,
                 f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
-                "pass values from 0 to 1, not normalised, or uint8",
+                "pass uint8 values, or floats from 0 to 1 that are not normalised",
             )
         values = (values.float() * 255).round().to(torch.uint8)
     return values.numpy()
 
 
 def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
-    """Return a uint8 array (H, W, 3) or (H, W) as an image.
+    """Convert a uint8 array (H, W, 3) or (H, W) to an image.
 
     Raises:
         ImageError: The array is empty, is not uint8, or has another shape.
@@ -320,7 +321,7 @@ def picture_name(index: int, picture: Picture) -> str:
 
 
 def numbered_batches(images: Picture | Iterable[Picture]) -> Iterator[list[tuple[int, Picture]]]:
-    """Yield batches of images with their indices; a single image is accepted as well."""
+    """Yield batches of images with their indices; `images` may also be a single image."""
     is_stack = isinstance(images, np.ndarray | torch.Tensor) and images.ndim > 3
     single = (str, os.PathLike, bytes, Image.Image, np.ndarray, torch.Tensor)
     if isinstance(images, single) and not is_stack:

@@ -211,7 +211,7 @@ def test_fixes_for_another_folder_are_refused_before_loading(
     assert finetune(image_folder, tiny_weights, "run", "--fixes", "fixes.csv") == 3
 
     message = capsys.readouterr().err
-    assert "none of the images in the table is there, e.g. red/nope.png" in message
+    assert "all images in the table are missing from the folder, e.g. red/nope.png" in message
     assert not Path("run").exists()
 
 

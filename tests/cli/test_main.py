@@ -120,7 +120,7 @@ WRONG = [
     (
         ["finetune", "--data", "D", "--weights", "W", "--image-size", "17"],
         2,
-        "multiple of the patch size, 4 pixels",
+        "multiple of the patch size (4 pixels)",
     ),
     (
         ["finetune", "--data", "D", "--weights", "W", "--freeze", "all"],

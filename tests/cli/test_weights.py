@@ -113,7 +113,7 @@ def test_inspecting_without_a_task_reports_no_adaptation(tmp_path: Path, printed
         pytest.param(
             ["vit.safetensors", "--image-size", "50"],
             UsageError,
-            "height, 50 pixels",
+            r"height \(50 pixels\)",
             id="odd size",
         ),
     ],

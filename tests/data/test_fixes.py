@@ -119,14 +119,14 @@ def test_lines_of_files_that_are_gone_are_skipped_with_one_warning(
 
     assert ("a/2.jpg", 1) in [(file.path, file.label) for file in found.files]
     assert len(found.files) == len(NAMES)
-    assert "2 lines skipped, whose files are not in d: ../x.jpg and a/9.jpg" in caplog.text
+    assert "skipped 2 lines whose files are not in d: ../x.jpg and a/9.jpg" in caplog.text
 
 
 def test_a_table_of_another_folder_is_refused(folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not belong to d: none of the images") as caught:
+    with pytest.raises(DataError, match="does not belong to d: all images in the table") as caught:
         applied(folder, tmp_path / "fixes.csv", "path,action\nz/1.jpg,drop\nz/2.jpg,drop\n")
 
-    assert caught.value.fix == "run `vitft check d` for a table of this folder"
+    assert caught.value.fix == "run `vitft check d` to create a table for this folder"
 
 
 def test_a_class_that_loses_all_its_images_is_left_out_with_a_note(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_class_that_loses_all_its_images_is_left_out_with_a_note(tmp_path: Pat
     assert [(file.path, file.label) for file in found.files] == [
         ("a/1.jpg", 0), ("a/2.jpg", 0), ("b/1.jpg", 1), ("c/1.jpg", 1), ("c/2.jpg", 1),
     ]  # fmt: skip
-    assert found.notes[-1] == "fixes: 1 class without images left out: b"
+    assert found.notes[-1] == "fixes: left out 1 class without images: b"
 
 
 def test_fixes_that_leave_a_single_class_are_refused(folder: Folder, tmp_path: Path) -> None:

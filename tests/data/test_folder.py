@@ -229,7 +229,7 @@ def test_unlike_classes_in_train_and_val_are_listed(tmp_path: Path) -> None:
 def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "valid") for name in "ab"))
 
-    assert "several val folders: " in problem(tmp_path)
+    assert "more than one val folder: " in problem(tmp_path)
 
 
 def test_an_empty_class_of_the_val_folder_is_named(tmp_path: Path) -> None:

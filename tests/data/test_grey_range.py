@@ -89,8 +89,8 @@ def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert measured(fill(tmp_path, images)) == (100, 4000)
     assert capsys.readouterr().err == (
-        "3 images with more than 8 bits per pixel: values from 100 to 4,000, the range of the data "
-        "set, are scaled to 0 to 255\n"
+        "3 images with more than 8 bits per pixel: values from 100 to 4,000 (the range of the data "
+        "set) are scaled to 8 bits\n"
     )
 
 
@@ -136,7 +136,8 @@ def test_mixed_types_keep_their_own_ranges_with_a_warning(
     fill(tmp_path, {"b/1": np.ones((4, 4), np.float32)}, "TIFF")
 
     assert measured(tmp_path) == ()
-    assert "several types (1 image of 16-bit and 1 image of float)" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "different types (1 image with 16-bit values and 1 image with float values)" in error
 
 
 def test_ordinary_damaged_and_constant_images_have_no_range(

@@ -45,7 +45,7 @@ def test_the_val_part_of_a_folder_is_the_default(
 
 
 def test_a_subset_of_data_without_parts_is_refused(image_folder: Path) -> None:
-    with pytest.raises(UsageError, match="has no parts"):
+    with pytest.raises(UsageError, match="is not divided into parts"):
         find_labelled(image_folder, subset="val")
 
 

@@ -111,7 +111,7 @@ def test_a_slow_file_is_named_while_it_is_awaited(
 
     assert list(in_order(read, files, workers=1)) == ["quick.png", "slow.png"]
     shown = capsys.readouterr().err
-    assert shown.count("waiting for slow.png for 0 s") in (2, 3)  # after 0.05, 0.1 and 0.2 s
+    assert shown.count("waiting for slow.png after 0 s") in (2, 3)  # after 0.05, 0.1 and 0.2 s
     assert "quick" not in shown
 
 

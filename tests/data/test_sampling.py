@@ -87,8 +87,8 @@ def test_repeated_images_are_counted() -> None:
 def test_a_balanced_epoch_is_described() -> None:
     said = describe_epoch(SKEWED, ("daisy", "poppy", "rose"))
 
-    assert "10 images of each of 3 classes, 30 in total" in said
-    assert "an image of rose is used 3.3 times and one of daisy 0.5 times" in said
+    assert "10 images from each of 3 classes, 30 in total" in said
+    assert "an image of rose is used 3.3 times and an image of daisy 0.5 times" in said
     assert "every image is used once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
 
 

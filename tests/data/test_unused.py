@@ -20,7 +20,7 @@ from vitft.data.unused import (
 
 RAW = "not used: 2 files: 2 .cr2 (camera raw images are not supported; export them as TIFF or JPEG)"
 ODD = (
-    "not used: 2 files: 1 (no suffix) and 1 .xyz (the suffix is not that of an image; correct the "
+    "not used: 2 files: 1 (no suffix) and 1 .xyz (not a known image suffix; correct the "
     "suffix if they are images, or convert them to PNG or JPEG)"
 )
 TEXT = "not used: 1 file: 1 .txt (not images; no action is needed)"

@@ -124,7 +124,7 @@ def test_images_kept_for_a_test_are_counted_apart(tmp_path: Path) -> None:
     write_readme(load_trained(str(kept)), tmp_path, compared(), plan())
 
     text = (tmp_path / "README.md").read_text()
-    assert "3 images for training and 4 for validation, 2 for a test" in text
+    assert "3 images for training and 4 for validation, plus 2 for testing" in text
 
 
 LICENCES: list[Any] = [

@@ -114,7 +114,7 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
     assert [read[n]["code"] for n in "012345"] == [0, 0, 5, 4, 0, 0], read
     rows = [json.loads(read[n]["out"]) for n in "0145"]
     assert [rows[0]["classes"]] * 4 == [row["classes"] for row in rows]
-    assert "the hub has no repository me/nothing" in read["3"]["err"]
+    assert "repository me/nothing does not exist on the hub" in read["3"]["err"]
     answers = rows[0]["classes"]
     assert theirs["foreign"]["yes"]
     printed = {a["class"]: a["probability"] for a in answers}  # six digits

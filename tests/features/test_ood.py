@@ -211,7 +211,7 @@ def test_too_few_images_give_no_reference_but_the_reason() -> None:
         "5 held-out images are too few; 20 are needed"
     )
     assert fitted(features, np.arange(30) // 2 * 2 + few)[1]["reason"] == (
-        "it has fewer than two images per class"
+        "there are fewer than two images per class on average"
     )
 
 

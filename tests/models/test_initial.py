@@ -197,16 +197,14 @@ def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
 
 
 def test_patches_that_do_not_tile_the_images_are_refused(colours: Path) -> None:
-    with pytest.raises(UsageError, match="patch size, 7 pixels"):
+    with pytest.raises(UsageError, match=r"patch size \(7 pixels\)"):
         initial_for(settings(colours, model={"patch_size": 7}), scan(colours))
 
 
 def test_statistics_for_other_channels_are_refused(digits: Path) -> None:
     config = settings(digits, weights={"name": "none", "mean": [0.5] * 3, "std": [0.5] * 3})
 
-    with pytest.raises(
-        DataError, match="got 3 channel means or standard deviations, but the model has 1"
-    ):
+    with pytest.raises(DataError, match="got 3 mean or std values, but the model has 1"):
         initial_for(config, scan(digits))
 
 

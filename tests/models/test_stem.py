@@ -103,7 +103,7 @@ def test_a_hybrid_trains_down_to_its_first_kernel() -> None:
 
 
 def test_an_image_that_the_stem_does_not_tile_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"height, 240 pixels.*patch size, 32 pixels"):
+    with pytest.raises(UsageError, match=r"height \(240 pixels\).*patch size \(32 pixels\)"):
         VisionTransformer(
             replace(architecture_config("vit_small_r26_s32_224"), image_size=(240, 240))
         )

@@ -308,8 +308,8 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"image_size": 225}, r"height, 225 pixels.*\n.*multiple of 16", id="size"),
-        pytest.param({"image_size": (224, 8)}, "width, 8 pixels", id="too narrow"),
+        pytest.param({"image_size": 225}, r"height \(225 pixels\).*\n.*multiple of 16", id="size"),
+        pytest.param({"image_size": (224, 8)}, r"width \(8 pixels\)", id="too narrow"),
         pytest.param({"num_classes": -1}, "num_classes is -1", id="classes"),
         pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
         pytest.param({"pool": "max"}, "pool 'max'", id="pool"),

@@ -318,7 +318,7 @@ def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "too few images for 40 training images per class" in (first / "study.md").read_text()
+    assert "smallest class: 40 training images per class" in (first / "study.md").read_text()
 
 
 def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
@@ -364,8 +364,8 @@ def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: 
     same = lead_sentences(replace(done, curves=curves))
     worse = lead_sentences(replace(done, curves=(behind, curves[1])))
 
-    assert same[1] == "  no significant difference at 4 images per class"
-    assert worse[1] == "  histogram is significantly better at 4 images per class"
+    assert same[1] == "  images per class without a significant difference: 4"
+    assert worse[1] == "  images per class at which histogram is significantly better: 4"
 
 
 def test_labels_of_lines_do_not_overlap_and_keep_their_order() -> None:

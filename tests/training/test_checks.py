@@ -45,7 +45,7 @@ def test_a_run_trains_without_a_class_whose_images_are_all_moved(
     assert sum(",red," in row for row in rows) == 12
     assert not [row for row in rows if ",green," in row]
     assert (tmp_path / "run" / "class_indices.json").read_text().count(":") == 2
-    assert "1 class without images left out: green" in capsys.readouterr().err
+    assert "left out 1 class without images: green" in capsys.readouterr().err
 
 
 def test_a_class_left_with_one_image_is_refused_before_any_image_is_read(
@@ -91,5 +91,5 @@ def test_images_that_were_moved_by_hand_meanwhile_only_warn(
     check(data, table, tmp_path / "run")
 
     error = capsys.readouterr().err
-    assert "2 lines skipped, whose files are not in" in error
+    assert "skipped 2 lines whose files are not in" in error
     assert "green/002.png and green/003.png" in error

@@ -136,7 +136,7 @@ def test_copies_of_training_images_are_left_out_of_the_test(
 
     test = final_results(done)
     assert (test["images"], test["left_out"]) == (12, 1)
-    assert "in several of training, validation and test" in capsys.readouterr().err
+    assert "in more than one of training, validation and test" in capsys.readouterr().err
 
 
 def test_log_summary_and_page_state_the_test(

@@ -78,7 +78,7 @@ def test_every_kind_of_run_notes_foreign_images_and_reports_its_power(
     features[:20] += 50 * features.std()
     assert all(reference.are_unlike(features[:20]))
     page = write_report(tmp_path / "run").read_text()
-    assert "but without guarantee: with 3 classes left out in turn" in page.replace("\xa0", " ")
+    assert "not fully reliable: with 3 classes left out in turn" in page.replace("\xa0", " ")
 
 
 def test_the_reference_describes_the_features_of_the_trained_model(
@@ -123,7 +123,7 @@ def test_a_run_without_the_note_says_so_everywhere(
     model = vitft.load(tmp_path / "run", device="cpu")
     assert "it does not note images unlike its training images" in model.postprocess.describe()
     page = write_report(tmp_path / "run").read_text().replace("\xa0", " ")
-    assert f"Predictions do not note images unlike the training images: {reason}." in page
+    assert f"not include a note on images unlike the training images: {reason}." in page
 
 
 def test_the_power_is_logged_and_stated_with_every_prediction(

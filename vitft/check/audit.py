@@ -1,7 +1,7 @@
-"""Findings about a labelled folder, as written to audit.json, and a proposed fix for each.
+"""Findings about a labelled folder, as written to audit.json, and proposed fixes.
 
-The proposed action is `drop` only for certain findings. For doubtful findings, it is `keep`,
-with the reason, and the user may change it. This module does not open images.
+The proposed action is `drop` only if a finding is certain. Otherwise it is `keep`, with the reason,
+and the user may change it. This module does not open images.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from vitft.system.text import count
 
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
-"""Kinds of fixes, in the order of the table."""
+"""Kinds of fixes, in the order in which the table lists fixes with the same action."""
 PARTS = {
     "train": "training image",
     "val": "validation image",
@@ -26,7 +26,10 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedImage:
-    """Readable image; `split` is `train`, `val`, `test` or empty."""
+    """A readable image.
+
+    `split` is `train`, `val`, `test`, or empty if the image belongs to none of these parts.
+    """
 
     path: str
     label: str
@@ -46,11 +49,11 @@ def audit_images(
     """Return the findings about the images of a folder.
 
     Args:
-        images: The readable images, in order.
-        unused: Number of files that are neither images nor hidden, by suffix.
-        bad: Paths of unreadable files, with the reasons.
-        odd: Paths with remarks on decoding; harmless remarks are left out of the findings.
-        groups: Mapping from digest to group name, for near-duplicates.
+        images: The readable images. Groups of duplicates list their members in this order.
+        unused: Mapping from suffix to the number of files that are neither images nor hidden.
+        bad: Path of each unreadable file, with the reason.
+        odd: Path of each unusual image, with a remark. Harmless remarks are left out.
+        groups: Mapping from the digest of each near-duplicate to the name of its group.
         mislabels: Probable label errors.
     """
     return {
@@ -74,7 +77,7 @@ def audit_images(
 def copy_groups(
     images: Sequence[AuditedImage], kind: str, key: Callable[[AuditedImage], str]
 ) -> list[CopyGroup]:
-    """Return the groups of two or more images with equal keys; empty keys are ignored."""
+    """Return the groups of two or more images with the same key, ignoring empty keys."""
     groups: dict[str, list[AuditedImage]] = {}
     for image in images:
         if name := key(image):
@@ -110,7 +113,7 @@ def audit_summary(audit: AuditResults) -> str:
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     findings = (
         (len(audit["mislabels"]), "probable label error", "probable label errors"),
-        (across, "group of duplicates across the split", "groups of duplicates across the split"),
+        (across, "group of duplicates across splits", "groups of duplicates across splits"),
         (
             relabelled,
             "group of duplicates with different labels",
@@ -123,9 +126,9 @@ def audit_summary(audit: AuditResults) -> str:
 def propose_fixes(
     audit: AuditResults, probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return the fixes for all findings, one per file, starting with those that change something.
+    """Return the proposed fixes, at most one per file, starting with those that change something.
 
-    `probabilities` maps paths to class probabilities, and some images may be missing from it.
+    `probabilities` maps paths to class probabilities and need not contain every image.
     """
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
@@ -163,10 +166,10 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return fixes that keep one of several identical files for each label.
+    """Return fixes for a group of identical files that keep one file for each label.
 
-    If one of the labels is clearly the most probable, only a file with that label is kept. Files in
-    the validation set are preferred, so that the set changes as little as possible.
+    If one label is clearly the most probable, only one file with that label is kept. Files in the
+    validation set are kept in preference to others so that the set changes as little as possible.
     """
     ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
     first = {member["label"]: member for member in reversed(ordered)}
@@ -204,7 +207,7 @@ def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities
 
 
 def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
-    """Return fixes that keep all near-duplicates, with a remark on all but the first."""
+    """Return fixes that keep all near-duplicates and add a remark to all but the first."""
     first, *others = members
     fixes = []
     for member in others:

@@ -1,7 +1,7 @@
-"""Check of a labelled image folder: unreadable files, copies, imbalance and label errors.
+"""Check of a labelled image folder: unreadable files, duplicates, imbalance and label errors.
 
-If weights are given, features are computed and the labels are checked as well; otherwise torch is
-not imported.
+Labels are checked only if weights are given, because the check needs features. Without weights,
+torch is not imported.
 """
 
 import functools
@@ -26,7 +26,7 @@ from vitft.system import console
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir
 
-if TYPE_CHECKING:  # torch is imported only if there are weights
+if TYPE_CHECKING:  # torch is imported only if weights are given
     from torch import Tensor
 
 
@@ -49,17 +49,19 @@ def check_folder(
     max_pixels: int,
     split: Mapping[str, str] | None = None,
 ) -> CheckResult:
-    """Check the images of a folder and, if weights are given, the labels.
+    """Check the images of a folder and, if weights are given, their labels.
 
     Args:
         root: The data folder.
-        weights: Weights that compute the features; if the name is empty, labels are not checked.
+        weights: Weights of the model that computes the features. If the name is empty, labels are
+            not checked.
         train: Settings for the device, precision, cache and seed.
-        max_pixels: Maximum number of pixels of an image.
-        split: Mapping from paths to parts in a run; None to use the parts of the folder itself.
+        max_pixels: Maximum number of pixels per image.
+        split: Mapping from image paths to their parts in a run (`train`, `val` or `test`), or None
+            to use the parts of the folder itself.
 
     Raises:
-        DataError: The folder contains no classes of images, or no image of the run.
+        DataError: The folder contains no classes with images, or none of the images of the run.
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder = scan(root)
@@ -126,10 +128,11 @@ def inspect_with_features(
     train: TrainSpec,
     max_pixels: int,
 ) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"]]:
-    """Inspect every image, computing its fingerprint and its feature in the same pass.
+    """Inspect every image, computing its fingerprint and features in the same pass.
 
     Returns:
-        The inspected folder, and a function from digests of readable images to features (n, D).
+        The inspected folder, and a function that maps the digests of readable images to their
+        features (n, D).
     """
     from vitft.data.transforms import eval_view
     from vitft.features.pipeline import inspect_dataset, load_pipeline
@@ -153,7 +156,7 @@ def inspect_with_features(
 
 
 def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:
-    """Return the paths of unusual images, with remarks on their decoding and content."""
+    """Return (path, remark) for each remark on the decoding or content of an image."""
     return [
         (file.path, remark)
         for file in inspected.good
@@ -165,7 +168,7 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
-    """Return the settings of a run, and a mapping from the path of each image to its part.
+    """Return the settings of a run, and a mapping from image paths to their parts in the run.
 
     Raises:
         RunError: The path is not a run directory, or a file in it is damaged.

@@ -1,1 +1,1 @@
-"""The command line, with one module per command."""
+"""Command-line interface, with one module per command."""

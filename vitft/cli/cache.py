@@ -14,7 +14,7 @@ def add_cache(parser: Parser) -> None:
     actions = Commands(parser, "actions")
     for name, text, command in (
         ("list", "list cached features with their layer, precision, last use and size", list_cache),
-        ("clean", "delete all cached features, or the least recently used ones", clean_cache),
+        ("clean", "delete all cached features, or only the least recently used ones", clean_cache),
     ):
         action = actions.add_parser(name, help=text)
         action.add_argument(
@@ -29,7 +29,7 @@ def add_cache(parser: Parser) -> None:
                 type=float,
                 default=0.0,
                 metavar="GB",
-                help="size in gigabytes to which to reduce the cache (default: 0)",
+                help="target size of the cache in gigabytes (default: 0)",
             )
 
 
@@ -59,7 +59,7 @@ def list_cache(args: argparse.Namespace) -> int:
 
 
 def clean_cache(args: argparse.Namespace) -> int:
-    """Delete cached features, least recently used first, down to the requested size."""
+    """Delete cached features, least recently used first, until the cache has the target size."""
     from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:

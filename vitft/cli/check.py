@@ -31,12 +31,13 @@ def add_check(parser: Parser) -> None:
         "--weights", metavar="NAME", help="pretrained weights for checking the labels"
     )
     source.add_argument(
-        "--run", metavar="DIR", help="run directory whose pretrained weights and split to use"
+        "--run", metavar="DIR", help="run directory that provides pretrained weights and a split"
     )
     labels.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none to disable the cache (default: "
+        "~/.cache/vitft/features)",
     )
     labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     results = parser.add_argument_group("output")
@@ -94,7 +95,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def fixes_path(out: Path, root: Path) -> Path:
-    """Return an unused path in `out`: `fixes.csv` or else `fixes-2.csv`, `fixes-3.csv` and so on.
+    """Return an unused path in `out`: `fixes.csv`, or else `fixes-2.csv`, `fixes-3.csv` and so on.
 
     Raises:
         RunError: `out` is a file.
@@ -134,8 +135,8 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(
-        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} of them "
-        "to drop; the others are kept unless you change their action to drop or move"
+        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} marked "
+        "drop; any others are kept unless you change their action to drop or move"
     )
     command = f"vitft finetune --data {shlex.quote(data)} --fixes {shlex.quote(written)}"
     near = any(group["kind"] == "near" for group in audit["duplicates"])

@@ -53,7 +53,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
 
 def print_comparison(comparison: "RunComparison") -> None:
-    """Print the accuracies, a test for each pair of runs, and the conclusions."""
+    """Print the accuracies, a significance test for each pair of runs, and the conclusions."""
     for text in comparison.notes:
         output.note(text)
     output.table(

@@ -16,7 +16,7 @@ def add_data(parser: Parser) -> None:
     actions = Commands(parser, "actions")
     fetch = actions.add_parser("fetch", help="download an archive and unpack its image folder")
     fetch.add_argument(
-        "name", metavar="NAME", nargs="?", help="name of a known dataset: flower_photos"
+        "name", metavar="NAME", nargs="?", help="name of a known dataset (available: flower_photos)"
     )
     fetch.add_argument("--url", metavar="URL", help="URL of a .tar, .tar.gz or .zip file")
     fetch.add_argument("--to", metavar="DIR", help="folder to create (default: ./NAME)")
@@ -24,7 +24,7 @@ def add_data(parser: Parser) -> None:
     fetch.add_argument(
         "--allow-private-addresses",
         action="store_true",
-        help="also download from addresses of this machine and its network",
+        help="also download from this machine and its local network",
     )
     fetch.set_defaults(command=fetch_data)
 

@@ -1,4 +1,4 @@
-"""`vitft demo`: fine-tune, predict, export and report on drawn flowers, offline."""
+"""`vitft demo`: fine-tune, predict, export and write a report, offline, on drawings of flowers."""
 
 import argparse
 
@@ -30,7 +30,7 @@ def demo_command(_: argparse.Namespace) -> int:
         [
             (name, percent(metrics["top1"]), interval(metrics["top1_interval"]))
             for name, metrics in (
-                ("pretrained on formula images", done.pretrained),
+                ("pretrained on images drawn from formulas", done.pretrained),
                 ("random", done.random),
             )
         ],

@@ -34,7 +34,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--subset",
         choices=("train", "val", "test"),
-        help="part to evaluate if the folder has its own parts (default: val, or else test)",
+        help="part to evaluate, for data with several parts (default: val if present, else test)",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
@@ -96,7 +96,7 @@ def plan_output(out: str, data: Path) -> Path:
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a header, the overall metrics and those of each class; undefined values are empty."""
+    """Yield a header, the overall metrics and the class metrics; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
@@ -111,7 +111,7 @@ def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
-    """Return a metric and the bounds of its interval, as empty strings where undefined."""
+    """Return a metric and the bounds of its interval; undefined values are empty strings."""
     low, high = results.get(f"{name}_interval") or ("", "")
     value = results[name]
     return ("" if value is None else value), low, high
@@ -141,12 +141,16 @@ def print_tables(results: Mapping[str, Any]) -> None:
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print recall, precision and F1 of the classes with images; of many, only of the weakest."""
+    """Print recall, precision and F1 of the classes that have images.
+
+    If there are many such classes, only the weakest ones are printed.
+    """
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
         output.note(
-            f"the {MOST_LISTED} classes with the lowest recall; use --format json or csv for all"
+            f"only the {MOST_LISTED} classes with the lowest recall are listed; "
+            "use --format json or csv for all of them"
         )
     rows = [
         (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))
@@ -157,7 +161,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
     """Print the confusion matrix of up to 12 classes, or else the ten most frequent confusions."""
-    if len(names) <= 12:  # fits a terminal
+    if len(names) <= 12:  # fits on a terminal
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))
         return

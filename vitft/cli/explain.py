@@ -42,13 +42,13 @@ def add_explain(parser: Parser) -> None:
         help="class to explain (default: the most probable one)",
     )
     parser.add_argument(
-        "--fusion", choices=FUSIONS, help="method of combining the heads (default: mean)"
+        "--fusion", choices=FUSIONS, help="method of combining the attention heads (default: mean)"
     )
     parser.add_argument(
         "--discard",
         type=float,
         metavar="FRACTION",
-        help="fraction of the connections that rollout discards, weakest first (default: 0)",
+        help="fraction of the attention weights that rollout discards, smallest first (default: 0)",
     )
     parser.add_argument(
         "--block",
@@ -66,12 +66,14 @@ def add_explain(parser: Parser) -> None:
         "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
     )
     parser.add_argument(
-        "--arrays", action="store_true", help="also write the maps and logits to .npz files"
+        "--arrays",
+        action="store_true",
+        help="also write the attribution maps and logits to .npz files",
     )
     parser.add_argument(
         "--model",
         action="store_true",
-        help="plot the weights instead: filters, position embeddings, attention distances",
+        help="plot the model's filters, position embeddings and attention distances instead",
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
@@ -150,7 +152,7 @@ def choose_method(args: argparse.Namespace) -> Method:
 def draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """Write a figure for each image, print a table, and return 3 if an image was unreadable."""
+    """Write a figure per image, print a table, and return 3 if an image was unreadable, else 0."""
     from vitft.explain.explainer import Explainer
     from vitft.predict.postprocess import Postprocess
 
@@ -188,7 +190,7 @@ def draw_images(
 
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
-    """Write plots of the weights, print their names, and return 3 if an image was unreadable."""
+    """Plot the model, print the file names, and return 3 if an image was unreadable, else 0."""
     from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 
@@ -197,7 +199,7 @@ def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
         output.warn(error.problem)
     if "distance.png" not in figures.names:
         output.note(
-            "distance.png was not written, because measuring attention distances requires images: "
+            "distance.png was not written because measuring attention distances requires images: "
             "run vitft explain --model IMAGE ..."
         )
     names = ", ".join(figures.names)

@@ -1,4 +1,4 @@
-"""`vitft export`: write the trained model as files for other tools, and push them to the hub."""
+"""`vitft export`: export a trained model for other tools, and push it to the Hugging Face hub."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ def add_export(parser: Parser) -> None:
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
     )
     hub.add_argument(
-        "--private", action="store_true", help="make the repository private if it is created"
+        "--private", action="store_true", help="make the repository private when creating it"
     )
     hub.add_argument(
         "--revision", metavar="BRANCH", default="", help="branch to push to (default: main)"
@@ -99,7 +99,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
     on = (
         count(done.images, "validation image")
         if done.images
-        else "random noise, because the validation images are missing"
+        else "random noise because the validation images are missing"
     )
     output.table(
         ("format", "loaded by", "logit difference", "changed", "MB", "images/s", "original"),

@@ -42,7 +42,7 @@ def add_finetune(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="value of a setting (see docs/settings.md), e.g. data.val_rate=0.1; may be repeated",
+        help="any setting (see docs/settings.md), e.g. data.val_rate=0.1; may be repeated",
     )
     parser.set_defaults(command=finetune_command)
 
@@ -79,8 +79,8 @@ def add_run_options(group: OptionGroup) -> None:
     group.add_argument(
         "--max-time",
         metavar="TIME",
-        help="time limit, e.g. 90s, 10m or 2h, after which --resume continues the run (default: "
-        "no limit)",
+        help="time limit, e.g. 90s, 10m or 2h; the run can be continued with --resume "
+        "(default: no limit)",
     )
     group.add_argument(
         "--dry-run",
@@ -115,13 +115,14 @@ def finetune_command(args: argparse.Namespace) -> int:
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, status=result.status, is_latest=is_latest)
-    if os.environ.get("RANK", "0") == "0" and result.figures:  # one process of torchrun only
+    if os.environ.get("RANK", "0") == "0" and result.figures:  # only in one process of torchrun
         print_report(result.run)
     if result.everything_s is not None:
         options = shlex.join(["--data", config.data.path, "--weights", config.weights.name])
         output.note(
-            f"training all layers from this head would take about {duration(result.everything_s)} "
-            f"on this machine: vitft finetune {options} --freeze head,none"
+            "training all layers, starting from this head, would take about "
+            f"{duration(result.everything_s)} on this machine: vitft finetune {options} "
+            "--freeze head,none"
         )
     return result.exit_code
 
@@ -176,7 +177,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
 
 def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Return the settings of the recipe, and those given by options and --set.
+    """Return the settings of the recipe, and the settings given by options and --set.
 
     Raises:
         UsageError: A setting is given both by an option and by --set, or the recipe or a --set is
@@ -205,9 +206,9 @@ def seconds_of(text: str) -> float:
 
 
 def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
-    """Print the metrics of a run, if it has any, and the next command.
+    """Print the metrics of a run, if it has any, and suggest the next command.
 
-    The command includes the run directory unless the run is the latest one in `runs`.
+    The suggested command includes the run directory unless the run is the latest one in `runs`.
     """
     folder = shlex.quote(str(run))
     if status != "finished":

@@ -1,7 +1,7 @@
 """The command `vitft`: build the parser, run one command, and turn errors into exit codes.
 
 Only the module of the given command is imported, and it imports its dependencies when it runs, so
-that `--help` and a wrong option do not wait for torch.
+that `--help` and errors in the options do not have to wait for torch to be imported.
 """
 
 import argparse
@@ -74,8 +74,8 @@ def run_command(arguments: list[str]) -> int:
         return getattr(stop, "exit_code", 130)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    except Exception as error:  # the only place that catches everything: a bug, to be reported
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # from any argument
+    except Exception as error:  # the only catch-all: the error is a bug
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # from a path argument
             output.fail(UsageError("a path is too long", fix="use a shorter path"))
             return UsageError.exit_code
         output.show_traceback()
@@ -84,7 +84,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser for all commands, with the options of `command` (default: of all)."""
+    """Return the parser for all commands, with options for `command` only (default: for all)."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
@@ -107,7 +107,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 class ShowVersion(argparse.Action):
-    """Action that looks up the installed version only when requested, because this is slow."""
+    """Action that looks up the installed version only on request, because the lookup is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         output.exact(f"vitft {output.version()}")

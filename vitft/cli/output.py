@@ -1,7 +1,7 @@
 """Printing of results to stdout, and of notes, warnings and errors to stderr.
 
-Control characters in text for people are escaped (`console.visible`), so that any file name can be
-printed.
+Control characters in human-readable text are escaped (`console.visible`), so that any file name can
+be printed safely.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from vitft.system.redaction import redacted
 
 @contextlib.contextmanager
 def safe_streams() -> Iterator[Stdout]:
-    """Replace stdout and stderr with streams that survive write errors; yield that for stdout."""
+    """Replace stdout and stderr with streams that survive write errors; yield the new stdout."""
     before = sys.stdout, sys.stderr
     results, messages = Stdout(sys.stdout), SafeStream(sys.stderr)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
@@ -89,12 +89,12 @@ def fail(error: VitftError) -> None:
 
 
 def show_traceback() -> None:
-    """Print the traceback of the current exception, without the passwords of URLs in messages."""
+    """Print the traceback of the current exception, with passwords and tokens in URLs redacted."""
     print(redacted(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def interrupted() -> None:
-    """Print the final line after Ctrl-C."""
+    """Print the message of an interrupted command."""
     print("vitft: interrupted", file=sys.stderr)
 
 
@@ -106,7 +106,7 @@ def version() -> str:
 
 
 def bug() -> None:
-    """Print what to do with the traceback of an unexpected error."""
+    """Print a request to report the traceback of an unexpected error."""
     print(
         f"vitft: this is a bug in vitft {version()}; please report it with the traceback above",
         file=sys.stderr,

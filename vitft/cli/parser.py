@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class OptionGroup(Protocol):
-    """A parser or a group of its options."""
+    """A parser or one of its groups of options."""
 
     def add_argument(self, *flags: str, **options: Any) -> argparse.Action:  # noqa: ANN401
         """Add one option."""
@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold at or above which at least a fraction P of the "
-        "predictions is expected to be correct, judged by the probabilities of the validation "
-        "images and of the training images under cross-validation",
+        help="choose the lowest threshold for which at least a fraction P of the unmarked "
+        "predictions is expected to be correct, estimated on the validation images and, by "
+        "cross-validation, on the training images",
     )

@@ -21,24 +21,26 @@ INPUTS = """\
 inputs:
   a file; a folder (all images in it and its subfolders, sorted by path; documents, videos and
   archives are only counted); a glob pattern ('photos/*.jpg'; '**' also matches subfolders); a URL
-  (https://..., at most 64 MB and 30 s; not of this machine or its network, unless
-  --allow-private-addresses is given); or - for standard input: the bytes of one image, or paths,
-  one per line or separated by NUL characters (find -print0).
+  (https://..., at most 64 MB and 30 s; URLs on this machine or its local network require
+  --allow-private-addresses); or - for standard input: the bytes of one image, or paths, one per
+  line or separated by NUL characters (find -print0).
   A .txt, .csv or .tsv file is read as a list if the first path in it exists; a file given with
-  --list always is. A list has one path per line; a CSV file has a column path (or file, filename,
-  image, url ...). Relative paths are resolved against the folder of the list, then the current
-  folder.
+  --list is always read as a list. A list has one path per line; a CSV file has a column named path
+  (or file, filename, image, url ...). Relative paths are resolved against the folder of the list,
+  then the current folder.
 
 rows:
   one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
-  "not sure" if the probability is below the threshold; "unlike the training images" if the features
-  of the image are further from those of the training images than those of 98 % of held-out images.
-  A line on stderr states how many images of unknown classes get it: few if they look similar.
+  "not sure" if the probability is below the threshold; "unlike the training images" if the feature
+  distance from the training images is larger than for 98 % of held-out images. A line on stderr
+  estimates what fraction of the images of an unknown class gets this note; the fraction is small if
+  the classes look similar.
 
 large jobs:
-  --out FILE is written to FILE.part until it is complete. After an interruption, run the same
-  command with --resume to continue; the resulting file is identical (jsonl, csv).
+  With --out FILE, the rows are written to FILE.part until the output is complete. After an
+  interruption, run the same command with --resume to continue (jsonl and csv only); the resulting
+  file is the same as without an interruption.
   torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE (with the two dashes) splits the
   inputs among processes; the last one to finish merges the rows in order. In this case the exit
   code is 0 even if some inputs cannot be read.
@@ -63,7 +65,7 @@ def add_predict(parser: Parser) -> None:
     parser.add_argument(
         "--allow-private-addresses",
         action="store_true",
-        help="also download images from addresses of this machine and its network",
+        help="also download images from this machine and its local network",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
@@ -90,10 +92,10 @@ def add_predict(parser: Parser) -> None:
 
 
 def add_inference_options(parser: Parser) -> None:
-    """Add the options for the threshold, the mirrored image, overlays, precision and engine."""
+    """Add the options for the threshold, mirrored images, overlays, precision and engine."""
     add_threshold_options(parser)
     parser.add_argument(
-        "--tta", action="store_true", help="average each prediction with that of the mirrored image"
+        "--tta", action="store_true", help="average predictions for each image and its mirror image"
     )
     parser.add_argument(
         "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
@@ -103,13 +105,13 @@ def add_inference_options(parser: Parser) -> None:
         choices=("fp32", "bf16"),
         default="fp32",
         help="floating-point precision (default: fp32); bf16 is faster but changes probabilities "
-        "slightly; close calls are recomputed in fp32",
+        "slightly; images whose top two classes are close are recomputed in fp32",
     )
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="inference engine; numpy avoids importing torch, and auto (default) chooses it for a "
+        help="inference engine; numpy avoids importing torch, and auto (default) selects it for a "
         "few images on a CPU",
     )
 
@@ -121,7 +123,7 @@ def predict_command(args: argparse.Namespace) -> int:
     """
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy on import: `numpy_engine`
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it on import (`numpy_engine`)
     from vitft.predict.jobs import run_prediction
 
     errors = run_prediction(
@@ -138,7 +140,7 @@ def standard_input() -> BinaryIO:
 def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
-    """Return the predictions as an iterator that writes a relevance overlay for each of them."""
+    """Return the predictions one by one, and write a relevance overlay for each image."""
     from vitft.explain.explainer import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

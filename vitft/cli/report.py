@@ -40,7 +40,7 @@ def print_report(run: Path) -> None:
 
 
 def new_page(name: str) -> Path:
-    """Return the path of a new page, which does not exist yet.
+    """Return the path of a page to write, after checking that it can be created.
 
     Raises:
         RunError: The file already exists, or its folder does not exist.

@@ -1,7 +1,8 @@
 """Standard streams that survive a full disk, a closed descriptor and a closed pipe.
 
-Text that stderr cannot accept is dropped: no command fails because of its log. Text that stdout
-cannot accept is dropped too, so that the command completes its work before it exits with code 6.
+Text that stderr cannot accept is dropped, so that no command fails because of its log. Text that
+stdout cannot accept is dropped too, so that the command completes its work before it exits with
+code 6.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ from vitft.system.errors import ResourceError
 from vitft.system.text import describe_os_error
 
 CLOSED_PIPE = 141
-"""Exit code that shells report for a program whose reader, such as `head`, has exited (SIGPIPE)."""
+"""Exit code that shells report for a program stopped by SIGPIPE, e.g. when `head` has exited."""
 SUCCESSES = (0, 3)
-"""Exit codes of commands with results; with 3, some inputs could not be read."""
+"""Exit codes of commands that produced results; 3 means that some inputs could not be read."""
 
 
 class StdoutLostError(Exception):
@@ -36,7 +37,7 @@ class SafeStream:
         self.inner = inner or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         self.failure: OSError | None = None
         if isinstance(inner, io.TextIOWrapper):
-            inner.reconfigure(errors="backslashreplace")  # for characters outside of the encoding
+            inner.reconfigure(errors="backslashreplace")  # for characters that the encoding lacks
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
         return getattr(self.inner, name)
@@ -51,7 +52,7 @@ class SafeStream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, or keep the error in `failure`."""
+        """Write the buffered text, or keep the error in `failure`."""
         if not self.inner.closed:
             with self.keeping_failure():
                 self.inner.flush()
@@ -90,7 +91,7 @@ class Stdout(SafeStream):
             raise StdoutLostError
 
     def exit_code(self, code: int) -> int:
-        """Return the exit code of a command that ended with `code`.
+        """Return the final exit code of a command that itself returned `code`.
 
         If the reader has closed the pipe, the command ends without a message, as a program killed
         by SIGPIPE does.

@@ -1,4 +1,4 @@
-"""`vitft study`: compare pretrained weights by accuracy with few training images."""
+"""`vitft study`: compare pretrained weights by their few-shot accuracy."""
 
 import argparse
 import shlex
@@ -23,8 +23,8 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for vitft finetune, random:NAME for a randomly initialised model, or "
-        '"none" for the architecture of the first model with random weights',
+        help="weights as for vitft finetune, random:NAME for a randomly initialised model, or none "
+        "for random weights in the architecture of the first model",
     )
     experiment.add_argument(
         "--shots",
@@ -53,7 +53,8 @@ def add_study(parser: Parser) -> None:
     run.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none to disable the cache (default: "
+        "~/.cache/vitft/features)",
     )
     run.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     run.add_argument(
@@ -65,7 +66,7 @@ def add_study(parser: Parser) -> None:
 
 
 def study_command(args: argparse.Namespace) -> int:
-    """Check the request, fit the heads, and both write and print the accuracies."""
+    """Check the request, fit the heads, and write and print the accuracies."""
     require_extra("plots", feature="vitft study")
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study

@@ -38,8 +38,8 @@ def add_list(actions: Commands) -> None:
     listed.add_argument(
         "--licence",
         metavar="NAME",
-        help="list only weights with this licence, e.g. apache-2.0, or commercial for all that "
-        "allow commercial use",
+        help="list only weights with this licence, e.g. apache-2.0; 'commercial' selects all "
+        "licences that allow commercial use",
     )
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
@@ -51,7 +51,7 @@ def add_inspect(actions: Commands) -> None:
     """Add `vitft weights inspect`."""
     inspected = actions.add_parser(
         "inspect",
-        help="show the origin of a file, and which tensors are kept or resized on loading",
+        help="describe a weight file, and show which tensors are kept or resized on loading",
     )
     inspected.add_argument("file", metavar="FILE", help="a .safetensors, .npz or .pth file")
     inspected.add_argument(
@@ -98,7 +98,7 @@ def list_weights(args: argparse.Namespace) -> int:
 
 
 def show_weights(args: argparse.Namespace) -> int:
-    """Print the catalogue entry for a name, or describe the contents of a weight file."""
+    """Print the catalogue entry for a name, or a summary of a weight file."""
     from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.locate import check_weights_name, locate_entry
 
@@ -134,7 +134,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
 
 def inspect_weights(args: argparse.Namespace) -> int:
-    """Describe the contents of a weight file, and how the tensors would be adapted."""
+    """Print a summary of a weight file, and how its tensors would be adapted on loading."""
     from vitft.models.pretrained.locate import check_weights_name
 
     sides = args.image_size

@@ -1,8 +1,8 @@
-"""Default settings, which depend on the parts of the model that are trained.
+"""Default settings, which depend on the layers that are trained.
 
-Sources: AdamW with layer-wise decay and label smoothing, as in published fine-tuning of ViTs
-(Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021, 2106.10270),
-with values from our own measurements (docs/experiments.md).
+Sources: AdamW with layer-wise learning rate decay and label smoothing, as in published fine-tuning
+of ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021,
+2106.10270), with values from our own measurements (docs/experiments.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     "optim": {**ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
     "train": {"freeze": "none", "augment": "shift"},
 }
-"""Defaults for `--weights none`: no layer decay, many epochs (Touvron et al. 2021, 2012.12877)."""
+"""Defaults for `--weights none`: many epochs, no layer decay (Touvron et al. 2021, 2012.12877)."""
 STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
@@ -30,7 +30,7 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
     },
 }
-"""Defaults by the kind of the last stage; a head alone is fitted by L-BFGS by default."""
+"""Defaults for SGD and AdamW by the kind of the last stage. A head alone uses L-BFGS by default."""
 
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
 """Peak learning rates for a model of width 192, by the kind of the last stage."""
@@ -62,7 +62,7 @@ def last_stage_kind(freeze: str) -> str:
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that the settings given by the user have an effect with the solver and the stages.
+    """Check that all settings given by the user have an effect with the solver and the stages.
 
     Raises:
         UsageError: A setting has no effect.
@@ -98,6 +98,6 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_defaults(
     table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return the settings, with those missing from `[optim]` and `[train]` set to `defaults`."""
+    """Return the settings, with missing ones in `[optim]` and `[train]` taken from `defaults`."""
     parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

@@ -1,4 +1,4 @@
-"""Names of all settings, and suggestions for names that do not exist."""
+"""Names of all settings, and suggestions for unknown names."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -62,7 +62,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def find_setting(name: str) -> str | None:
-    """Return the setting that an unknown name most likely means, or None if none is similar.
+    """Return the setting that an unknown name most likely means, or None if no name is similar.
 
     The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
     """

@@ -1,4 +1,4 @@
-"""Options of `vitft finetune` (the keywords of `vitft.finetune`) and their settings."""
+"""Options of `vitft finetune` (keywords of `vitft.finetune`) and the corresponding settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ class Option:
     setting: str
     help: str
     metavar: str = ""
-    """Placeholder of the value in the help, where the type alone is not informative."""
+    """Placeholder of the value in the help, if the type alone is not informative."""
     default: str = ""
-    """Default shown in the help, where it differs from that of the setting; `-` to show none."""
+    """Default shown in the help, if it differs from the setting's default; `-` to show none."""
     name: str = ""
-    """Keyword of `vitft.finetune`, where it differs from the last part of the setting's name."""
+    """Keyword of `vitft.finetune`, if it differs from the last part of the setting's name."""
 
     @property
     def keyword(self) -> str:
@@ -85,7 +85,7 @@ FINETUNE_OPTIONS = (
         metavar="CSV",
         default="-",
     ),
-    Option("data.group_duplicates", "keep near-duplicates of an image on one side of the split"),
+    Option("data.group_duplicates", "keep near-duplicates on the same side of the split"),
     Option(
         "weights.name",
         "catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
@@ -146,7 +146,7 @@ FINETUNE_OPTIONS = (
     Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
         "train.cache",
-        "folder of cached features, or none",
+        "folder of cached features, or none to disable the cache",
         metavar="DIR",
         default="~/.cache/vitft/features",
     ),
@@ -160,7 +160,7 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return the settings for the values of options, which are given by keyword.
+    """Convert option values, given by keyword, to names and values of settings.
 
     Options with the value None are left out. The option `seed` sets two settings.
     """
@@ -175,7 +175,7 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
             if option.setting_type.type is str:
                 value = ",".join(value)
             elif option.setting_type.length and len(value) == 1:
-                value = value[0]  # one side
+                value = value[0]  # a single side length
         settings.append((option.setting, value))
     if values.get("seed") is not None:
         settings += [("data.seed", values["seed"]), ("train.seed", values["seed"])]

@@ -21,7 +21,7 @@ from vitft.system.text import describe_os_error
 MAX_TOML_BYTES = 2**24
 
 WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
-"""Settings of `[data]` that runs of every version have written to config.toml."""
+"""Settings of `[data]` that every version of vitft has written to config.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,10 @@ class Config:
         self.check_augmentation()
 
     def check_weights(self) -> None:
-        """Check that the stages, the weights and the section `[model]` fit together.
+        """Check that the stages, the weights and the section `[model]` are compatible.
 
         Raises:
-            UsageError: They do not fit together.
+            UsageError: They are not compatible.
         """
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
@@ -89,10 +89,10 @@ class Config:
         )
 
     def check_solver(self) -> None:
-        """Check that the solver fits the stages, the augmentation and the class balancing.
+        """Check that the solver is compatible with the stages, augmentation and class balancing.
 
         Raises:
-            UsageError: The solver does not fit, or the classes are balanced in two ways.
+            UsageError: The solver is not compatible, or the classes are balanced in two ways.
         """
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
@@ -158,16 +158,16 @@ class Config:
         return self.train.freeze == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
-        """Return whether L-BFGS fits a stage, which is always so for a head before other stages."""
+        """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Return the settings from nested tables, with defaults that depend on what is trained.
+    """Convert nested tables to settings, with defaults that depend on what is trained.
 
     Raises:
         UsageError: A key is unknown, a value has the wrong type or is not allowed, or the settings
-            do not fit together.
+            are not compatible.
     """
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
@@ -257,7 +257,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run, with former defaults for settings newer than the run.
+    """Return the settings of a run, with the former defaults of settings newer than the run.
 
     A run writes every setting, so `data.val_from` is missing only if the run is older than this
     setting. Such a run validated on the test images if there were no validation images.
@@ -288,7 +288,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the nested tables updated with values by dotted name; later values take precedence.
+    """Return nested tables updated with values given by dotted name; later values take precedence.
 
     Raises:
         UsageError: A name is unknown.
@@ -310,7 +310,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Return all settings as TOML, except those that are None, which are read back as defaults."""
+    """Convert the settings to TOML; those that are None are omitted and read back as defaults."""
     tables = dataclasses.asdict(config)
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}
     return tomli_w.dumps(kept)

@@ -29,7 +29,7 @@ class SettingType:
     limits: Range = NO_LIMITS
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
-        """Return a value from TOML or Python in the type of the setting.
+        """Convert a value from TOML or Python to the type of the setting.
 
         If a list is expected, a single value is repeated for each item.
 

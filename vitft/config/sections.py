@@ -21,15 +21,15 @@ MAX_IMAGE_SIDE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Images, and the choice of those held out for validation."""
+    """Images and the validation split."""
 
     path: str = ""
-    """Image folder: one folder per class, or train/ and val/ with one folder per class each; or
-    arrays: .npz, a folder of IDX or CIFAR files, `torchvision:CIFAR10`."""
+    """Image folder with one folder per class, or with train/ and val/, each with one folder per
+    class; or arrays: an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`."""
     root: str = ""
-    """Folder with the datasets that torchvision reads; default: data."""
+    """Folder of the datasets that torchvision reads; default: `data`."""
     split: Literal["random", "reference"] = "random"
-    """Validation split: `random` over all readable images, or that of the `reference` script."""
+    """Validation split: `random` over all readable images, or as in the `reference` script."""
     val_from: Literal["auto", "test"] = "auto"
     """Source of validation images for data with a test part but no validation part: `auto` to draw
     them from the training part and evaluate the test images once, at the end; `test` to validate on
@@ -39,16 +39,16 @@ class DataSpec:
     seed: WholeNumber = 0
     """Seed for the split."""
     max_pixels: PositiveInt = 100_000_000
-    """Maximum number of pixels of an image; larger ones are rejected before they are decoded."""
+    """Maximum number of pixels of an image; larger images are rejected before they are decoded."""
     allow_bad: bool = False
     """Whether to continue when more than a tenth of the files are unreadable."""
     group_duplicates: bool = False
-    """Whether to keep near-duplicates on one side of a random split, as is always done with
+    """Whether to keep near-duplicates on the same side of a random split, as is always done for
     identical files."""
     fixes: str = ""
     """CSV file of images to drop or relabel, as written by `vitft check`."""
     fixes_digest: str = ""
-    """SHA-256 of that file, recorded by the run; on resume, a changed file is rejected."""
+    """SHA-256 of the file `fixes`, recorded by the run; on resume, a changed file is rejected."""
 
     def __post_init__(self) -> None:
         check_values(self, "data")
@@ -71,7 +71,7 @@ class WeightsSpec:
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to keep a Linear + Tanh layer before the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
-    """Resampling of the position embeddings: as in timm, or as in Google's code."""
+    """Resampling of the position embeddings: `bicubic` as in timm, or `jax` as in Google's code."""
     mean: tuple[float, ...] | None = None
     """Channel means for normalisation, from 0 to 1; default: those of the weights."""
     std: tuple[float, ...] | None = None
@@ -107,11 +107,12 @@ class ModelSpec:
     pool: Literal["cls", "mean"] = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
-    """Initial values of the learned position embeddings: small noise, or sines and cosines of row
-    and column at the scale of the patch embedding, which help with few blocks or epochs."""
+    """Initial values of the learned position embeddings: small `noise`, or `waves`, i.e. sines and
+    cosines of row and column at the scale of the patch embedding, which help with few blocks or
+    epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
     """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
-    64]. The last ones have stride 2, one for each factor of 2 in the patch side."""
+    64]. The last ones have stride 2: one for each factor of 2 in the patch size."""
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -184,8 +185,8 @@ class OptimSpec:
     """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
     then validated and saved. 0 for none."""
     patience: WholeNumber = 0
-    """Number of epochs without improvement after which training stops; 0 to train all epochs. The
-    validation loss decides where accuracies differ by less than their standard error."""
+    """Number of epochs without improvement after which training stops; 0 to train all epochs. If
+    accuracies differ by less than their standard error, the validation losses are compared."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -221,17 +222,18 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it grows linearly over the blocks."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Sampling in an epoch: every image once, or the same total number of images with balanced
-    classes."""
+    """Images of an epoch: `shuffled` uses every image once; `balanced` uses equally many images of
+    each class and about the same number in total."""
     budget: str = ""
-    """Time for the whole run, e.g. `10m`, in which to find the best layers to train: the head is
-    solved first, and other layers are then trained if trials on the training images show a gain.
-    Empty to train the layers of train.freeze."""
+    """Time for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
+    trained if trials on the training images show a gain. Empty to train the layers that
+    train.freeze specifies."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
-    """Number of augmented views of each training image to cache in addition to the plain one."""
+    """Number of augmented views of each training image to cache in addition to the original."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
-    """Maximum number of last blocks that a solved head reads; cross-validation on the training
-    images decides whether it reads more than one. 0 for as many as are fast to solve."""
+    """Maximum number of last blocks that a head fitted by `lbfgs` reads; cross-validation on the
+    training images decides whether it reads them or only the last block. 0 for as many as can be
+    fitted quickly."""
     cache: str = ""
     """Folder of cached features; `none` to cache nothing. Empty for the default folder: `features`
     in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
@@ -242,8 +244,9 @@ class TrainSpec:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of the computation; `auto` is bf16 where it is supported natively, else fp32."""
     exact_pixels: bool = False
-    """Whether to decode and resize exactly as documented for bf16 features too, which doubles the
-    decoding time; otherwise a pixel of a JPEG may be off by two grey levels (out of 255)."""
+    """Whether to decode and resize exactly in bf16 and fp16 too, as is always done in fp32; this
+    doubles the decoding time. Otherwise, a pixel of a JPEG may be off by up to two grey levels (out
+    of 255)."""
     compile: bool = False
     """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
     lora_rank: PositiveInt = 8
@@ -258,10 +261,11 @@ class TrainSpec:
     """Whether to use activation checkpointing, which saves memory but takes a third more time."""
     shard: bool = False
     """Whether to shard weights, gradients and optimiser state over the processes of torchrun
-    (FSDP2), for models that do not fit otherwise; this adds communication to every step."""
+    (FSDP2), for models that would otherwise not fit in memory; this adds communication to every
+    step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
-    """Time in seconds after which an unresponsive process of torchrun is considered lost; an exit
-    is detected at once."""
+    """Time in seconds after which an unresponsive process of torchrun is considered lost; the exit
+    of a process is detected at once."""
     tracker: str = ""
     """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 
@@ -305,7 +309,7 @@ class TrainSpec:
 
 
 def stage_rank(stage: str) -> float:
-    """Return a sort key that grows with the trained parameters, or -1 if the stage is invalid."""
+    """Return a sort key that grows with the number of trained parameters, or -1 if invalid."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)

@@ -1,1 +1,4 @@
-"""Data handling without torch: scan, inspect, split and decode the images of a folder."""
+"""Data handling: scan, inspect, split and decode the images of a folder.
+
+Only `data.augment` needs torch when it is imported.
+"""

@@ -1,7 +1,7 @@
-"""Readers of files that hold images as arrays: .npz, IDX (MNIST), CIFAR and torchvision's classes.
+"""Readers of data sets stored as arrays: .npz, IDX (MNIST), CIFAR and torchvision data sets.
 
-Pickles are not opened here: torchvision reads those of CIFAR after checking their digests. The
-content is validated in `data.arrays`.
+Pickle files are not opened here: torchvision reads CIFAR's pickle files after checking their
+digests. `data.arrays` validates the contents.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ CLASSES: Mapping[str, str] = {
     "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
     "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
 }  # fmt: skip
-"""Data set classes of torchvision that hold arrays, and the arguments that select their parts."""
+"""Supported torchvision data sets, and the name of the argument that selects the part to load."""
 NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
     ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
-"""Usual pairs of array names in .npz files (Keras, MedMNIST and others), and the part of each."""
+"""Common pairs of array names in .npz files (Keras, MedMNIST etc.), and the part of each pair."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""CIFAR's binary files: name of the first file, label bytes per record, file of class names."""
+"""CIFAR's binary files: first file, number of label bytes per record, and file with class names."""
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 
@@ -61,17 +61,17 @@ class LoadedArrays:
 
     parts: tuple[ArrayPart, ...]
     classes: tuple[str, ...] = ()
-    """Class names in the order of the labels; empty if the files have none."""
+    """Class names in the order of the labels; empty if the files contain no names."""
     notes: tuple[str, ...] = ()
 
 
 def holds_arrays(folder: Path) -> bool:
-    """Return whether a folder holds IDX or CIFAR files, directly or where torchvision puts them."""
+    """Return whether a folder has IDX or CIFAR files, directly or in torchvision's sub-folders."""
     return bool(idx_files(folder) or records_in(folder) or pickles_in(folder))
 
 
 def read_arrays(source: Path) -> LoadedArrays:
-    """Read all arrays of a source that `arrays.find_arrays` recognises.
+    """Read all arrays of a source recognised by `arrays.find_arrays`.
 
     Raises:
         DataError: The files are damaged, incomplete or unsupported, or cannot be fetched.
@@ -86,7 +86,7 @@ def read_arrays(source: Path) -> LoadedArrays:
         if records := records_in(source):
             return read_records(*records)
         found = pickles_in(source)
-        assert found is not None, "asked without holds_arrays"
+        assert found is not None, "call holds_arrays first"
         return read_torchvision(PICKLED[found.name], found.parent)
     except ARRAY_ERRORS as error:
         raise DataError(
@@ -96,12 +96,12 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
-    """Read the arrays of an .npz file that have one of the usual pairs of names.
+    """Read the labelled images in an .npz file, found by the array names in `NPZ_NAMES`.
 
-    Python objects are refused.
+    Arrays of Python objects are refused.
 
     Raises:
-        DataError: The file contains no such pair.
+        DataError: The file contains no such pair of arrays.
     """
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
@@ -123,7 +123,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
 
 
 def channels_last(images: Array) -> Array:
-    """Return the images as (N, H, W, C), adding or moving the channel axis."""
+    """Return the images as (N, H, W, C), adding or moving the channel axis if needed."""
     if images.ndim == 3:
         return images[..., None]
     if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
@@ -132,7 +132,7 @@ def channels_last(images: Array) -> Array:
 
 
 def idx_files(folder: Path) -> dict[str, Path]:
-    """Return a mapping from part and kind, e.g. `train-images`, to the IDX files of a folder."""
+    """Return the IDX files of a folder by part and kind, e.g. `train-images`."""
     for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if place.is_dir():
             matches = {path: IDX.fullmatch(path.name) for path in sorted(place.iterdir())}
@@ -153,10 +153,11 @@ def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
 
 
 def idx_array(path: Path) -> Array:
-    """Read an IDX file as an array of the shape in its header.
+    """Read an IDX file as an array with the shape given in its header.
 
-    Source: the description of the format on Yann LeCun's MNIST page: two zeros, 8 for unsigned
-    bytes, the number of axes, the length of each axis (big-endian, 32 bits), the values.
+    Source: the format description on Yann LeCun's MNIST page. A file consists of two zero bytes,
+    an 8 (for unsigned bytes), the number of axes, the length of each axis (32 bits, big-endian) and
+    the values.
     """
     content = path.read_bytes()
     if path.suffix == ".gz":
@@ -167,9 +168,10 @@ def idx_array(path: Path) -> Array:
 
 
 def records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Return the folder of CIFAR's binary files, or None if there are none.
+    """Find CIFAR's binary files in a folder or in torchvision's sub-folders.
 
-    The number of label bytes per record and the name of the file of class names are returned too.
+    Return the folder that contains them, the number of label bytes per record and the name of the
+    file with the class names, or None if there are no such files.
     """
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in RECORDS.items():
@@ -181,7 +183,7 @@ def records_in(folder: Path) -> tuple[Path, int, str] | None:
 def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
     """Read CIFAR's binary files.
 
-    A record consists of the label bytes, the last of which is the class, and 3072 colour values.
+    Each record consists of the label bytes, the last of which is the class, and 3072 colour values.
     """
     kinds = {"train": ("data_batch_*.bin", "train.bin"), "test": ("test_batch.bin", "test.bin")}
     parts = []
@@ -198,7 +200,7 @@ def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
 
 
 def pickles_in(folder: Path) -> Path | None:
-    """Return the folder of CIFAR's Python files, or None if there is none."""
+    """Return the folder that contains CIFAR's pickle files, or None if there are no such files."""
     for name in PICKLED:
         place = folder if folder.name == name else folder / name
         if (place / "data_batch_1").is_file() or (place / "train").is_file():
@@ -207,7 +209,7 @@ def pickles_in(folder: Path) -> Path | None:
 
 
 def read_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read both parts of a torchvision data set; torchvision downloads missing files.
+    """Read the train and test parts of a torchvision data set, downloading missing files.
 
     Raises:
         DataError: The data set is not supported or cannot be fetched.
@@ -234,7 +236,7 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
 
 
 def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
-    """Open a torchvision data set, downloading it if it is not in the folder."""
+    """Open a torchvision data set, downloading it if its files are not in the folder."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"fetching {kind.__name__} to {root}")
@@ -258,7 +260,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
 
 
 def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a class of torchvision
-    """Return, as text, the names of the files that torchvision expects."""
+    """Return the names of the files that torchvision expects, joined as text."""
     if hasattr(kind, "resources"):
         return " and ".join(name for name, _ in kind.resources)
     if hasattr(kind, "split_list"):

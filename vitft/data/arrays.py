@@ -1,9 +1,9 @@
-"""Data sets stored as arrays, not as image files: .npz, IDX, CIFAR and torchvision's classes.
+"""Data sets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision data sets.
 
-Other packages treat such a data set as a folder: each image has a path, e.g.
-`ROOT/train/cat/00042.bmp` (ROOT is the file, the folder of the files, or `torchvision:CIFAR10` in a
-folder), and `array_member` returns the bytes of the equivalent BMP file. No files are unpacked.
-`data.array_files` reads the arrays.
+The rest of the code treats such a data set as a folder: each image has a path, e.g.
+`ROOT/train/cat/00042.bmp`, and `array_member` returns the bytes of the equivalent BMP file. ROOT is
+the .npz file, the folder with the IDX or CIFAR files, or a path such as `data/torchvision:CIFAR10`.
+No files are unpacked. `data.array_files` reads the arrays.
 """
 
 import functools
@@ -27,21 +27,21 @@ Split = Literal["train", "val", "test", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-DEFAULT_ROOT = Path("data")  # folder of torchvision's data sets if `data.root` is empty
+DEFAULT_ROOT = Path("data")  # folder for torchvision's data sets if `data.root` is empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
-    """Labelled images, all of one size, in one or more parts."""
+    """Labelled images of equal size, in one or more parts."""
 
     classes: tuple[str, ...]  # sorted as strings
-    parts: tuple[ArrayPart, ...]  # their labels are indices into `classes`
+    parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
     notes: tuple[str, ...]
-    """Sentences about images that were left out or converted."""
+    """Notes on images that were left out or converted."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels (1 or 3) of every image."""
+        """Height, width and number of channels (1 or 3) of every image."""
         _, height, width, channels = self.parts[0].images.shape
         return height, width, channels
 
@@ -69,9 +69,10 @@ class ArraySet:
 
 
 def data_path(path: str, root: str = "") -> Path:
-    """Return the path meant by `--data`.
+    """Convert a value of `--data` to a path.
 
-    The path of `torchvision:NAME` is in the folder `root` or, if that is empty, in `DEFAULT_ROOT`.
+    For `torchvision:NAME`, the path is in the folder `root` or, if `root` is empty, in
+    `DEFAULT_ROOT`.
     """
     if path.startswith(TORCHVISION):
         return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
@@ -98,7 +99,7 @@ def find_arrays(root: Path) -> ArraySet | None:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the image at a path in an array data set as BMP bytes, or None if there is none."""
+    """Return the BMP bytes of an image in an array data set, or None if `path` names no image."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -111,9 +112,9 @@ def array_member(path: str) -> bytes | None:
 
 
 def encode_bmp(image: PixelArray) -> bytes:
-    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, whose rows run from the bottom up."""
+    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, with its rows stored bottom-up."""
     height, width = image.shape[:2]
-    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to 4n bytes
+    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # rows padded to 4n bytes
     colours = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3))
     rows[:, : 3 * width] = colours.reshape(height, -1)
     size = 54 + rows.size
@@ -125,7 +126,7 @@ def encode_bmp(image: PixelArray) -> bytes:
 def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     """Read and validate a data set.
 
-    The result is cached, because each image is looked up by path.
+    The result is cached because every lookup of an image by path needs the data set.
 
     Raises:
         DataError: The files cannot be read or fetched, or are not a valid data set of labelled
@@ -139,7 +140,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     if max(present) >= len(given) or min(present) < 0:
         raise DataError(
             f"{source}: the labels range from {min(present)} to {max(present)}, "
-            f"but there are {len(given)} class names",
+            f"but the number of class names is {len(given)}",
             fix="number the classes from 0, and provide a name for each",
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
@@ -160,7 +161,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
 
 
 def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
-    """Return the parts for training, validation and testing, or the single undivided one.
+    """Return the training, validation and test parts, or only the undivided part if there is one.
 
     Raises:
         DataError: There are no training images, or neither validation nor test images.
@@ -178,9 +179,9 @@ def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, 
 
 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Raise a DataError if the arrays are not labelled images of one size.
+    """Raise a DataError if the arrays are not labelled images of equal size.
 
-    The message states the dtypes and shapes.
+    The message gives the dtypes or shapes that were found.
     """
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
@@ -201,7 +202,7 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
-            f"{source} contains images of different shapes, or empty ones: "
+            f"{source} contains empty images or images of different shapes: "
             f"{' and '.join(map(str, shapes))}",
             fix="resize all images to the same size",
         )

@@ -1,12 +1,12 @@
 """Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
-RandAugment depends only on the image's key; batch augmentation only on the seed of the step.
+RandAugment depends only on the image's key, and batch augmentation only on the seed of the step.
 torchvision and timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
 in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends
-only on the seed, the epoch, the image and the number of earlier uses of the image in the epoch, not
-on the batch.
+only on the seed, the epoch, the image and how often the image has already been used in the epoch,
+not on the batch.
 """
 
 import random
@@ -22,20 +22,20 @@ from torch.nn import functional as F
 from vitft.config.sections import TrainSpec
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
-"""Maximum side in pixels and maximum total size in bytes of images kept in memory."""
+"""Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""
 STREAM = 0x5417F7
 """Constant that separates the random stream of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
 """Number of RandAugment operations per image, and their strength (out of 30).
 
-Source: Cubuk et al. 2020, 1909.13719.
+Source: Cubuk et al. 2020, arXiv:1909.13719.
 """
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Apply RandAugment with torchvision's operations, drawn from `rng`.
+    """Apply RandAugment with torchvision's operations, chosen at random with `rng`.
 
-    torchvision itself would draw from torch's global generator, which threads cannot share
+    torchvision's own RandAugment draws from torch's global generator, which threads cannot share
     reproducibly.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
@@ -60,10 +60,10 @@ def batch_augmentation(
     """Return a function that augments pixels and labels, or None if all augmentations are off.
 
     Pixels are (B, channels, H, W) and labels (B,); mixed labels are class weights (B, classes). If
-    both mixup and CutMix are on, one of them is drawn for each batch.
+    both mixup and CutMix are on, one of them is chosen at random for each batch.
 
-    Source: Zhang et al. 2018 (mixup, 1710.09412), Yun et al. 2019 (CutMix, 1905.04899), Zhong et
-    al. 2020 (random erasing, 1708.04896).
+    Sources: Zhang et al. 2018 (mixup, arXiv:1710.09412), Yun et al. 2019 (CutMix,
+    arXiv:1905.04899), Zhong et al. 2020 (random erasing, arXiv:1708.04896).
     """
     if not (spec.mixup or spec.cutmix or spec.erasing):
         return None
@@ -77,7 +77,7 @@ def batch_augmentation(
         mixes.append(v2.CutMix(alpha=spec.cutmix, num_classes=classes))
 
     def change(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if spec.erasing:  # modifies the pixels in place
+        if spec.erasing:  # RandomErasing modifies its input in place
             erase = RandomErasing(spec.erasing, mode="pixel", device=str(pixels.device))
             pixels = erase(pixels.clone())
         if mixes:
@@ -92,7 +92,7 @@ class Shifts(NamedTuple):
     """Shift and flip of each image in a batch."""
 
     down: Tensor  # (B,): first row of the window in the padded image, from 0 to 2 * padding
-    across: Tensor  # (B,): first column
+    across: Tensor  # (B,): first column of the window
     mirrored: Tensor  # (B,): whether the image is flipped horizontally
 
 
@@ -104,11 +104,11 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts and flips of a batch of images in one epoch.
+    """Draw the shifts and flips for a batch of images.
 
     Args:
-        images: Indices (B,) among `count` images.
-        turns: Number of earlier uses of each image in this epoch (B,); every use gets a new shift.
+        images: Indices (B,) of the images in the data set.
+        turns: Number of earlier uses of each image in the epoch (B,); each use gets a new shift.
         count: Number of images in the data set.
         seed: Seed of the run.
         epoch: Number of the epoch.
@@ -128,8 +128,8 @@ def draw_shifts(
 def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
     """Pad uint8 images (B, H, W, C) with zeros, crop them to their original size, and flip some.
 
-    Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
-    4.2, implemented as a gather over the whole batch.
+    The crop is a single gather over the whole batch. Source: the CIFAR augmentation of He et al.
+    2016, https://arxiv.org/abs/1512.03385, section 4.2.
     """
     height, width = pixels.shape[1:3]
     padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))

@@ -1,8 +1,8 @@
 """Drawings of flowers: a small labelled data set for trying vitft without a download.
 
-The five kinds differ only in shape: colours, backgrounds, light, size, position and clutter are
-drawn from the same ranges for all of them, so that neither colour histograms nor raw pixels
-separate them. The bundled weights were not trained on them.
+The five kinds of flower differ only in shape: colours, backgrounds, light, size, position and
+clutter are sampled from the same ranges for all kinds, so that neither colour histograms nor raw
+pixels separate them. The bundled weights were not trained on these drawings.
 
 Lengths are in units of the image side; points of a bloom are in units of the bloom's radius,
 with y pointing down. Images are drawn at twice their size and then reduced.
@@ -65,7 +65,7 @@ class Bloom:
     """All points of the bloom drawn so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Outline) -> list[tuple[float, float]]:
-        """Convert points of the bloom to pixels of the canvas, and record them in `drawn`."""
+        """Convert points of the bloom to pixel positions on the canvas; record them in `drawn`."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
@@ -91,7 +91,7 @@ class Bloom:
             self.fill(middle + (points - middle) * scale, tone, edge)
 
     def dots(self, points: Outline, radius: float, colour: Colour) -> None:
-        """Draw small discs of `radius` (in units of the bloom's radius) around the points."""
+        """Draw a small disc of `radius` (in units of the bloom's radius) at each point."""
         half = max(1.0, radius * self.radius)
         for x, y in self.place(points):
             self.brush.ellipse((x - half, y - half, x + half, y + half), fill=colour)
@@ -211,7 +211,7 @@ def flower_scene(
     boxes: list[Box] = []
     for radius in sorted(rng.uniform(0.17, 0.42, rng.choice([1, 1, 1, 2, 3]))):
         x, y = rng.uniform(0.28, 0.72, 2) * side
-        is_upright = kind == "tulip"  # drawn in side view; the others at any angle
+        is_upright = kind == "tulip"  # drawn in side view; the other kinds at any angle
         bloom = Bloom(
             brush=brush,
             rng=rng,
@@ -293,7 +293,7 @@ def scatter(brush: ImageDraw.ImageDraw, rng: Rng, side: int, *, count: int) -> N
 
 
 def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
-    """Apply side light, a colour cast, a change of exposure, noise and, at times, slight blur."""
+    """Apply side light, a colour cast, a change of exposure, noise and, sometimes, slight blur."""
     if rng.random() < 0.4:
         picture = picture.filter(ImageFilter.GaussianBlur(picture.width / 128 * rng.uniform(0, 1)))
     pixels = np.asarray(picture, np.float64) / 255
@@ -309,7 +309,7 @@ def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
 def leaf(length: float, width: float, *, belly: float) -> Outline:
     """Return the outline of a petal along +x from the origin.
 
-    The petal is widest near the base if `belly` is less than 1, and near the tip if it is greater.
+    The petal is widest near the base if `belly` is below 1, and near the tip if it is above 1.
     """
     along = np.linspace(0, 1, 13)
     half = width / 2 * np.sin(math.pi * along**belly) ** 0.75
@@ -318,7 +318,7 @@ def leaf(length: float, width: float, *, belly: float) -> Outline:
 
 
 def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Outline:
-    """Return a circle around the origin, or an ellipse `squash` times as wide as high."""
+    """Return a circle around the origin, or an ellipse `squash` times as wide as it is high."""
     return radius * unit(np.linspace(0, math.tau, points, endpoint=False)) * (squash, 1.0)
 
 
@@ -364,7 +364,7 @@ def demo_data(spec: DataSpec) -> DataSpec:
 
 @contextlib.contextmanager
 def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
-    """Yield the settings that `demo_data` returns, without leaving a new folder behind.
+    """Yield the settings with `demo` replaced by a folder of flowers, leaving no new folder behind.
 
     If the flowers have not been drawn yet, they are drawn in a temporary folder.
     """

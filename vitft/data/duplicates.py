@@ -1,13 +1,13 @@
-"""Detection of near-duplicates: images recompressed, resized, brightened or slightly cropped.
+"""Detection of near-duplicates: recompressed, resized, brightened or slightly cropped copies.
 
-There are three successively finer filters: the 64-bit perceptual hashes of every pair, the
-correlation of the brightness planes, and the residual of one plane after the best small shift,
-stretch and brightness change of the other. The colours must also be similar, so the same shirt in
-another colour counts as a different image. Mirrored, rotated and recoloured copies (including black
-and white ones) are not detected.
+Each pair of images goes through up to three filters, from coarse to fine: the distance of their
+64-bit perceptual hashes, the correlation of their brightness planes, and the residual after fitting
+one plane to the other with a small shift, stretch and brightness change. The colours must also be
+similar, so the same shirt in another colour counts as a different image. Mirrored, rotated and
+recoloured copies (including black-and-white ones) are not detected.
 
-Notation: n images, m pairs; the shape of `fingerprints` is (n, FINGERPRINT_BYTES), see
-`data.fingerprint`.
+Notation: n is the number of images and m the number of pairs. The shape of `fingerprints` is
+(n, FINGERPRINT_BYTES); see `data.fingerprint`.
 """
 
 from collections import Counter
@@ -19,22 +19,24 @@ import numpy as np
 from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 
 HASH_SIDE = 8
-"""Number of lowest frequencies per side in the hash, which therefore has 64 bits."""
+"""Number of lowest frequencies per axis in the hash, which has 8 x 8 = 64 bits."""
 HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
-quality 60 to 95, 0.5 to 0.9 of the size, up to 3 % off each edge), 99 % differed in at most 10 bits
-and all in at most 16, as did 40 of 100,000 pairs of different photos."""
+quality 60 to 95, scaled by 0.5 to 0.9, up to 3 % cropped from each edge), 99 % differed from
+the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different photos, 40
+differed in at most 16 bits."""
 CORRELATION = 0.7
-"""Minimum correlation of the brightness planes; the lowest among the same copies was 0.81."""
+"""Minimum correlation of the brightness planes; the lowest among the 1,600 copies was 0.81."""
 UNEXPLAINED = 0.05
-"""Maximum fraction of unexplained variance: at most 0.024 for 99.5 % of those copies, at least 0.07
-for photos that only look similar."""
+"""Maximum fraction of unexplained variance. It was at most 0.024 for 99.5 % of the 1,600 copies,
+and at least 0.07 for photos that only look similar."""
 COLOUR_LEVELS = 6.0
-"""Maximum mean difference of the colour planes in levels (out of 255); 4.4 for the worst copy."""
+"""Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
+copies was 4.4."""
 HASH_TILE = 1024
-"""Number of hashes compared with as many others at a time."""
+"""Tile size: this many hashes are compared with as many others at a time."""
 MAX_COMPARISONS = 32
-"""Maximum number of fine comparisons per image, as a film frame may resemble a thousand others."""
+"""Maximum number of fine comparisons per image; a video frame may resemble a thousand others."""
 PAIR_BATCH = 1024
 
 Vectors = np.ndarray[Any, np.dtype[Any]]
@@ -42,9 +44,9 @@ IndexPair = tuple[int, int]
 
 
 def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
-    """Return index pairs (i < j) of images that are near-duplicates; blank images are ignored.
+    """Return the index pairs (i < j) of near-duplicate images, ignoring blank images.
 
-    The 64-bit hashes of every pair are compared: 100,000 images take about a minute on one core.
+    The 64-bit hashes of all pairs are compared: 100,000 images take about a minute on one core.
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
     known = fingerprints[usable]
@@ -65,7 +67,7 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
 
 
 class KnownImages:
-    """Known images, given by fingerprints (n, FINGERPRINT_BYTES), to compare new images with."""
+    """Fingerprints (n, FINGERPRINT_BYTES) of known images, for comparison with new images."""
 
     def __init__(self, fingerprints: Vectors) -> None:
         self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)
@@ -76,8 +78,8 @@ class KnownImages:
     def copies_of(self, fingerprint: Vectors) -> list[int]:
         """Return the indices of the known images that are near-duplicates of a new image.
 
-        The new image is given by its fingerprint (FINGERPRINT_BYTES,). A blank image has no
-        near-duplicates.
+        The new image is given by its fingerprint (FINGERPRINT_BYTES,). For a blank image, the
+        result is empty.
         """
         one = fingerprint[None]
         if not len(self.rows) or is_blank(one)[0]:
@@ -94,7 +96,7 @@ class KnownImages:
 
 
 def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
-    """Return those of the given index pairs whose images are near-duplicates and not blank."""
+    """Return the given index pairs whose images are near-duplicates and not blank."""
     if not pairs:
         return []
     blank = is_blank(fingerprints)
@@ -106,7 +108,7 @@ def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[Inde
 def hashes(fingerprints: Vectors) -> Vectors:
     """Return the perceptual hash of each fingerprint: (n,), uint64.
 
-    There is one bit per low frequency: whether its cosine coefficient is above the median.
+    Each bit says whether the cosine coefficient of one low frequency is above the median.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
     cell = np.arange(BRIGHTNESS_SIDE) + 0.5
@@ -115,7 +117,7 @@ def hashes(fingerprints: Vectors) -> Vectors:
     for begin in range(0, len(fingerprints), PAIR_BATCH):
         part = brightness(fingerprints[begin : begin + PAIR_BATCH])
         waved = (waves @ part @ waves.T).reshape(len(part), -1)  # (b, 64)
-        middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # without the mean brightness
+        middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # excludes the mean brightness
         bits = np.packbits(waved > middle, axis=1)
         found[begin : begin + PAIR_BATCH] = bits.view(np.uint64)[:, 0]
     return found
@@ -124,7 +126,7 @@ def hashes(fingerprints: Vectors) -> Vectors:
 def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
     """Yield the index pairs (i < j) of hashes (n,) that differ in at most `HASH_BITS` bits.
 
-    The pairs are yielded in batches of two index arrays (m,).
+    Each batch of pairs is yielded as two index arrays (m,), one for i and one for j.
     """
     for top in range(0, len(codes), HASH_TILE):
         for left in range(top, len(codes), HASH_TILE):
@@ -151,7 +153,7 @@ def standard(fingerprints: Vectors) -> Vectors:
 
 
 def are_copies(first: Vectors, second: Vectors) -> Vectors:
-    """Return whether the two fingerprints of each of m pairs show the same image: (m,), bool."""
+    """Return, for each of m pairs of fingerprints, whether the images are copies: (m,), bool."""
     same = np.zeros(len(first), bool)
     for begin in range(0, len(first), PAIR_BATCH):
         one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
@@ -163,7 +165,7 @@ def are_copies(first: Vectors, second: Vectors) -> Vectors:
 
 
 def colour_difference(first: Vectors, second: Vectors) -> Vectors:
-    """Return the mean absolute difference, in levels, between m pairs of colour planes: (m,)."""
+    """Return the mean absolute difference in levels of each of m pairs of colour planes: (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
@@ -176,9 +178,9 @@ def smooth_121(pictures: Vectors) -> Vectors:
 def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
-    The match is linearised (Lucas and Kanade 1981): least squares on the plane itself, a constant,
-    the slopes of the plane along both axes (a shift) and each slope times the position (a stretch).
-    Cropping an edge shifts and stretches the plane by less than a cell.
+    The fit is linearised (Lucas and Kanade 1981): a least-squares regression of `second` on
+    `first`, a constant, the slopes of `first` along both axes (a shift) and each slope times the
+    position (a stretch). Slight cropping shifts and stretches the plane by less than a cell.
     """
     side = first.shape[1]
     place = np.linspace(-1, 1, side, dtype=np.float32)[1:-1]
@@ -190,14 +192,14 @@ def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     )  # fmt: skip
     known = np.stack(parts, axis=1).reshape(len(first), len(parts), -1)  # (m, 6, cells)
     target = wanted.reshape(len(first), 1, -1)
-    known = known / np.maximum(1e-6, np.linalg.norm(known, axis=2, keepdims=True))  # similar sizes
+    known = known / np.maximum(1e-6, np.linalg.norm(known, axis=2, keepdims=True))  # unit norms
     square = known @ known.mT + 1e-6 * np.eye(len(parts), dtype=np.float32)
     left = target - np.linalg.solve(square, known @ target.mT).mT @ known
     return left.var(axis=(1, 2)) / np.maximum(1e-6, target.var(axis=(1, 2)))
 
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
-    """Return the group name of each digest that has duplicates: the first digest of the group."""
+    """Map each digest that has duplicates to the name of its group, the group's first digest."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)

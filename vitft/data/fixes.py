@@ -1,8 +1,8 @@
-"""Table of decisions on individual images, applied without changing any image file.
+"""Table of decisions about individual images, applied without changing any image file.
 
-`vitft check` proposes the table, the user edits it, and `vitft finetune --fixes` applies it to the
-result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` has no effect.
-`check.audit` makes the proposals.
+`vitft check` writes a proposed table, the user edits it, and `vitft finetune --fixes` applies it to
+the result of `scan`: `drop` leaves an image out, `move` changes its label, and `keep` has no
+effect. `check.audit` makes the proposals.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ MOST_MISSING_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """One image and the action for it."""
+    """An action for one image."""
 
     path: str  # path relative to the data folder, with slashes
     action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
-    """New class; with `keep` only a suggestion, which takes effect if the user sets `move`."""
+    """New class. With `keep`, it is only a suggestion; the user can accept it by setting `move`."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Cells of the row as text."""
+        """Cells of the table row, as text."""
         confidence = "" if self.confidence is None else f"{self.confidence:.3f}"
         return (
             self.path, self.action, self.label, self.new_label, self.reason, self.kind, confidence,
@@ -50,7 +50,7 @@ class Fix:
 
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
-    """Write the table, with cells escaped so that spreadsheets do not evaluate them as formulas."""
+    """Write the table, escaping cells that a spreadsheet would evaluate as formulas."""
     rows = (tuple(map(escape_formula, fix.cells)) for fix in fixes)
     write_atomically(path, encode_table(FIX_COLUMNS, rows))
 
@@ -58,13 +58,14 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
 def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
-    Without a table, both are returned unchanged. Rows of files that are not in the folder are
-    skipped, with a warning if `warn` is set, and classes that lose their last image are left out.
+    If `spec` names no table, both are returned unchanged. Rows for files that are not in the folder
+    are skipped, with a warning if `warn` is set, and classes that lose their last image are left
+    out.
 
     Raises:
         DataError: The table cannot be read, has an invalid row (the message names the line), lists
-            only images that are not in the folder or has a different digest from the one in the
-            settings, or fewer than two classes are left.
+            only images that are not in the folder, does not match the digest in the settings, or
+            leaves fewer than two classes.
     """
     if not spec.fixes:
         return folder, spec
@@ -87,13 +88,13 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     found = read_decisions(table, known, folder.classes)
     if found.rows and len(found.missing) == found.rows:
         raise DataError(
-            f"{path} does not belong to {folder.root}: none of the images in the table is there, "
-            f"e.g. {found.missing[0]}",
-            fix=f"run `vitft check {folder.root}` for a table of this folder",
+            f"{path} does not belong to {folder.root}: all images in the table "
+            f"are missing from the folder, e.g. {found.missing[0]}",
+            fix=f"run `vitft check {folder.root}` to create a table for this folder",
         )
     if found.missing and warn:
         log.warning(
-            f"{path}: {count(len(found.missing), 'line')} skipped, whose files are not in "
+            f"{path}: skipped {count(len(found.missing), 'line')} whose files are not in "
             f"{folder.root}: {listing(found.missing, MOST_MISSING_NAMED)}"
         )
     fixed = without_empty_classes(with_fixes(folder, found.changes))
@@ -104,16 +105,19 @@ class Decisions(NamedTuple):
     """Decisions read from a table."""
 
     changes: Mapping[str, str | None]
-    """New class name of each moved image, and None for each dropped image, by path."""
+    """Mapping from the path of an image to its new class name, or to None if it is dropped."""
     missing: Sequence[str]
-    """Paths that are not in the folder."""
+    """Paths in the table that are not in the folder."""
     rows: int
 
 
 def read_decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> Decisions:
-    """Return the decisions in a table, given the class name of each path in the folder as `known`.
+    """Read the decisions from a table.
+
+    `known` maps each path in the folder to its class name, or to an empty string if the path is not
+    a regular file.
 
     Raises:
         DataError: The header or a row is invalid; the message names the line.
@@ -141,7 +145,7 @@ def read_decisions(
 
 
 def unescaped(cell: str, known: Container[str]) -> str:
-    """Return a cell without the apostrophe that escapes it in spreadsheets, if there is one.
+    """Return a cell without the leading apostrophe that escapes formulas in spreadsheets.
 
     The apostrophe is removed only if this turns an unknown name into a known one.
     """
@@ -160,7 +164,7 @@ def fix_problem(
 
 
 def without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without its empty classes, adding a note that names these classes.
+    """Return the folder without its empty classes, and with a note that names them.
 
     Raises:
         DataError: Fewer than two classes are left.
@@ -173,10 +177,10 @@ def without_empty_classes(folder: Folder) -> Folder:
         raise DataError(
             f"the fixes leave images in {count(len(used), 'class', 'classes')} of {folder.root}: "
             f"all images of {listing(empty)} are moved or left out",
-            fix="remove lines from the table, so that at least 2 classes keep images",
+            fix="remove lines from the table so that at least 2 classes still have images",
         )
     index = {label: number for number, label in enumerate(used)}
-    note = f"fixes: {count(len(empty), 'class', 'classes')} without images left out: "
+    note = f"fixes: left out {count(len(empty), 'class', 'classes')} without images: "
     return replace(
         folder,
         classes=tuple(folder.classes[label] for label in used),
@@ -186,7 +190,7 @@ def without_empty_classes(folder: Folder) -> Folder:
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
-    """Return the folder with the decisions applied to its lists of files; no file is moved."""
+    """Return the folder with the decisions applied to its lists of files; the disk is unchanged."""
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = [], 0
     for file in folder.files:

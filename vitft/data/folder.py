@@ -1,8 +1,8 @@
 """Scan of a data folder for classes and image files, without opening the image files.
 
-There are two layouts: one folder per class, or a train folder next to a val folder, a test folder
-or both, each with one folder per class. Nothing is ever written to the folder. `data.inspection`
-reads the files, and `data.split` selects the validation images.
+There are two layouts: one folder per class, or a train folder alongside a val folder, a test folder
+or both, each containing one folder per class. Nothing is ever written to the data folder.
+`data.inspection` reads the files, and `data.split` selects the validation images.
 """
 
 import difflib
@@ -29,7 +29,7 @@ TEST_NAMES = frozenset({"test", "testing", "tst"})
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """An image file, identified by its suffix alone, and its label."""
+    """A file with an image suffix, and its label."""
 
     path: str
     """Path relative to the data folder, with slashes."""
@@ -50,11 +50,12 @@ class Folder:
     layout: Literal["classes", "split"]
     """`classes` if the validation images are yet to be drawn, `split` if the parts are fixed."""
     reference: bool = False
-    """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
+    """Whether the reference script's rules apply: only four suffixes are accepted, hidden files are
+    included and sub-folders are not."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     unused: Mapping[str, int] = field(default_factory=dict)
-    """Number of files with each suffix that are neither images nor hidden."""
+    """Number of files that are neither images nor hidden, by suffix."""
     notes: tuple[str, ...] = ()
 
 
@@ -64,8 +65,8 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     Image files are not opened. With `reference`, the rules of the reference script apply.
 
     Raises:
-        DataError: The data is missing or unreadable, has fewer than two classes, a class without
-            images or parts that do not fit together, or cannot be used with `reference`.
+        DataError: The data is missing or unreadable, has fewer than two classes, an empty class or
+            inconsistent parts, or cannot be used with `reference`.
     """
     arrays = find_arrays(root)
     if arrays is not None:
@@ -99,10 +100,10 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return the folder of image files that is equivalent to an array data set.
+    """Return an array data set as the equivalent folder of image files.
 
     Raises:
-        DataError: The reference split, which needs image files, is requested.
+        DataError: The reference split is requested, but it needs image files.
     """
     if reference:
         raise DataError(
@@ -121,7 +122,7 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 def check_is_folder(root: Path) -> None:
     """Raise a DataError if `root` is missing, is a file or cannot be accessed.
 
-    For a missing folder, the fix suggests one with a similar name, if there is one.
+    If the folder is missing, the fix suggests an existing folder with a similar name, if any.
     """
     try:
         if root.is_dir():
@@ -196,7 +197,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
 
 
 def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
-    """Return the error for two folders whose class names, given in `names`, differ."""
+    """Return the error for two folders with different classes; `names` maps folders to classes."""
     (one, first), (other, second) = names.items()
     missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
@@ -209,11 +210,11 @@ def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
 def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
     """Return the folder name of each part, or an empty dict if the data is not divided into parts.
 
-    The data is divided into parts if there are a train folder and a val or test folder, each with
+    The data is divided into parts if there is a train folder and a val or test folder, each with
     sub-folders.
 
     Raises:
-        DataError: There are several folders for the same part.
+        DataError: There is more than one folder for the same part.
     """
     parts: dict[Part, str] = {}
     usual: tuple[tuple[Part, frozenset[str]], ...] = (
@@ -223,7 +224,7 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
         fitting = [n for n in names if n.lower() in known and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(
-                f"{walk.root} has several {part} folders: {listing(fitting)}",
+                f"{walk.root} has more than one {part} folder: {listing(fitting)}",
                 fix="keep one of them and move the others elsewhere",
             )
         if fitting:
@@ -237,8 +238,8 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     A folder without test images is returned unchanged. If there are both validation and test
     images, `auto` keeps all of them, and `test` leaves out the test images, as runs did before
     `data.val_from` existed. If there are test images but no validation images, `auto` keeps the
-    test images for a final evaluation and leaves the training images to be divided, and `test` uses
-    the test images for validation.
+    test images for a final evaluation, and the validation images will be drawn from the training
+    images; `test` uses the test images for validation.
     """
     present = {file.part for file in folder.files}
     if "test" not in present:
@@ -253,7 +254,10 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
         note = "no validation part: the test images are used for validation (data.val_from=test)"
         return replace(folder, files=files, notes=(*folder.notes, note))
     files = tuple(replace(f, part="") if f.part == "train" else f for f in folder.files)
-    note = "validation images are drawn from the training part; the test images are used once, last"
+    note = (
+        "validation images are drawn from the training part; the test images are used only once, "
+        "at the end"
+    )
     return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))
 
 
@@ -281,7 +285,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
 def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
     """Raise a DataError if a class has no images.
 
-    The message says which files the class folder contains instead.
+    The message says what kinds of files the empty class folders contain instead.
     """
     empty = [name for name, paths in found.items() if not paths]
     if empty:
@@ -295,7 +299,7 @@ def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
 
 
 def similar_names(names: Iterable[str]) -> str:
-    """Return as text the groups of names that some file systems treat as equal."""
+    """Return, as text, the groups of names that some file systems treat as equal."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

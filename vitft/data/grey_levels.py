@@ -1,12 +1,14 @@
-"""Conversion of decoded images to RGB, including those with more than 8 bits per pixel.
+"""Conversion of decoded images to RGB, including images with more than 8 bits per pixel.
+
+The conversion depends on the mode of the image:
 
 1, L, P            black and white, equal channels, palette lookup
-more than 8 bits   linear from the grey range of the data set to 0..255, rounded, clipped;
-                   without a range, by the type of the file:
+more than 8 bits   linear from the data set's grey range to 0..255, rounded and clipped;
+                   without a range, by file type:
   16-bit grey      the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
   12-bit grey TIFF the upper 8 bits: 4095 -> 255
   I (32-bit grey)  clipped to 0..65535, then treated as 16-bit grey
-  F (float grey)   0..1 -> 0..255 if no value is above 1, else unchanged; rounded, clipped
+  F (float grey)   0..1 -> 0..255 if no value is above 1, else unchanged; rounded and clipped
 CMYK, YCCK, YCbCr  Pillow's formula
 transparency       composited on white: alpha channels, transparent palette entries and greys
 """
@@ -23,12 +25,12 @@ Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
 BITS_PER_SAMPLE = 0x0102
 TAIL_PERCENT = 0.1
-"""Percentage of an image's values at either end that may be outliers, e.g. defective pixels."""
+"""Percentage of an image's values, at each end, that may be outliers, e.g. defective pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """Values of one image with more than 8 bits per pixel."""
+    """Statistics of the values of one image with more than 8 bits per pixel."""
 
     kind: str
     """Type of the values, e.g. `16-bit` or `float`."""
@@ -41,7 +43,7 @@ class ValueFacts:
 
 
 def to_rgb(image: Image.Image, grey_range: GreyRange = ()) -> Image.Image:
-    """Convert an image of any mode to RGB by the rules in the module's docstring."""
+    """Convert an image of any mode to RGB as described in the module docstring."""
     if is_wide(image):
         return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
     if image.has_transparency_data:
@@ -76,7 +78,7 @@ def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
 
 
 def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
-    """Return values mapped linearly from `low`..`high` to 0..255, rounded and clipped."""
+    """Map values linearly from `low`..`high` to 0..255, with rounding and clipping."""
     exact = np.float64 if values.dtype.itemsize == 4 and values.dtype.kind in "iu" else np.float32
     scale = 255 / (high - low)
     levels = np.subtract(values, low, dtype=exact)
@@ -87,9 +89,9 @@ def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
 
 
 def bits_of(image: Image.Image) -> int:
-    """Return the bits per pixel of a wide integer image.
+    """Return the number of bits per pixel of a wide integer image.
 
-    For a TIFF, this is the number in the header, limited to 8 to 16; for other formats, it is 16.
+    For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
     """
     if not isinstance(image, TIFF):
         return 16
@@ -98,7 +100,7 @@ def bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image) -> ValueFacts | None:
-    """Return facts about the values of a wide image, or None if no value is finite."""
+    """Return statistics of the values of a wide image, or None if no value is finite."""
     values = np.asarray(image).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]

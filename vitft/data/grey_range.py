@@ -1,8 +1,8 @@
-"""Range of the values in a data set's images with more than 8 bits per pixel.
+"""Value range of a data set's images with more than 8 bits per pixel.
 
-It is measured once, before any image is used, and stored in the transform of the model. Otherwise
-12-bit values in 16-bit files would keep 16 of 256 grey levels, and equal values in two files of
-floats could differ in brightness.
+The range is measured once, before any image is used, and stored in the model's transform. Without
+it, 12-bit values in 16-bit files would use only 16 of 256 grey levels, and equal values in two
+float files could differ in brightness.
 """
 
 import logging
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
 OUTLIER_RATIO = 4
-"""Ratio of the whole range to the range without tails; above it, the tails are outliers."""
+"""If the full range is more than this times the range without tails, the tails are outliers."""
 
 
 def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> GreyRange:
-    """Return the range of the values in the training images with more than 8 bits per pixel.
+    """Return the value range of the training images with more than 8 bits per pixel, and log it.
 
-    The range is empty if there are no such images, if all their values are equal or, with a
-    warning, if the values are of several types. Only files with a PNG or TIFF suffix are opened,
-    and at most `MOST_MEASURED` of them are decoded completely. The range is logged.
+    The range is empty if there are no such images, if all their values are equal, or if their
+    values have different types, in which case a warning is logged. Only files with a PNG or TIFF
+    suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
     """
     root = str(folder.root)
     paths = [
@@ -56,18 +56,20 @@ def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> 
 
 
 def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
-    """Return the range of the measured values, without outliers, and log it.
+    """Return the range of the measured values without outliers, and log it.
 
-    The log also states the number of images with more than 8 bits per pixel, `images`. The range is
-    empty if there are no values, if they are all equal or, with a warning, if they are of several
-    types.
+    `images` is the number of images with more than 8 bits per pixel; it is only needed for the
+    log. The range is empty if there are no values, if all values are equal, or if they have
+    different types, in which case a warning is logged.
     """
     kinds = Counter(found.kind for found in facts)
     if len(kinds) > 1:
-        types = listing(f"{count(number, 'image')} of {kind}" for kind, number in kinds.items())
+        types = listing(
+            f"{count(number, 'image')} with {kind} values" for kind, number in kinds.items()
+        )
         log.warning(
-            f"the values of the images have several types ({types}): each type is scaled by its "
-            "own fixed range; convert the images to one type to scale them by their values"
+            f"the images have values of different types ({types}): each type is scaled by its own "
+            "fixed range; convert the images to one type to scale them by their measured range"
         )
         return ()
     if not facts:
@@ -81,16 +83,16 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
         return ()
     log.info(
         f"{count(images, 'image')} with more than 8 bits per pixel: values from {low:,.6g} to "
-        f"{high:,.6g}, the range of the data set, are scaled to 0 to 255{clips}"
+        f"{high:,.6g} (the range of the data set) are scaled to 8 bits{clips}"
     )
     return low, high
 
 
 def has_wide_header(path: str) -> bool:
-    """Return whether a file's header is that of a PNG or TIFF with one channel of more than 8 bits.
+    """Return whether a file's header declares a PNG or TIFF with one channel of more than 8 bits.
 
-    The result is False for damaged and unreadable files, which the inspection of the images
-    reports.
+    The result is False for damaged and unreadable files, which are reported when the images are
+    inspected.
     """
     silence_pillow()
     try:
@@ -110,7 +112,7 @@ def has_wide_header(path: str) -> bool:
 
 
 def read_facts(path: str, max_pixels: int) -> ValueFacts | None:
-    """Return facts about the values of a file, or None if it is unreadable or not wide."""
+    """Return statistics of a file's values, or None if the file is unreadable or not wide."""
     found: list[ValueFacts | None] = []
 
     def collect(image: Image.Image) -> Image.Image:

@@ -1,12 +1,12 @@
 """Safe decoding of untrusted image files to upright RGB images.
 
-Eight formats are recognised by their first bytes, whatever the file is called. Each format has one
-decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no program is
-started. The size is checked before pixels are decoded, and an incomplete file is an error, never a
-partial image.
+Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
+decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no external
+program is started. The size is checked before pixels are decoded, and an incomplete file raises an
+error instead of giving a partial image.
 
-The pixels are converted to RGB by the rules of `data.grey_levels`. Colour profiles are ignored, as
-they are in timm and torchvision, and only the first of several frames is used.
+The pixels are converted to RGB as described in `data.grey_levels`. Colour profiles are ignored, as
+they are in timm and torchvision. If an image has several frames, only the first one is used.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ DECODERS: Mapping[str, Decoder] = {
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
 """Pillow's decoders; for HEIC, see `find_decoder`."""
-# Errors that Pillow raises for damaged bytes, found by mutation tests; more than its fuzzers list.
+# Errors that Pillow raises for damaged bytes, found by mutation tests. Its own fuzzers list fewer.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
     OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError,
@@ -95,7 +95,7 @@ OPEN_ERRORS: Mapping[int | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An upright RGB image without metadata, with remarks on its decoding."""
+    """An upright RGB image without metadata, and remarks on its decoding."""
 
     image: Image.Image
     odd: tuple[str, ...]
@@ -117,7 +117,7 @@ def open_image(
 def read_image(
     data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
 ) -> Image.Image:
-    """Decode the bytes of a file as `decode` does, but return only the upright RGB image."""
+    """Decode the bytes of an image file like `decode`, but return only the upright RGB image."""
     return decode(data, name, max_pixels=max_pixels, grey_range=grey_range).image
 
 
@@ -130,7 +130,7 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
         ImageError: The file is refused or cannot be read.
     """
     name = os.fspath(path)
-    limit = 8 * max_pixels + 2**26  # bytes: four uncompressed 16-bit channels, ample metadata
+    limit = 8 * max_pixels + 2**26  # bytes: four uncompressed 16-bit channels and ample metadata
     try:
         with open(name, "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
@@ -151,7 +151,7 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 def decode(
     data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
 ) -> Decoded:
-    """Decode the bytes of a file and collect remarks.
+    """Decode the bytes of an image file, and collect remarks on the decoding.
 
     Args:
         data: Contents of the file.
@@ -168,7 +168,7 @@ def decode(
 
 
 def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) -> Decoded:
-    """Decode as `decode` does, but convert the pixels with `convert` instead of `to_rgb`."""
+    """Decode an image like `decode`, but convert its pixels with `convert` instead of `to_rgb`."""
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
@@ -178,7 +178,7 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
         silence_pillow()
         try:
             return decode_as(kind, decoder, convert, data, name, max_pixels)
-        except Image.DecompressionBombError as error:  # Pillow's own limit, inside a decoder
+        except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
             number = re.search(r"\d+", str(error))
             found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
             raise ImageError(name, f"image too large: {found} in a frame or tile") from error
@@ -227,11 +227,11 @@ def silence_pillow() -> None:
 
 @functools.cache
 def silence_libtiff() -> None:
-    """Keep libtiff from printing to stderr; Pillow raises libtiff's errors in any case.
+    """Keep libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions anyway.
 
-    The handlers are those of the libtiff that Pillow is linked with; the functions that set them
-    are looked up in Pillow's own module. On Windows, this module does not export them, and the
-    messages remain.
+    The message handlers to remove are those of the libtiff that Pillow is linked with, so the
+    functions that set them are looked up in Pillow's extension module. On Windows, that module does
+    not export the functions, and libtiff still prints its messages.
     """
     with contextlib.suppress(OSError, AttributeError):
         libtiff = ctypes.CDLL(_imaging.__file__)
@@ -266,7 +266,7 @@ def decode_as(
 
 
 def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
-    """Return remarks on an opened image: on its mode, suffix, frames and damaged EXIF data."""
+    """Return remarks on an opened image's mode, suffix, number of frames and damaged EXIF data."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
@@ -282,7 +282,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
 
 
 def has_wide_colour(kind: str, image: ImageFile.ImageFile, data: bytes) -> bool:
-    """Return whether Pillow has dropped the lower 8 bits of an image with several channels."""
+    """Return whether Pillow has reduced an image with several channels to 8 bits per channel."""
     if kind == "PNG":
         return data[24] == 16 and data[25] in (2, 4, 6)  # colour, or grey with alpha
     bits = image.tag_v2.get(BITS_PER_SAMPLE, 8) if isinstance(image, TIFF) else 8

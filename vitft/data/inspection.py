@@ -1,7 +1,8 @@
 """Inspection of image files: each file is read, hashed and decoded once.
 
-Every pass over a data folder uses this module. The caller passes a function that computes anything
-else from an image, such as features or a fingerprint. This module does not import torch.
+Every pass over a data folder uses this module. The caller provides a function that computes
+anything else that is needed from each image, such as features or a fingerprint. This module does
+not import torch.
 """
 
 import contextlib
@@ -52,9 +53,9 @@ class InspectedFolder:
     good: tuple[InspectedFile, ...]
     """Readable files in the order of the folder's files."""
     bad: tuple[tuple[str, str], ...]
-    """Paths of unreadable files with the reasons, sorted by path."""
+    """Paths of unreadable files, with the reasons, sorted by path."""
     odd: Mapping[str, int]
-    """Number of images with each remark, the most frequent first."""
+    """Number of images with each remark, most frequent first."""
 
 
 class OpenedImage:
@@ -117,7 +118,7 @@ def inspect_file(
 ) -> Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
 
-    Like the path of `file`, the path in the error is relative to `root`.
+    The error gives the path of the file relative to `root`.
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
@@ -126,7 +127,7 @@ def inspect_file(
         )
     except ImageError as error:
         reason = error.reason
-    return ImageError(file.path, reason)  # new: a traceback would keep the bytes in memory
+    return ImageError(file.path, reason)  # new: the old traceback would keep the bytes in memory
 
 
 def inspect_folder(
@@ -140,8 +141,8 @@ def inspect_folder(
     """Read and fully decode every file of a folder once, in `workers` threads.
 
     Raises:
-        DataError: Without `allow_bad`, more than ten files and more than a tenth of all files are
-            unreadable.
+        DataError: More than ten files and more than a tenth of all files are unreadable, and
+            `allow_bad` is not set.
     """
     root = os.fspath(folder.root)
     results = in_order(
@@ -163,8 +164,8 @@ def collect(
     """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
 
     Raises:
-        DataError: Without `allow_bad`, more than ten files and more than a tenth of all files are
-            unreadable.
+        DataError: More than ten files and more than a tenth of all files are unreadable, and
+            `allow_bad` is not set.
     """
     good: list[InspectedFile] = []
     bad: list[tuple[str, str]] = []
@@ -187,7 +188,7 @@ def collect(
 
 
 def remedy(bad: Iterable[tuple[str, str]]) -> str:
-    """Return what to do about unreadable files, given their paths and reasons."""
+    """Return the fix to suggest for unreadable files, given their paths and the reasons."""
     usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
     commands = (reason.rpartition("run pip install")[1:] for _, reason in bad)
     command = next(("".join(parts) for parts in commands if parts[0]), "")

@@ -1,9 +1,10 @@
-"""Fast decoding of ordinary JPEGs, for feature passes in reduced precision.
+"""Fast decoding of ordinary JPEGs, for computing features in reduced precision.
 
-libjpeg-turbo decodes straight into an array, with the same pixels as Pillow, and torch's
-antialiased uint8 kernel resizes it. A resized value may differ from `EvalTransform.pixels` by up to
-two grey levels (out of 255), because the kernel rounds its filter weights. Other formats and
-rotated, unusual or damaged JPEGs are left to `data.images`, which also reports the reasons.
+libjpeg-turbo decodes directly into an array, with the same pixels as Pillow, and torch's
+antialiased uint8 kernel resizes the array. The resized values may differ from those of
+`EvalTransform.pixels` by up to two levels (out of 255) because the kernel rounds its filter
+weights. Other formats and rotated, unusual or damaged JPEGs are left to `data.images`, which also
+reports any errors.
 """
 
 import io
@@ -17,14 +18,14 @@ from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
 MAX_SIDE_RATIO = 20
-"""Maximum ratio of the sides; more elongated images are left to Pillow."""
+"""Maximum ratio of the longer to the shorter side; more elongated images are left to Pillow."""
 
 
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
-    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG; None for other bytes.
+    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
 
-    None is also returned for an image with more than `max_pixels` pixels or with sides whose ratio
-    is above `MAX_SIDE_RATIO`.
+    The result is also None if the image has more than `max_pixels` pixels or a side ratio above
+    `MAX_SIDE_RATIO`.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return None
@@ -39,7 +40,7 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
 
 
 def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
-    """Return the remarks of `images.decode` on a JPEG that `decode_upright` has decoded."""
+    """Return the remarks that `images.decode` would make on a JPEG decoded by `decode_upright`."""
     try:
         with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
             return tuple(decoding_remarks("JPEG", image, name))
@@ -50,9 +51,9 @@ def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
 def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the view (H, W, 3) of an upright JPEG and the image's (width, height), or None.
+    """Return the view (H, W, 3) of an upright JPEG, and the JPEG's width and height.
 
-    None is returned if `decode_upright` cannot decode the bytes or `resized` cannot apply the
+    The result is None if `decode_upright` cannot decode the bytes or `resized` cannot apply the
     transform.
     """
     image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None

@@ -1,7 +1,7 @@
 """Labelled images for evaluation, from a folder of classes, a table or an array data set.
 
-Unlike in `data.folder`, one class is enough and a class may be empty. The caller checks whether the
-class names are those of the model.
+Unlike in `data.folder`, one class is enough, and a class may be empty. The caller checks that the
+class names match those of the model.
 """
 
 import os
@@ -34,20 +34,20 @@ class LabelledImages:
     notes: tuple[str, ...] = ()
 
     def locate(self, path: str) -> str:
-        """Return the path with which to open an image, given one of the listed paths."""
+        """Return the path for opening an image, given its path in `images`."""
         return os.path.join(self.root, path)  # noqa: PTH118 - Path would normalise `..` and bytes
 
 
 def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
     """List the labelled images of a folder, a table or an array data set.
 
-    A table is a CSV file with the columns path and label, where paths are relative to the table. If
-    the data is divided into parts, one part is listed: `subset` or, by default, val if it exists
-    and test otherwise.
+    A table is a CSV file with the columns path and label; the paths are relative to the folder of
+    the table. If the data is divided into parts, one part is listed: `subset` or, by default, val
+    if it exists and test otherwise.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
-        UsageError: The data has no part `subset`.
+        UsageError: The requested part does not exist.
     """
     arrays = find_arrays(source)
     if arrays is not None:
@@ -70,7 +70,7 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
         found, parts = from_folder(source, subset)
     if subset is not None and not parts:
         raise UsageError(
-            f"cannot use --subset {subset}: {source} has no parts",
+            f"cannot use --subset {subset}: {source} is not divided into parts",
             fix="omit --subset",
         )
     return found
@@ -111,7 +111,7 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
         content = "no class folders"
         if classes:
             content = count(len(classes), "empty class folder")
-        loosely = f"; {count(loose, 'image')} outside the class folders" if loose else ""
+        loosely = f"; {count(loose, 'image')} outside class folders" if loose else ""
         raise DataError(
             f"no labelled images in {where}: {content}{loosely}",
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or use a CSV file "
@@ -151,7 +151,7 @@ def from_table(source: Path) -> LabelledImages:
 
 
 def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
-    """Yield the path and label of each row, after validating them."""
+    """Validate each row, and yield its path and label."""
     lines = iter(table)
     header = [cell.strip().lower() for cell in next(lines, [])]
     if header.count("path") != 1 or header.count("label") != 1:

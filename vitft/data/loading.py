@@ -1,4 +1,4 @@
-"""Decoding of many images in threads, with the results in order.
+"""Decoding of many images in threads, with results in the order of the inputs.
 
 Threads are sufficient because Pillow and hashlib release the GIL. Only a few images are in memory
 at a time.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
 PATIENCE_S = 30.0
-"""Time in seconds after which a message names the file that is awaited."""
+"""Waiting time in seconds after which a message names the file being waited for."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -36,10 +36,10 @@ def decode_images(
     grey_range: GreyRange = (),
     ahead: int | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Open each image and yield the result of `view` for its index and its upright RGB image.
+    """Open each image as upright RGB, and yield the result of `view(index, image)`.
 
-    There is one result per path, in order: an array, or the error if the file is unreadable. The
-    number of paths may be infinite. See `in_order` for `workers` and `ahead`.
+    There is one result per path, in order: an array, or the error if the file is unreadable.
+    `paths` may be infinite. See `in_order` for `workers` and `ahead`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -49,7 +49,7 @@ def decode_images(
             return view(number, image)
         except ImageError as error:
             reason = error.reason
-        return ImageError(os.fspath(path), reason)  # new: a traceback would keep the bytes
+        return ImageError(os.fspath(path), reason)  # new: the old traceback would keep the bytes
 
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
@@ -64,8 +64,8 @@ def in_order(
     """Map a function over items in threads, yielding the results in order.
 
     At most `ahead` items are in progress, by default four per worker. With no workers, the calling
-    thread does the work. However the generator ends (exhaustion, closing, an exception, Ctrl-C),
-    pending work is cancelled and no thread remains.
+    thread does the work. When the generator ends, for whatever reason (exhaustion, closing, an
+    exception, Ctrl-C), pending work is cancelled and no thread keeps running.
     """
     if workers <= 0:
         yield from map(function, items)
@@ -85,32 +85,32 @@ def in_order(
 
 
 def wait_for(item: object, future: Future[Mapped]) -> Mapped:
-    """Return the result for an item, logging how long it has been awaited.
+    """Return the result for an item, logging messages during a long wait.
 
     The first message is logged after `PATIENCE_S`, and another each time the waiting time doubles.
-    Otherwise a slow disk or a lost network share would look like a program that has stopped.
+    Without these messages, the program would appear to hang on a slow disk or lost network share.
     """
     waited, step = 0.0, PATIENCE_S
     while True:
         try:
             return future.result(timeout=step)
         except TimeoutError:
-            if future.done():  # raised by the function, or done at this moment
+            if future.done():  # raised by the function, or finished just now
                 return future.result()
             waited += step
             step = waited
-            log.info(f"waiting for {first_path(item)} for {waited:.0f} s")
+            log.info(f"still waiting for {first_path(item)} after {waited:.0f} s")
 
 
 def first_path(item: object) -> str:
     """Return the path of an item, or of the first item in a batch."""
     while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
-        item = next((part for part in item if not isinstance(part, int)), "")  # without its number
+        item = next((part for part in item if not isinstance(part, int)), "")  # skips the index
     return str(getattr(item, "path", "") or item)
 
 
 class ImageBatch(NamedTuple):
-    """A batch of views of equal size, with the errors of unreadable files."""
+    """A batch of views of equal size, and the errors of unreadable files."""
 
     indices: tuple[int, ...]
     """Image index of each row of `pixels` (B, H, W, 3)."""
@@ -122,8 +122,8 @@ class ImageBatch(NamedTuple):
 def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
-    An error belongs to the batch that contains the next image. The last batch may contain only
-    errors.
+    An error is included in the batch that contains the next readable image. The last batch may
+    contain only errors.
     """
     indices: list[int] = []
     rows: list[Pixels] = []

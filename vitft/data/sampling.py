@@ -18,8 +18,8 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    A balanced epoch has the same number of images of each class: in total, the size of the data set
-    rounded down to a multiple of the number of classes.
+    A balanced epoch uses the same number of images from each class. Its size is that of the data
+    set, rounded down to a multiple of the number of classes.
     """
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total
@@ -36,8 +36,8 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
     """Return the indices of an equal number of images from each class, grouped by class.
 
-    The images of a class are drawn from a permutation, which is reshuffled whenever it is used up.
-    The next epoch continues where this one ended, so over a run, the numbers of uses of any two
+    The images of a class are drawn from a permutation that is reshuffled whenever it is used up.
+    Each epoch continues where the previous one ended, so over a run, the use counts of any two
     images of a class differ by at most one.
     """
     known = np.asarray(labels)
@@ -54,7 +54,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
 
 
 def repeat_counts(order: Order) -> list[int]:
-    """Return, for each position in the order, how often the same image occurs before it."""
+    """Return, for each position in the order, how often its image occurs before that position."""
     seen: Counter[int] = Counter()
     found = []
     for position in order.tolist():
@@ -69,12 +69,12 @@ def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
     each = images_per_epoch(labels, balanced=True) // len(counts)
     rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
     text = (
-        f"balanced sampling: each epoch uses {count(each, 'image')} of each of {len(counts)} "
+        f"balanced sampling: each epoch uses {count(each, 'image')} from each of {len(counts)} "
         f"classes, {each * len(counts):,} in total"
     )
     if counts[rarest] == counts[largest]:
         return f"{text}; the classes have equal sizes, so every image is used once"
     return (
         f"{text}; on average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
-        f"times and one of {classes[largest]} {each / counts[largest]:.1f} times"
+        f"times and an image of {classes[largest]} {each / counts[largest]:.1f} times"
     )

@@ -1,7 +1,7 @@
 """Recognition of file formats by their first bytes, without decoding.
 
-Only the formats of `SUPPORTED` are ever decoded (`data.images`); the others are recognised so that
-messages can name them.
+Only the formats in `SUPPORTED` are ever decoded (by `data.images`); the others are recognised so
+that messages can name them.
 """
 
 import struct
@@ -81,7 +81,7 @@ def identify_format(data: bytes) -> str:
 
 
 def foreign_kind(data: bytes) -> str:
-    """Return the name of a known format that `ACCEPTED_SIGNATURES` lacks, or an empty string."""
+    """Return the name of a known format not in `ACCEPTED_SIGNATURES`, or an empty string."""
     for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
@@ -92,7 +92,7 @@ def media_kind(data: bytes) -> str:
     """Return the format of an ISO media file, identified by its brands (ISO/IEC 14496-12, 4.3)."""
     end = min(int.from_bytes(data[:4]), 256)
     major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
-    if major[:3] in (b"mif", b"msf"):  # any image: the compatible brands name the coding
+    if major[:3] in (b"mif", b"msf"):  # any image: the compatible brands name the codec
         is_avif = bool({b"avif", b"avis"} & {*brands})
         return "AVIF" if is_avif else "HEIC"
     if major in (b"avif", b"avis"):
@@ -117,7 +117,7 @@ def looks_like(data: bytes) -> str:
 
 
 def declared_length(kind: str, data: bytes) -> int | None:
-    """Return the length of the complete file in bytes, or None if the data does not state it."""
+    """Return the declared length of the file in bytes, or None if the file declares none."""
     if kind == "WebP" and len(data) >= 8:
         return int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP" and len(data) >= 6:
@@ -128,11 +128,14 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def length_of_boxes(data: bytes) -> int:
-    """Return the offset at which the last box of an ISO media file ends, perhaps past the data."""
+    """Return the offset at which the last box of an ISO media file should end.
+
+    In a truncated file, the offset may be beyond the end of `data`.
+    """
     place = 0
     while place + 8 <= len(data):
         size, start = int.from_bytes(data[place : place + 4]), 8
-        if size == 1:  # followed by the size in 64 bits
+        if size == 1:  # the 64-bit size follows
             size, start = int.from_bytes(data[place + 8 : place + 16]), 16
         if size == 0:  # up to the end of the file
             return len(data)
@@ -141,9 +144,9 @@ def length_of_boxes(data: bytes) -> int:
 
 
 def has_more_pages(data: bytes) -> bool:
-    """Return whether the bytes are a TIFF whose first page is followed by another one.
+    """Return whether the bytes are a TIFF with more than one page.
 
-    Source: TIFF 6.0, section 2; BigTIFF has offsets and counts of 8 bytes and entries of 20.
+    Source: TIFF 6.0, section 2. In BigTIFF, offsets and counts take 8 bytes, and entries take 20.
     """
     order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
     if identify_format(data) != "TIFF":
@@ -161,7 +164,7 @@ def has_more_pages(data: bytes) -> bool:
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
     """Return the width and height in the header of a GIF or WebP file, or None for other formats.
 
-    The decoders of GIF and WebP allocate memory before they report the size.
+    The GIF and WebP decoders allocate memory before they report the size.
     """
     if kind == "GIF" and len(data) >= 10:
         width, height = struct.unpack_from("<HH", data, 6)

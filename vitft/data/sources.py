@@ -2,7 +2,7 @@
 
 Inputs are files, folders (everything below them, sorted), globs that the shell did not expand, web
 addresses, lists of any of these, and standard input. Files are opened only when needed, and lists
-are read incrementally. Imports neither numpy nor torch.
+are read incrementally. This module imports neither numpy nor torch.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class ImageSource:
     name: str
     path: str = ""
     url: str = ""
-    """Address of an image on the web; `name` is the address without passwords."""
+    """Address of an image on the web; `name` is the same address without passwords."""
     data: bytes | None = None
     error: str = ""  # reason why there is no image, if already known
 
@@ -65,8 +65,8 @@ def sources(
 ) -> Iterator[ImageSource]:
     """Return an iterator over all images of the inputs and lists, in order.
 
-    Folders without images, patterns without matches and unreadable lists raise an error at once,
-    before any expensive work. A file that does not exist becomes an error row.
+    Folders without images, patterns without matches and unreadable lists raise an error
+    immediately, before any expensive work. A file that does not exist becomes an error row.
 
     Raises:
         DataError: A folder has no images, a pattern has no matches, standard input or a list is
@@ -104,7 +104,7 @@ def web_source(url: str) -> ImageSource:
 
 
 def expand(inputs: Iterable[str]) -> Iterator[str]:
-    """Yield each file as given and, in place of each folder, the sorted paths of its images.
+    """Yield each file name as given and, for each folder, the sorted paths of its images.
 
     Raises:
         DataError: A folder contains no images or cannot be read.
@@ -148,11 +148,11 @@ def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
 def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, sorted by path as a string.
 
-    Only the names in a folder and in those above it are in memory at a time. Files that may be
-    images despite their suffix, and entries with an image suffix that are not regular files, are
-    yielded too, because the attempt to open them gives the reason for the error row. Documents,
-    videos and archives are only counted. A folder without read permission becomes one error row,
-    and circular links are not followed.
+    Only the names in the current folder and in the folders above it are held in memory. Files that
+    may be images despite their suffix, and entries with an image suffix that are not regular files,
+    are yielded too: opening them succeeds or gives the reason for an error row. Documents, videos
+    and archives are only counted. A folder without read permission becomes one error row, and
+    circular links are not followed.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -162,7 +162,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
         if walk.is_hidden(entry.name):
             continue
         if is_folder(entry):
-            names.append(entry.name + "/")  # sorts like whole paths
+            names.append(entry.name + "/")  # so that names sort like whole paths
         elif walk.has_image_name(entry.name) or not is_surely_no_image(entry.name):
             names.append(entry.name)
         else:
@@ -197,8 +197,8 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
 def is_list(name: str) -> bool:
     """Return whether a text or CSV file among the arguments is a list of images.
 
-    The first entry must exist or be a web address, so that a text file among photos does not cause
-    many error rows.
+    The first entry must exist or be a web address, so that a text file among photos does not
+    produce many error rows.
     """
     try:
         first = next(iter(list_entries(name)), None)
@@ -274,7 +274,8 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
         if column is None and len(header) > 1:
             raise UsageError(
                 f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-                fix=f"name the column with the paths path, or {', '.join(PATH_COLUMNS[1:])}",
+                fix="set the header of the path column to path or to one of "
+                f"{', '.join(PATH_COLUMNS[1:])}",
             )
         if column is None and header:
             yield header[0]
@@ -293,7 +294,7 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
 def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
     """Return the image on standard input, or the images in a list of paths on standard input.
 
-    The paths are separated by newlines or NULs (find -print0).
+    The paths are separated by newlines or by NULs (as with find -print0).
 
     Raises:
         DataError: Standard input is empty.
@@ -316,16 +317,16 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
 
 
 def read_some(stdin: BinaryIO, most: int) -> bytes:
-    """Return the bytes available on standard input, at most `most`."""
+    """Read up to `most` of the bytes available on standard input."""
     read1 = getattr(stdin, "read1", None)
     data: bytes = read1(most) if read1 is not None else stdin.read(most)
     return data
 
 
 def is_image(head: bytes) -> bool:
-    """Return whether bytes are the start of a file of any format, not of a list of names.
+    """Return whether the bytes are the start of an image or other file, not of a list of names.
 
-    The signature of BMP alone is not enough, because a path may begin with its two letters, BM.
+    The BMP signature alone is not enough, because a path may also begin with the letters BM.
     """
     has_signature = not identify_format(head).startswith("not an image")
     if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature):
@@ -335,7 +336,7 @@ def is_image(head: bytes) -> bool:
 
 
 def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
-    """Yield the non-empty names between separators, in `head` and then in the rest of the input."""
+    """Yield the non-empty names separated by `mark` in `head` and in the rest of the input."""
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)
@@ -351,10 +352,10 @@ def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 def with_fetched(
     items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order, adding the bytes or an error to those on the web.
+    """Yield the sources in order, with the fetched bytes or an error attached to each web source.
 
     At most `others` sources are held at a time while images are fetched ahead. Local files are
-    unchanged.
+    yielded unchanged.
     """
     waiting: deque[Future[ImageSource]] = deque()
     with contextlib.ExitStack() as stack:
@@ -379,7 +380,7 @@ def with_fetched(
 
 
 def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
-    """Return a source with its bytes or with the reason why they could not be fetched."""
+    """Return a web source with its fetched bytes, or with the reason why fetching failed."""
     try:
         return replace(item, data=fetch_image(item.url, limits))
     except ImageError as error:
@@ -390,7 +391,7 @@ def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
     """Return the bytes of an image source.
 
     Raises:
-        ImageError: The source has an error already, or its file cannot be read.
+        ImageError: The source already has an error, or its file cannot be read.
     """
     from vitft.data.images import read_bytes  # Pillow is not needed to list files
 

@@ -1,9 +1,10 @@
-"""Split into training and validation images, recorded in a manifest.
+"""Split of a data set into training and validation images, recorded in a manifest.
 
-The rule is that of the reference script: `int(n * val_rate)` of the n sorted files of each class
-are drawn with a private random generator for validation, and the others, in sorted order, are for
-training. The random split also draws at least one image of each class with two or more, and keeps
-identical images on one side. This module does not read images.
+The images are split as in the reference script: of the n sorted files of each class,
+`int(n * val_rate)` are drawn for validation with a private random generator, and the rest are used
+for training, in sorted order. In addition, the random split draws at least one image from each
+class with two or more images, and keeps identical images on the same side. This module does not
+read images.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -80,7 +81,7 @@ class Manifest:
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def locate(self, row: Row) -> str:
-        """Return the path with which to open an image."""
+        """Return the path for opening the image of a row."""
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
@@ -97,7 +98,7 @@ class Manifest:
         """Read a table written by `write`.
 
         Raises:
-            RunError: The file cannot be read, or a line, which the message names, is invalid.
+            RunError: The file cannot be read, or a line is invalid; the message names the line.
         """
         table = TableReader(
             path,
@@ -128,7 +129,7 @@ def run_manifest(run: Path) -> Manifest | None:
     The manifest's root is the data folder given in config.toml.
 
     Raises:
-        RunError: The file config.toml or split.csv is damaged.
+        RunError: config.toml or split.csv is damaged.
     """
     path = RunDir(run).split
     if not os.path.lexists(run / "config.toml") or not os.path.lexists(path):
@@ -158,19 +159,19 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test part are always for the test, and a folder with its own train and val parts
-    keeps these parts. The random split draws from the readable images, at least one from every
-    class with two or more; every group of near-duplicates then joins the side of the group's first
-    image. The reference split draws from all files, readable or not, exactly as the reference
-    script does, and drops the unreadable ones afterwards. Group names are looked up in `groups` by
-    digest; without it, only identical files are grouped.
+    Images in a test part are always used for the final test, and a folder with its own train and
+    val parts keeps these parts. The random split draws from the readable images, at least one from
+    every class with two or more; then every group of near-duplicates is assigned to the side of its
+    first image. The reference split draws from all files, readable or not, exactly as the reference
+    script does, and drops the unreadable files afterwards. `groups` maps digests to group names;
+    without it, only identical files are grouped.
 
     Raises:
         DataError: A class has no training images or no validation images. In the reference split,
-            only one class needs validation images.
+            it is enough if any one class has validation images.
     """
     folder = checked.folder
-    assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
+    assert folder.reference == (spec.split == "reference"), "scanned for a different kind of split"
     if folder.layout == "split":
         held_back = {file.path for file in checked.good if file.part == "val"}
     else:
@@ -200,13 +201,13 @@ def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
 def draw(
     counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
 ) -> list[list[int]]:
-    """Return the indices of the validation images in each class's sorted list, as drawn.
+    """Draw the validation images, and return their indices in the sorted list of each class.
 
     Args:
         counts: Number of files of each class.
         val_rate: Fraction of each class to draw; the number of images is rounded down.
         seed: Seed of the random generator.
-        at_least: Minimum number of images drawn from each class; it never requires a whole class.
+        at_least: Minimum number of images to draw from each class, but never the whole class.
     """
     stream = random.Random(seed)
     return [
@@ -220,9 +221,9 @@ def keep_groups_together(
 ) -> set[str]:
     """Return the validation paths after moving each group to the side of its first image.
 
-    A group is in validation with the same probability as a single image. If all images of a class
-    are on one side, the first group with an image of that class is moved to the other side,
-    provided that the side it leaves keeps an image of every class.
+    A group is assigned to validation with the same probability as a single image. If all images of
+    a class are on one side, a group with an image of that class is moved to the other side: the
+    first group whose move leaves at least one image of each of its classes behind.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -265,7 +266,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
 
 
 def check_folder_classes(folder: Folder) -> None:
-    """Raise a DataError if a class has too few files, before any of them is read."""
+    """Raise a DataError if a class has too few files, before any file is read."""
     have = Counter((file.label, file.part) for file in folder.files)
     lacking: list[str] = []
     for label, name in enumerate(folder.classes):
@@ -290,16 +291,16 @@ def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> Data
 
 
 class Leaks(NamedTuple):
-    """Groups of identical files, given by path, in several splits or with different labels."""
+    """Groups of identical files in more than one split or with different labels."""
 
     across: tuple[tuple[str, ...], ...]
-    """Groups with files in several splits, e.g. training and validation."""
+    """Paths in each group that spans more than one split, e.g. training and validation."""
     labels: tuple[tuple[str, ...], ...]
-    """Groups with more than one class."""
+    """Paths in each group that has more than one label."""
 
 
 def leaks(manifest: Manifest) -> Leaks:
-    """Return the groups of identical files that are in several splits or have different labels."""
+    """Return the groups of identical files in more than one split or with different labels."""
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
@@ -327,7 +328,7 @@ def log_split(manifest: Manifest) -> None:
     found = leaks(manifest)
     across = "in both training and validation"
     if manifest.test:
-        across = "in several of training, validation and test"
+        across = "in more than one of training, validation and test"
     kinds = {across: found.across, "with different labels": found.labels}
     for kind, groups in kinds.items():
         if groups:

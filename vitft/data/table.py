@@ -1,4 +1,4 @@
-"""CSV tables of images: any file name is preserved, and errors name the line."""
+"""Reading and writing of CSV tables, preserving any file name and naming the line in errors."""
 
 import csv
 import io
@@ -14,13 +14,13 @@ MAX_TABLE_BYTES = 2**32
 
 
 def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """Return a table encoded as a CSV file."""
+    """Encode a table as the content of a CSV file."""
     lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def quote_cell(cell: str) -> str:
-    """Quote a CSV cell if needed, even for a lone carriage return (unlike Python 3.11's csv)."""
+    """Quote a CSV cell if needed, even if only for a carriage return (unlike Python 3.11's csv)."""
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 
@@ -29,13 +29,14 @@ class TableReader:
 
     Args:
         path: Path of the file.
-        missing: Advice in the error raised if the file cannot be read.
-        fix: Advice in the errors raised if the file is invalid.
-        error: Class of the errors.
-        separators: Possible cell separators: the last if the header contains it, else the first.
+        missing: Fix to suggest if the file cannot be read.
+        fix: Fix to suggest if the file is invalid.
+        error: Class of the errors to raise.
+        separators: Possible cell separators. The last one is used if the header contains it, and
+            the first one otherwise.
 
     Raises:
-        DataError: The file cannot be read. With `error`, that class is raised instead.
+        DataError: The file cannot be read. If `error` is given, that class is raised instead.
     """
 
     def __init__(
@@ -65,6 +66,6 @@ class TableReader:
             raise self.error(str(error)) from error
 
     def error(self, problem: str) -> DataError | RunError:
-        """Return the error for a problem with the row read last."""
+        """Return the error for a problem with the most recently read row."""
         line = max(1, self.reader.line_num)
         return self.kind(f"{self.path}, line {line}: {problem}", fix=self.fix)

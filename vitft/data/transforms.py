@@ -1,8 +1,8 @@
 """Image transforms: from a decoded image to the input of the model.
 
 `EvalTransform` is stored in every checkpoint; validation, predict, evaluate, explain and all
-exports use the same object. Images are resized and cropped as uint8 by Pillow, whose antialiased
-filters timm and torchvision also use, and are normalised after batching.
+exports use it. Images are resized and cropped as uint8 by Pillow, whose antialiased filters are
+also used by timm and torchvision, and are normalised after batching.
 """
 
 import json
@@ -32,10 +32,10 @@ DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
-"""Ratio of the sides, and number of pixels, of the resized image; above either, only the visible
-part is resized."""
+"""Limits on the side ratio and on the number of pixels of the resized image. If it exceeds either
+limit, only the visible part is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Maximum of the longer side of `image_size` divided by the crop fraction, in pixels."""
+"""Maximum, in pixels, of the longer side of `image_size` divided by the crop fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1, normalise.
 
     With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
-    torchvision's `Resize` + `CenterCrop`, and thus to timm's evaluation transform, for images whose
-    longer side is at most 100 times the shorter one and that have no more than 67 million pixels
-    after resizing.
+    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This holds
+    for images whose longer side is at most 100 times the shorter side and which have at most 67
+    million pixels after resizing.
     """
 
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
@@ -61,8 +61,8 @@ class EvalTransform:
     """Resizing method: `crop` keeps the aspect ratio, and `squash` changes it."""
 
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
-    """Values shown as black and white in images with more than 8 bits per pixel (see
-    `data.grey_levels`); empty for the fixed range of each type of file."""
+    """Values shown as black and as white in images with more than 8 bits per pixel (see
+    `data.grey_levels`). If empty, each file type has its own fixed range."""
 
     def __post_init__(self) -> None:
         if self.grey_range and not (
@@ -105,13 +105,13 @@ class EvalTransform:
         return len(self.mean)
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the model's view of an RGB image: uint8 (H, W, 3), also for greyscale models."""
+        """Return the model's view of an RGB image: uint8 (H, W, 3), even for greyscale models."""
         if self.channels == 1:
             image = image.convert("L").convert("RGB")
         height, width = self.image_size
         resample = RESAMPLING[self.interpolation]
         wide, tall = self.resized(image.width, image.height)
-        # Rounded half to even, as in torchvision's CenterCrop.
+        # Round half to even, as in torchvision's CenterCrop.
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         box = left, top, left + width, top + height
         aspect = max(wide, tall) / min(wide, tall)
@@ -158,8 +158,8 @@ class EvalTransform:
 class CropTransform:
     """Training transform: a random box of the image, resized and randomly flipped.
 
-    RandAugment may follow. Source: Szegedy et al. 2015 (Inception), with the defaults of
-    torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`.
+    RandAugment follows if `rand` is set. Source: Szegedy et al. 2015 (Inception), with the defaults
+    of torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -177,7 +177,7 @@ class CropTransform:
 
         The same image and `key` give the same view in every process.
         """
-        # Seeded by SHA-512 of the key, not by the salted `hash`; names may contain surrogates.
+        # The seed is the SHA-512 of the key, not the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
         resample, box = RESAMPLING[self.interpolation], self.box(image, rng)
@@ -193,7 +193,7 @@ class CropTransform:
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:
         """Draw a random box (left, top, right, bottom) in pixels.
 
-        After ten boxes that do not fit into the image, the box is the whole image.
+        If ten boxes in a row do not fit into the image, the result is the whole image.
         """
         low, high = (math.log(side) for side in self.ratio)
         for _ in range(10):
@@ -209,7 +209,7 @@ class CropTransform:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Evaluation view of an image, or a random crop seeded by the view and the image."""
+    """Evaluation view of images, or random crops seeded by the view's name and the image."""
 
     name: str
     transform: EvalTransform
@@ -239,6 +239,6 @@ def eval_view(transform: EvalTransform) -> View:
 def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
     """Return `count` augmented views: random resized crops and flips.
 
-    Each crop is seeded by `seed`, the number of the view and the digest of the image.
+    Each crop is seeded with `seed`, the index of the view and the digest of the image.
     """
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]

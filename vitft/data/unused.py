@@ -1,4 +1,4 @@
-"""Unused files of a folder, counted by suffix, each with a reason and a fix."""
+"""Counts of a folder's unused files by suffix, with a reason and a fix for each suffix."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from vitft.system.text import count, listing
 
 NO_SUFFIX = "(no suffix)"
 MOST_KINDS = 6
-"""Maximum number of suffixes, and of classes, named in one note."""
+"""Maximum number of suffixes or classes named in one note."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnusedKind:
-    """Suffixes of files that are not used for the same reason."""
+    """File suffixes that are unused for the same reason and have the same fix."""
 
     suffixes: frozenset[str]
     reason: str
@@ -60,7 +60,7 @@ UNUSED_KINDS = (
 )  # fmt: skip
 OTHER_SUFFIX = UnusedKind(
     frozenset(),
-    "the suffix is not that of an image",
+    "not a known image suffix",
     "correct the suffix if they are images, or convert them to PNG or JPEG",
 )
 KIND_BY_SUFFIX = {suffix: kind for kind in UNUSED_KINDS for suffix in kind.suffixes}
@@ -80,9 +80,9 @@ def is_surely_no_image(name: str) -> bool:
 
 
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
-    """Return one entry per suffix, the most frequent first.
+    """Return one entry per suffix, most frequent first.
 
-    The number of files with each suffix is given by `counts`.
+    `counts` gives the number of files with each suffix.
     """
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -92,7 +92,7 @@ def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
 
 
 def unused_notes(counts: Mapping[str, int]) -> list[str]:
-    """Return one note per reason, e.g. `not used: 3 .cr2 and 1 .nef (...)`."""
+    """Return one note per reason, e.g. `not used: 4 files: 3 .cr2 and 1 .nef (...)`."""
     by_reason: dict[tuple[str, str], list[UnusedFiles]] = {}
     for entry in unused_files(counts):
         by_reason.setdefault((entry["reason"], entry["fix"]), []).append(entry)
@@ -104,12 +104,12 @@ def unused_notes(counts: Mapping[str, int]) -> list[str]:
 
 
 def by_suffix(entries: Iterable[UnusedFiles]) -> str:
-    """Return the number of files with each suffix as text."""
+    """Return the number of files with each suffix as text, e.g. `3 .cr2 and 1 .nef`."""
     return listing((f"{e['files']:,} {e['suffix']}" for e in entries), MOST_KINDS)
 
 
 def sub_folder_note(nested: Mapping[str, int]) -> str:
-    """Return the note on images in sub-folders, given the number of them in each class folder."""
+    """Return the note on images in sub-folders, given their number in each class folder."""
     found = [f"{count(n, 'image')} in sub-folders of {name}" for name, n in nested.items()]
     verb = "is" if sum(nested.values()) == 1 else "are"
     return f"{listing(found, MOST_KINDS)} {verb} used" if found else ""

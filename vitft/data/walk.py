@@ -1,7 +1,7 @@
 """Listing of a data folder: image files, entries that are not regular files, and unused entries.
 
-Only the names and kinds of entries are used, and no file is opened. `data.folder` finds the classes
-and the layout.
+Only the names and types of entries are used, and no file is opened. `data.folder` determines the
+classes and the layout.
 """
 
 import os
@@ -16,7 +16,7 @@ from vitft.system.text import count, describe_os_error
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
 HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
-"""Kinds of entries that are not used for a reason other than their suffix."""
+"""Kinds of entries that are unused for a reason other than their suffix."""
 SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
 
 
@@ -110,7 +110,7 @@ class Walk:
         return sum(self.left_out.values(), Counter[str]())
 
     def unused(self, folder: str | None = None) -> Counter[str]:
-        """Return the number of unused files with each suffix, in one folder or in all of them."""
+        """Return the number of unused files with each suffix, in one folder or in all folders."""
         total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
         return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
 
@@ -132,7 +132,7 @@ class Walk:
         return notes
 
     def has_image_name(self, name: str) -> bool:
-        """Return whether the name has an accepted suffix."""
+        """Return whether the name has an accepted image suffix."""
         stem, dot, suffix = name.rpartition(".")
         if self.reference:
             return bool(stem.strip(".")) and dot + suffix in REFERENCE_SUFFIXES
@@ -141,7 +141,7 @@ class Walk:
     def is_hidden(self, name: str) -> bool:
         """Return whether a name is that of a hidden or system file.
 
-        Under the reference script's rules, no name is.
+        Under the reference script's rules, no file counts as hidden.
         """
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
@@ -168,7 +168,7 @@ class Walk:
     def identity(self, path: str) -> tuple[int, int] | None:
         """Return the device and inode of a folder, or None if they cannot be read.
 
-        All paths to a folder give the same result.
+        All paths to the same folder give the same result.
         """
         try:
             status = Path(path).stat()
@@ -177,7 +177,7 @@ class Walk:
         return status.st_dev, status.st_ino
 
     def full(self, folder: str) -> str:
-        """Return the path with which to open an entry, given its path relative to the root."""
+        """Return the path for opening an entry, given its path relative to the root."""
         return f"{self.root}/{folder}" if folder else self.root
 
     def raise_if_refused(self) -> None:

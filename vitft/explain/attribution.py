@@ -1,7 +1,8 @@
 """Attribution maps of a Vision Transformer: one value per patch, from attention and its gradients.
 
-`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel, so the
-maps equal `Attention.maps`, the logits are computed from them, and gradients flow back to them.
+`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel.
+Therefore, the maps equal those of `Attention.maps`, the logits are computed from them, and
+gradients flow back to them.
 This needs neither hooks nor a second implementation of any part of the model.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
@@ -69,7 +70,9 @@ def relevance_map(
 def explain(
     model: nn.Module, pixels: Tensor, method: Method, target: Tensor | None = None
 ) -> Attribution:
-    """Return the attribution maps of images; only relevance uses the `target` classes (B,).
+    """Return the attribution maps and logits of a batch of images.
+
+    Only the relevance method uses the `target` classes (B,).
 
     Raises:
         UsageError: The model is not a VisionTransformer, or lacks the classes, the block or the
@@ -80,7 +83,7 @@ def explain(
     check_method(vit.config, method)
     num_tokens = vit.config.num_prefix + vit.config.grid[0] * vit.config.grid[1]
     size = max(1, MAX_WEIGHTS // (vit.config.depth * vit.config.heads * num_tokens**2))
-    batches = pixels.split(size)  # without images: one empty batch
+    batches = pixels.split(size)  # if there are no images: one empty batch
     targets = [None] * len(batches) if target is None else target.to(pixels.device).split(size)
     maps, logits = [], []
     for batch, classes in zip(batches, targets, strict=True):
@@ -119,7 +122,7 @@ def check_method(config: ViTConfig, method: Method) -> None:
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attribution of each token (B, N) by the method, and the logits (B, C)."""
+    """Return the attribution of each token by the method, (B, N), and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
     with torch.no_grad():
@@ -134,7 +137,7 @@ def attribute_tokens(
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Return the mean (B, N) of those rows of a matrix (B, N, N) whose tokens the head reads."""
+    """Return the mean row (B, N) of a matrix (B, N, N) over the tokens that the head reads."""
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
@@ -151,7 +154,7 @@ def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tenso
 
 
 def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the outputs (B, N, D) of the blocks that the head reads, given those of all blocks."""
+    """Select the outputs (B, N, D) of the blocks that the head reads from those of all blocks."""
     return outputs[-config.read_blocks :]
 
 
@@ -165,7 +168,7 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 
 
 def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Tensor:
-    """Return `Attention.forward` of tokens (B, N, D); append the maps (B, H, N, N) to `maps`."""
+    """Compute `Attention.forward` for tokens (B, N, D); append maps (B, H, N, N) to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
     weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
     maps.append(weights)
@@ -178,8 +181,8 @@ def rollout(
     """Multiply the attention maps of all blocks, adding the identity for residual connections.
 
     Returns:
-        The fraction of each input token (columns) in each output token (rows), (B, N, N), with rows
-        that sum to 1; and the logits (B, C).
+        The fraction of each input token (columns) in each output token (rows), (B, N, N), where
+        each row sums to 1; and the logits (B, C).
 
     Source: Abnar and Zuidema 2020, section 3; for fusion by maximum or minimum and for discarding,
     J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
@@ -196,7 +199,7 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Return the connections (B, N, N) with the weakest fraction in each image set to 0.
+    """Return the connections (B, N, N) with the weakest `fraction` of each image set to 0.
 
     The connection of the first token to itself is kept.
     """
@@ -215,10 +218,11 @@ def relevance(
 ) -> tuple[Tensor, Tensor]:
     """Propagate attention through all blocks, weighted by its gradient for a class.
 
-    For each block, the positive part of attention times gradient is averaged over the heads,
-    multiplied by the relevance so far and added to it (equations 5 and 6). Mean pooling, which the
-    paper does not cover, is treated as another attention layer with weight 1 / P for every patch,
-    and so is the output of each block if the head reads several.
+    For each block, the positive part of attention times gradient is averaged over the heads and
+    multiplied by the relevance so far; the product is added to that relevance (equations 5 and 6).
+    The paper does not cover mean pooling. It is treated here as another attention layer, with
+    weight 1 / P for every patch. If the head reads several blocks, reading the output of each is
+    treated in the same way.
 
     Returns:
         The non-negative relevance of each token, (B, N), and the logits (B, C).
@@ -229,7 +233,7 @@ def relevance(
         tokens = model.embed(pixels.clone()).detach().requires_grad_()  # (B, N, D)
         steps = list(trace_attention(model, tokens))
         maps = [weights for weights, _ in steps]
-        # Views, so that their gradients are those of the head's reads, without later blocks.
+        # Gradients of these views come only from the head, not from later blocks.
         read = [x.view_as(x) for x in read_outputs(model.config, [tokens for _, tokens in steps])]
         logits = model.classify(model.pool(read[-1], read[:-1]))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
@@ -239,7 +243,7 @@ def relevance(
     initial = [
         initial_rows(model.config, x.detach(), gradient)
         for x, gradient in zip(read, gradients[count:], strict=True)
-    ]  # one (B, 1, N) for each block read
+    ]  # one (B, 1, N) for each block that the head reads
     rows = torch.zeros_like(initial[-1])
     for i in reversed(range(count)):
         if i >= count - len(initial):
@@ -261,7 +265,7 @@ def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
 
     The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
     last block, each step multiplies a vector by a matrix, whereas the order in the paper multiplies
-    matrices. The gradient (B, N, D) with respect to the output is used only by some models.
+    matrices. The gradient (B, N, D) with respect to the output is used only if `weights_reads`.
     """
     if weights_reads(config):
         pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
@@ -272,7 +276,7 @@ def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
 
 
 def scale_maps(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return each map (B, gh, gw) scaled to [0, 1]; constant maps become 0."""
+    """Return the maps (B, gh, gw), each scaled to [0, 1]; constant maps become 0."""
     low, high = values.min(axis=(1, 2), keepdims=True), values.max(axis=(1, 2), keepdims=True)
     span = high - low
     is_varying = span > 1e-6 * high

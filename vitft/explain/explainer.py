@@ -1,4 +1,4 @@
-"""Explanation of image files by a heat map over each image and, optionally, the raw values."""
+"""Explanation of image files by a heat map over each image and, optionally, arrays of values."""
 
 import io
 import re
@@ -40,7 +40,7 @@ class ExplainedImage:
     notes: tuple[str, ...] = ()
     """Notes on the prediction, as in `vitft predict`."""
     shown: str = ""
-    """Name of the class that the map explains; empty if the method does not use a class."""
+    """Name of the class that the map explains; empty if the method does not depend on a class."""
     file: Path | None = None
     """Path of the heat map over the image; None if the image cannot be read."""
     error: str = ""
@@ -58,7 +58,7 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """Explainer that writes a heat map over each image, and optionally arrays, to a folder."""
+    """Explainer that writes a heat map over each image and, optionally, arrays to a folder."""
 
     model: ExplainedModel
     method: Method
@@ -66,12 +66,12 @@ class Explainer:
     postprocess: Postprocess
     """Conversion of scores to predictions; unused for a model without classes."""
     target: int | None = None
-    """Index of the class to explain by relevance; None for the predicted class of each image."""
+    """Index of the class to explain, for relevance; None for the predicted class of each image."""
     arrays: bool = False
     tiles: list[SheetTile] = field(default_factory=list)
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
-        """Yield one result per path, in order, after its files have been written."""
+        """Yield one result per path, in order, each after its files have been written."""
         paths, transform = list(paths), self.model.transform
         views = decode_images(
             paths, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
@@ -110,7 +110,7 @@ class Explainer:
         heat: NDArray[np.float32],
         scores: Scores,
     ) -> ExplainedImage:
-        """Write the explanation of an image (S, S, 3), given the map (gh, gw) and the scores."""
+        """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, scores)
@@ -132,7 +132,7 @@ class Explainer:
         return result
 
     def result_for(self, path: str, file: Path, scores: Scores) -> ExplainedImage:
-        """Return the explanation of an image, given the scores and the path of the heat map."""
+        """Return the explanation of an image, given its scores and the path of its heat map."""
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
@@ -172,7 +172,7 @@ class Explainer:
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the attention to each patch, averaged over the tokens that the classifier reads.
 
-    The attention of each block and head is given as maps (L, H, N, N).
+    `maps` (L, H, N, N) holds the attention maps of each block and head.
 
     Returns:
         Maps (L, H, gh, gw), each scaled to [0, 1].
@@ -195,7 +195,7 @@ def safe_stem(path: str) -> str:
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the predictions unchanged, writing a relevance overlay for each that has a view.
+    """Yield the predictions unchanged, writing a relevance overlay for each one with a view.
 
     Raises:
         UsageError: The model is a timm model, whose attention is not accessible.
@@ -208,7 +208,7 @@ def illustrate_predictions(
         folder.mkdir(parents=True, exist_ok=True)
     for number, prediction in enumerate(predictions, start=1):
         if prediction.view is not None:
-            torch.set_num_threads(engine.workers)  # the workers of the engine set it to 1
+            torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
             heat = relevance_map(model, engine.inputs(prediction.view[None]))[0]
             picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
             name = f"{number:06}-{safe_stem(prediction.path)}.png"

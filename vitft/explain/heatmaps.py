@@ -1,4 +1,4 @@
-"""Heat maps over images, contact sheets and overviews of attention heads, with Pillow and numpy."""
+"""Heat maps over images, contact sheets and overviews of attention heads, with Pillow and NumPy."""
 
 import io
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
 TILE_GAP, TEXT_HEIGHT = 12, 24
 """Gap between tiles and height of a line of text, in pixels."""
 
-# From dark violet through magenta and orange to light yellow. The luminance increases evenly, so
-# that maps are readable in greyscale and for colour-blind readers.
+# From dark violet through magenta and orange to light yellow. The luminance increases evenly, which
+# makes the maps readable in greyscale and for colour-blind readers.
 COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
@@ -53,9 +53,9 @@ class SheetTile:
 
 
 def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Return a sheet of tiles, each as wide as the first, with at most six images per row.
+    """Return a sheet of tiles of the same width, with at most six images per row.
 
-    A single tile with more than six images still forms a row.
+    A tile with more than six images has a row of its own.
     """
     columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
@@ -102,7 +102,7 @@ def draw_text(
 
 
 def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
-    """Return a sheet of maps (blocks, heads, gh, gw), one row of `height` pixels per block."""
+    """Return a sheet of maps (blocks, heads, gh, gw), with one row per block."""
     depth, heads, rows, columns = maps.shape
     width, margin = round(height * columns / rows), 66
     size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)

@@ -17,9 +17,9 @@ class Method:
     fusion: str = "mean"
     """Function that combines the heads of a block in rollout and attention."""
     discard: float = 0.0
-    """Fraction of connections, the weakest of each block, that rollout discards, in [0, 1)."""
+    """Fraction in [0, 1) of the connections of each block, weakest first, that rollout discards."""
     block: int | None = None
-    """Block whose attention to show, counting from 0; None for the last."""
+    """Block whose attention to show, counting from 0; None for the last block."""
     head: int | None = None
     """Head whose attention to show, counting from 0; None for all heads combined."""
 

@@ -39,7 +39,7 @@ class ExplainedModel:
         return self.vit.pos_embed.device
 
     def inputs(self, pixels: Pixels) -> torch.Tensor:
-        """Return images (B, S, S, 3) normalised and moved to the device of the model."""
+        """Normalise images (B, S, S, 3) and move them to the device of the model."""
         return self.transform.normalise(torch.from_numpy(pixels).to(self.device))
 
     def class_index(self, name: str) -> int:
@@ -60,7 +60,7 @@ class ExplainedModel:
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
-    """Load the model of a run directory, a checkpoint or `hf:owner/name` (None: the latest run).
+    """Load the model of a run directory, a checkpoint or `hf:owner/name`; None for the latest run.
 
     Raises:
         RunError: The run does not exist or is damaged.
@@ -120,7 +120,7 @@ def validation_files(run: Path | None) -> list[str]:
     """Return the paths of the validation images of a run that still exist, in split order.
 
     Raises:
-        RunError: The file config.toml or split.csv of the run is damaged.
+        RunError: The run's config.toml or split.csv is damaged.
     """
     if run is None:
         return []

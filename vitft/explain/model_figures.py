@@ -37,7 +37,7 @@ class ModelFigures:
 
 
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
-    """Write filters.png, positions.png and, given readable images, distance.png to a folder.
+    """Write filters.png, positions.png and, if any image is readable, distance.png to a folder.
 
     The attention distance is averaged over at most 128 images, evenly spaced in the list.
 
@@ -79,13 +79,14 @@ def patch_filters(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the principal components of the filters of the first convolution.
 
-    In a hybrid model this is the root of the ResNet, and its filters are standardised to mean 0 and
-    variance 1 as in the forward pass.
+    In a hybrid model, this convolution is the root of the ResNet, and its filters are standardised
+    to mean 0 and variance 1, as in the forward pass.
 
     Returns:
         The components as images (n, kernel, kernel, 3), each scaled to [0, 1] and grey unless the
-        model has three input channels; and the fraction of variance explained by each, (n,). n is
-        `count` (default: as in the paper), or less if there are fewer filters or values.
+        model has three input channels; and the fraction of variance explained by each, (n,). Here,
+        n is `count` (default: as in the paper), or less if the convolution has too few filters or
+        values per filter.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
@@ -118,8 +119,8 @@ def attention_distance(
 ) -> tuple[NDArray[np.float32], int]:
     """Return the mean attention distance (L, H) of each head in pixels, and the number of images.
 
-    The distances from each patch to all others are averaged, weighted by its attention to them.
-    Attention to the prefix tokens, which have no position, is ignored.
+    The distances from each patch to all patches are averaged, weighted by its attention to them.
+    Attention to the prefix tokens is ignored because they have no position.
     """
     config, first = model.config, model.config.num_prefix
     distance = patch_distances(config.grid, config.patch_size).to(model.pos_embed.device)

@@ -1,4 +1,4 @@
-"""Export of trained models as files for other tools, verified before they are kept.
+"""Export of trained models to files for other tools; each export is verified before it is kept.
 
 Each export is reopened with its target tool, including that tool's own preprocessing, and its
 predictions on the run's validation images are compared with those of the original. An export that

@@ -43,7 +43,7 @@ LICENCES = (
     "cc-by-nd-4.0", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0",
     "openrail", "unlicense", "unknown",
 )  # fmt: skip
-"""Licence identifiers of the hub; any other licence is stated by its name."""
+"""Licence identifiers of the hub; any other licence is declared as `other` with its name."""
 
 
 LIBRARIES = {
@@ -53,11 +53,11 @@ LIBRARIES = {
     "onnx": "onnx",
     "int8": "onnx",
 }
-"""Name on the hub of the library that opens each format; `vitft` for the others."""
+"""Hub name of the library that opens each format; `vitft` for formats not listed."""
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
-    """A YAML dumper that escapes line breaks, so that no text can end the header early."""
+    """A YAML dumper that escapes line breaks so that no text can end the header early."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         style = None if data.isprintable() else '"'
@@ -91,7 +91,7 @@ def write_readme(
 
 
 def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the results of the run, if any, with the accuracy of the head that is exported.
+    """Return the run's results with the accuracy of the exported head, or None if there are none.
 
     Raises:
         RunError: The file eval.json is damaged.
@@ -139,7 +139,7 @@ def header_of(
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:
-    """Return the catalogue entry with the name or digest of the pretrained weights, if any."""
+    """Return the catalogue entry with the name or digest of the pretrained weights, or None."""
     rows = entries_by_name()
     for name in (weights.get("name", ""), weights.get("from", "")):
         if name in rows:
@@ -204,7 +204,7 @@ def introduction(trained: TrainedRun) -> list[str]:
         f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
         f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
         f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
-        f"{list(transform.mean)} and std {list(transform.std)}, which the programs below do.",
+        f"{list(transform.mean)} and std {list(transform.std)}. The programs below do this.",
         "",
     ]
 
@@ -214,7 +214,7 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
     lines = ["## Use", ""]
     snippets = usage_snippets(card, form, plan)
     if not plan.repo:
-        lines += ["The programs run in this folder, with an image called photo.jpg in it.", ""]
+        lines += ["Run the programs in this folder, with an image called photo.jpg in it.", ""]
     if any(snippet.language == "python" for snippet in snippets):
         lines += [caveat(card.transform), ""]
     for snippet in snippets:
@@ -245,7 +245,7 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
     sizes = {part: images[part].total() for part in ("train", "val", "test")}
     counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
     if sizes["test"]:
-        counted += f", {sizes['test']} for a test"
+        counted += f", plus {sizes['test']} for testing"
     rows = [
         f"| {markdown_text(name)} | {images['train'][name] or '–'} | {images['val'][name] or '–'} "
         f"| {percent(figures.get(name, {}).get('recall'))} "
@@ -314,7 +314,7 @@ def licence_section(card: Card, chosen: str) -> list[str]:
     if chosen:
         also = f" ({pretrained})" if pretrained and known != chosen else ""
         return ["## Licence", "", f"{markdown_text(chosen)}{also}."]
-    text = f"That of the {pretrained}." if pretrained else "Not stated."
+    text = f"The licence of the {pretrained}." if pretrained else "Not stated."
     return ["## Licence", "", text]
 
 

@@ -1,7 +1,9 @@
-"""Comparison of exports with the original on the same images, with the preprocessing of each model.
+"""Comparison of exports with the original model on the same images.
 
-Notation: n images, C classes. The original and the exports alternate batch by batch, so that other
-load on the machine affects them equally.
+Each model uses its own preprocessing. The original and the exports alternate batch by batch so that
+other load on the machine affects them equally.
+
+Notation: n images, C classes.
 """
 
 import statistics
@@ -23,7 +25,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum relative difference for graphs that resize images, so that views differ slightly."""
+"""Maximum relative difference for graphs that resize images, which changes the views slightly."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
@@ -52,7 +54,7 @@ class ExportComparison:
 
     @property
     def cost(self) -> str:
-        """Effect on the accuracy; empty if no predicted class changes or for noise images."""
+        """Effect on the accuracy as text; empty for noise images or if no prediction changes."""
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
@@ -92,7 +94,7 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         for name in order:
             predict_batch(models[name], batch, logs[name])
-        order = [*order[1:], order[0]]  # so that the order of the models varies
+        order = [*order[1:], order[0]]  # varies the order of the models
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
@@ -106,10 +108,10 @@ def compare_exports(
 
 
 def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch and log the logits and the time; predict the first batch once in advance."""
+    """Predict a batch and log its logits and time, after one untimed pass on the first batch."""
     inputs = [model.prepare(sample.image) for sample in batch]
     if not log.logits:
-        model.predict(inputs)  # to exclude initialisation from the timing
+        model.predict(inputs)  # excludes initialisation from the timing
     started = time.perf_counter()
     log.logits.append(model.predict(inputs))
     log.seconds.append((time.perf_counter() - started) / len(batch))

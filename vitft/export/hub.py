@@ -1,7 +1,7 @@
 """Upload of an exported folder to a hub repository in one commit.
 
-Earlier content of the repository stays in its history. Large files are uploaded through LFS over
-plain HTTP (see `pretrained.hub.plain_http`).
+Earlier content of the repository stays in its history. Large files are uploaded through LFS
+instead of Xet (see `pretrained.hub.plain_http`).
 """
 
 import contextlib

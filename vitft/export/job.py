@@ -28,10 +28,10 @@ from vitft.system.text import count, percent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """Folder written by an export, and its comparison with the run."""
+    """Folder written by an export, and the comparison of each format with the run."""
 
     folder: Path
-    """Folder with the files of a single format, or with one folder per format."""
+    """Folder with the files of a single format, or with one subfolder per format."""
     rows: tuple[ExportComparison, ...]
     notes: tuple[str, ...] = ()
 
@@ -52,12 +52,12 @@ class Exported:
 
 
 def export_run(run: str | None, plan: ExportPlan) -> Exported:
-    """Export a run in each format of the plan, keeping nothing unless all are verified.
+    """Export a run in each format of the plan; nothing is kept unless all formats are verified.
 
     Raises:
-        RunError: The run does not exist, is damaged or has no classes, a format cannot represent
-            the model, the predictions of an export differ from those of the run by more than the
-            tolerance, or the folder is not writable.
+        RunError: The run does not exist, is damaged or has no classes; a format cannot represent
+            the model; the predictions of an export differ from those of the run by more than the
+            tolerance; or the folder is not writable.
         WeightsError: The repository `hf:owner/name` of the run cannot be found.
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.
@@ -114,10 +114,10 @@ def compare_with(
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
-    """Return notes for the user on an export that agrees with the run.
+    """Return notes for the user on a verified export.
 
     Raises:
-        RunError: A graph resizes images differently from vitft by more than the tolerance.
+        RunError: Images resized by the graph differ too much from those resized by vitft.
     """
     notes = [row.cost for row in rows if row.cost]
     if any(each.reads_last_block for each in formats_of(plan).values()):
@@ -127,8 +127,8 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
     if "transformers" in plan.formats:
         notes.append(
-            "transformers needs timm to open the folder, because only timm's image processor "
-            "reproduces the transform of the run"
+            "transformers needs timm to open the folder, because only the image processor for timm "
+            "models reproduces the transform of the run"
         )
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
@@ -151,7 +151,7 @@ def last_block_note(trained: TrainedRun) -> list[str]:
         whole = percent(results["top1"])
         cost = f" (validation accuracy {percent(accuracy)} instead of {whole})"
     return [
-        "models of other libraries read the last block only, so the exported head does so too"
+        "models of other libraries read only the last block, and so does the exported head"
         f"{cost}; --onnx and --torch-export keep the head of the run"
     ]
 
@@ -160,6 +160,6 @@ def export_safetensors(run: str | None, out: Path) -> Exported:
     """Export a run to `out/model.safetensors`, with `out/config.json` if timm can open it.
 
     Raises:
-        VitftError: As for `export_run`; also a RunError if the folder `out` contains files.
+        VitftError: As for `export_run`; also a RunError if the folder `out` already contains files.
     """
     return export_run(run, plan_export(["safetensors"], str(out)))

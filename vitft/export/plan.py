@@ -20,7 +20,7 @@ EXPORT_FORMATS = {
     "torch-export": "a program for torch.export.load (any batch size)",
     "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
 }
-"""Mapping from the name of each format, which is also its option, to a description."""
+"""Mapping from the name of each format, which is also its option name, to a description."""
 
 NEEDED_EXTRAS = {
     "transformers": "transformers",
@@ -30,11 +30,11 @@ NEEDED_EXTRAS = {
 }
 """Mapping from format to the extra of vitft needed to write or reopen it, if any."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
-"""Formats that contain the computation and can therefore include the normalisation."""
+"""Formats that contain the computation graph and can therefore include the normalisation."""
 HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
-"""Default number of validation images on which to compare."""
+"""Default number of validation images on which exports are compared with the original."""
 MAX_LICENCE = 100
 """Maximum number of characters in the name of a licence."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -53,13 +53,13 @@ class ExportPlan:
     with_resize: bool = False
     images: int = NUM_COMPARED
     repo: str = ""
-    """Hub repository (owner/name) to which to upload the folder; empty for no upload."""
+    """Hub repository (owner/name) that the folder is uploaded to; empty for no upload."""
     private: bool = False
     """Whether to make the repository private if it is created."""
     revision: str = ""
     """Branch of the repository; empty for `main`."""
     licence: str = ""
-    """Licence stated in the README; empty for that of the pretrained weights."""
+    """Licence for the README; if empty, the licence of the pretrained weights is used."""
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
@@ -67,7 +67,8 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
 
     Raises:
         UsageError: An option is missing, invalid or incompatible with another option, a library is
-            not installed, or an upload is impossible without a hub token or offline.
+            not installed, or an upload is impossible because HF_HUB_OFFLINE is set or there is no
+            hub token.
         RunError: The folder already contains files or is not writable.
     """
     plan = ExportPlan(
@@ -125,7 +126,7 @@ def check_push(plan: ExportPlan) -> None:
         )
     if len(plan.formats) > 1 or plan.formats[0] not in HUB_FORMATS:
         raise UsageError(
-            "--push-to-hub needs exactly one format, which a library can load from the hub",
+            "--push-to-hub needs exactly one format that a library can load from the hub",
             fix=f"use one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",
         )
     from huggingface_hub import constants, get_token

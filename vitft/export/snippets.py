@@ -1,6 +1,6 @@
-"""Programs for the README of an exported folder, which classify a photo with each library.
+"""Programs that classify a photo, one per library, for the README of an exported folder.
 
-Every program is complete, is run by the tests, and gives the predictions of vitft. Files that
+Every program is complete, is run by the tests, and gives the same predictions as vitft. Files that
 libraries open differently from vitft are converted first: photos rotated by EXIF, images with
 transparency, and 16-bit grey images.
 """
@@ -14,7 +14,7 @@ from vitft.data.transforms import EvalTransform
 
 OPEN = '''
 def open_rgb(path):
-    """Open an image as 8-bit RGB, turned as EXIF says, with transparency on white."""
+    """Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white."""
     image = ImageOps.exif_transpose(Image.open(path))
     WIDE
     if image.has_transparency_data:
@@ -24,18 +24,18 @@ def open_rgb(path):
     return image.convert("RGB")
 '''
 UPPER_BITS = """
-if image.mode.startswith("I"):  # 16-bit grey: the upper 8 bits
+if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits
     image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
 """
 RANGE = """
-if image.mode == "F" or image.mode.startswith("I"):  # the range of the training images
+if image.mode == "F" or image.mode.startswith("I"):  # scale the training range to 0..255
     low, high = {low!r}, {high!r}
     values = np.nan_to_num(np.asarray(image) - low).clip(0, high - low)
     image = Image.fromarray(np.rint(values * (255 / (high - low))).astype(np.uint8))
 """
-"""Conversion of images with more than 8 bits per pixel for a model with a range of grey levels.
+"""Code that converts images with more than 8 bits per pixel for a model with a grey range.
 
-`UPPER_BITS` is the conversion for other models.
+For other models, `UPPER_BITS` is used.
 """
 
 
@@ -67,22 +67,22 @@ def open_code(transform: EvalTransform) -> str:
 
 def caveat(transform: EvalTransform) -> str:
     """Return a paragraph on files that other libraries open differently from vitft."""
-    rest = "floating-point images and 12-bit TIFF need vitft itself."
+    rest = "floating-point images and 12-bit TIFF files can only be opened by vitft itself."
     if transform.grey_range:
         low, high = transform.grey_range
         rest = (
-            f"values of more than 8 bits per pixel are scaled from {low:,.6g} to {high:,.6g}, the "
-            "range of the training images, to 0 to 255."
+            "in images with more than 8 bits per pixel, it scales the range of the training images "
+            f"({low:,.6g} to {high:,.6g}) to 0..255."
         )
     return (
         "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and "
-        "clip 16-bit grey to white. `open_rgb` converts such files as vitft does, which the model "
-        f"needs; {rest}"
+        "clip 16-bit grey to white. `open_rgb` converts such files as vitft does, because the "
+        f"model was trained on images converted in this way; {rest}"
     )
 
 
 def command_line(run: str) -> Snippet:
-    """Return the command of vitft for a model, given as a folder or hf:OWNER/NAME."""
+    """Return the vitft command for a model that is given as a folder or as hf:OWNER/NAME."""
     code = f"vitft predict --run {run} photo.jpg"
     return Snippet("vitft", "", code, "sh")
 
@@ -158,10 +158,10 @@ const model = "{repo}";
 """
     code = f"""
 {(remote if repo else local).strip()}
-// With dtype q8, the model has a quarter of the size, and its answers differ slightly.
+// With dtype q8, the model is a quarter of the size and its predictions differ slightly.
 const classifier = await pipeline("image-classification", model, {{ dtype: "fp32" }});
 
-// An image as 8-bit RGB, turned as EXIF says, with transparency on white.
+// Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white.
 async function openRgb(file) {{
   const upright = sharp(file, {{ ignoreIcc: true }}).rotate().flatten({{ background: "white" }});
   const rgb = upright.toColourspace("srgb").removeAlpha().raw();
@@ -176,12 +176,12 @@ console.log(JSON.stringify([best.label, best.score]));
 
 
 class GraphInput(NamedTuple):
-    """Input that a graph takes."""
+    """Kind of input that a graph takes."""
 
     takes_bytes: bool = False
-    """Whether it takes bytes and normalises them itself."""
+    """Whether the graph takes bytes and normalises them itself."""
     any_size: bool = False
-    """Whether it resizes images itself."""
+    """Whether the graph takes images of any size and resizes them itself."""
 
 
 def onnxruntime_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
@@ -209,7 +209,7 @@ import openvino
 core = openvino.Core()
 model = core.read_model("model.onnx")
 labels = json.loads(model.get_rt_info(["framework", "vitft"]).astype(str))["classes"]
-# Without the hint, some processors compute in 16 bits: faster, and less exact.
+# Without the hint, some processors compute in 16 bits, which is faster but less exact.
 compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 """
     call = "compiled(view(open_rgb(path)))[0][0]"
@@ -266,7 +266,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
     """Return the code of the function `view`, which converts an RGB image to the graph's input."""
     if takes.any_size:
         body = "return np.asarray(image)[None]  # (1, height, width, 3)"
-        return function("view", "image", "Return an RGB image as the input of the graph.", body)
+        return function("view", "image", "Convert an RGB image to the input of the graph.", body)
     height, width = transform.image_size
     grey = transform.channels == 1
     colour = '.convert("RGB")' if grey else ""
@@ -277,7 +277,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
     ]
     if takes.takes_bytes:
         lines.append(f"return np.asarray(image{colour})[None]")
-        text = f"Return the input of the graph, uint8 (1, {height}, {width}, 3)."
+        text = f"Convert an RGB image to the graph's input, uint8 (1, {height}, {width}, 3)."
         return function("view", "image", text, "\n".join(lines))
     lines += [
         "pixels = np.asarray(image, np.float32)"
@@ -287,7 +287,10 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
         f"{list(transform.std)})",
         "return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])",
     ]
-    text = f"Return the input of the graph, float32 (1, {transform.channels}, {height}, {width})."
+    text = (
+        "Convert an RGB image to the graph's input, "
+        f"float32 (1, {transform.channels}, {height}, {width})."
+    )
     return function("view", "image", text, "\n".join(lines))
 
 
@@ -319,7 +322,7 @@ def function(name: str, argument: str, text: str, body: str) -> str:
 
 
 def in_grey(transform: EvalTransform) -> str:
-    """Return the code that converts an image to grey after `open_rgb`; empty for an RGB model."""
+    """Return the code that converts the result of `open_rgb` to grey; empty for an RGB model."""
     return '.convert("L")' if transform.channels == 1 else ""
 
 
@@ -328,4 +331,4 @@ GRAPH_SNIPPETS: Mapping[str, tuple[Callable[[EvalTransform, GraphInput], Snippet
     "int8": (onnxruntime_snippet, openvino_snippet),
     "torch-export": (torch_snippet,),
 }
-"""Programs for each format that contains the computation."""
+"""Functions that return the programs for each format that contains the computation graph."""

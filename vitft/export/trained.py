@@ -73,7 +73,7 @@ def load_trained(run: str | None) -> TrainedRun:
 
 
 def without_paths(card: Card) -> Card:
-    """Return the card with a local path of the pretrained weights reduced to the file name."""
+    """Return the card; if the source of the weights is a local path, only its file name is kept."""
     source = card.weights.get("source", "")
     if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
         return card
@@ -90,7 +90,7 @@ class LabelledImage:
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield up to `count` validation images unchanged since the run, or noise without such images.
+    """Yield up to `count` validation images unchanged since the run, or noise if there are none.
 
     Raises:
         RunError: The file config.toml or split.csv of the run is damaged.

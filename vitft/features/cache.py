@@ -1,10 +1,11 @@
 """On-disk cache of fixed-size rows, keyed by digests of their inputs.
 
-A `Store` holds one row per key for one `space` (weights, cut, view, precision). It is a folder of
-shards, each written once and never changed, so several processes can fill it at once and a crash
-loses only unflushed rows. Every row has a checksum that is verified on reading: a damaged row
-counts as missing and is computed again. Rows are memory-mapped, not loaded; each mapped shard takes
-a file descriptor, so only the most recently used shards are mapped.
+A `Store` holds one row per key for one space, e.g. one combination of weights, cut, view and
+precision. It is a folder of shards, each written once and never changed, so several processes can
+fill it at once and a crash loses only unflushed rows. Every row has a checksum that is verified
+when the row is read: a damaged row counts as missing and is computed again. Rows are memory-mapped,
+not loaded. Each mapped shard uses a file descriptor, so only the most recently used shards are
+mapped.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ KEY_BYTES = 32
 ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
 MAPPED_SHARDS = 64
-"""Maximum number of mapped shards per store: a run has a few stores, and a process can often open
-only 256 files."""
+"""Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
+process to 256 open files."""
 LIMIT_GB = 20.0
 """Total cache size in GB above which the least recently used spaces are removed."""
 
@@ -43,12 +44,12 @@ LIMIT_GB = 20.0
 def default_folder() -> Path:
     """Return the default cache folder.
 
-    If the environment variable VITFT_CACHE is set, this is `features` in the folder that it names.
-    Otherwise, this is `vitft/features` in the user's cache folder, which is XDG_CACHE_HOME, or
-    ~/.cache if that variable is not set or holds a relative path.
+    If the environment variable VITFT_CACHE is set, this is the subfolder `features` of the folder
+    that it names. Otherwise, this is `vitft/features` in the user's cache folder, which is
+    XDG_CACHE_HOME, or ~/.cache if that variable is not set or holds a relative path.
 
     Raises:
-        RunError: The home directory is needed but unknown.
+        RunError: The home directory is needed but cannot be determined.
 
     Source: XDG Base Directory Specification 0.8, which says that relative paths must be ignored.
     """
@@ -73,10 +74,10 @@ def key_of(*parts: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """File that consists of a header, keys, checksums and rows."""
+    """File consisting of a header, keys, checksums and rows."""
 
     path: Path
-    keys: bytes  # 32 per row
+    keys: bytes  # 32 bytes per row
     sums: CachedRows  # (n,) uint32, in memory
     start: int  # offset of the first row in bytes
     shape: tuple[int, ...]  # (n, ...)
@@ -93,7 +94,7 @@ class Shard:
 
 
 class Store:
-    """Rows of one space, by key, with the settings of the space as JSON in the same folder."""
+    """Rows of one space, looked up by key; the same folder holds the space's settings as JSON."""
 
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
@@ -121,9 +122,9 @@ class Store:
             self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """Create the folder and its description if they are missing, and remove stale files.
+        """Create the folder and its description if missing, and remove stale temporary files.
 
-        They may be missing even later, if the cache was removed after the store was opened.
+        The folder can also go missing while the store is open, if the cache is deleted.
         """
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +152,7 @@ class Store:
         """Add the rows of a shard, or delete its file if `read_shard` finds it damaged."""
         try:
             shard = read_shard(path, self.shape, self.dtype)
-        except OSError:  # deleted or out of descriptors, not damaged
+        except OSError:  # deleted, or no free descriptor: not damaged
             return
         if shard is None:
             self.damaged += 1
@@ -161,7 +162,7 @@ class Store:
         with self.lock:
             number = len(self.shards)
             self.shards.append(shard)
-            if number < MAPPED_SHARDS:  # now, so that its rows outlast the file
+            if number < MAPPED_SHARDS:  # map now, so that its rows outlast the file
                 self.rows_of(number)
             for row in range(shard.shape[0]):
                 self.places[shard.keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
@@ -172,11 +173,11 @@ class Store:
             if number not in self.mapped:
                 try:
                     self.mapped[number] = self.shards[number].map()
-                except (OSError, ValueError):  # deleted, or cut
+                except (OSError, ValueError):  # deleted or truncated
                     return None
             self.mapped.move_to_end(number)
             if len(self.mapped) > MAPPED_SHARDS:
-                self.mapped.popitem(last=False)  # a row in use keeps its map
+                self.mapped.popitem(last=False)  # rows in use keep their mapping alive
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
@@ -207,7 +208,7 @@ class Store:
     def add(self, key: bytes, row: CachedRows) -> None:
         """Add a row, and call `flush` if many bytes are pending or the last flush was long ago.
 
-        The time between two flushes grows from one second to five minutes.
+        The interval between flushes grows from one second to five minutes.
 
         Raises:
             RunError, ResourceError: The shard cannot be written.
@@ -242,9 +243,9 @@ class Store:
 
 
 class JoinedStore:
-    """Pair of stores, used as one store whose rows are the concatenated rows of both.
+    """Pair of stores that acts as one store, whose rows are the concatenated rows of both.
 
-    Runs that need only the leading values can thus share the first store.
+    The first store can be shared with runs that need only the leading values.
     """
 
     def __init__(self, leading: Store, rest: Store) -> None:
@@ -258,7 +259,7 @@ class JoinedStore:
         return np.concatenate([parts[0], parts[1]])
 
     def add(self, key: bytes, row: CachedRows) -> None:
-        """Add the two parts of a row to the stores (see `Store.add`)."""
+        """Split a row and add its parts to the two stores (see `Store.add`)."""
         count = self.leading.shape[0]
         if self.leading.get(key) is None:
             self.leading.add(key, row[:count])
@@ -271,7 +272,7 @@ class JoinedStore:
 
 
 def checksum(key: bytes, row: CachedRows) -> int:
-    """Return the CRC-32 of a row and its key, so that a misplaced row is detected too."""
+    """Return the CRC-32 of a row and its key; including the key detects misplaced rows."""
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
 
 
@@ -318,7 +319,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Space of the cache, as listed by `vitft cache`."""
+    """A space in the cache, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
@@ -328,7 +329,7 @@ class Space:
 
 
 def spaces(root: Path) -> list[Space]:
-    """Return the readable spaces in a cache folder, the most recently used first."""
+    """Return the readable spaces in a cache folder, most recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):

@@ -1,8 +1,7 @@
-"""Cut of a model at the freeze boundary into a frozen prefix and a trainable suffix.
+"""Cutting a model at the freeze boundary into a frozen prefix and a trainable suffix.
 
 The frozen prefix is a pure function of the pixels, so it runs once per image and view, not once per
-epoch. The suffix uses the parameters of the model itself, so training the suffix trains the
-model.
+epoch. The suffix shares its parameters with the model, so training the suffix trains the model.
 """
 
 import copy
@@ -39,7 +38,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that determines the output except pixels and precision."""
+        """Return the SHA-256 of everything except pixels and precision that affects the output."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -55,11 +54,11 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return a bf16 version of this prefix for `bf16`, and the prefix itself otherwise.
+        """Return a bf16 version of the prefix if `precision` is `bf16`, otherwise the prefix.
 
-        Runs in fp16 therefore cache float32 features. Our own models are copied with bf16 weights,
-        which needs less memory than autocast and is equally accurate. timm models may need float32
-        in some layers (BatchNorm), so they use autocast.
+        Runs in fp16 therefore cache float32 features. vitft's own models are copied with bf16
+        weights, which needs less memory than autocast and is equally accurate. timm models may need
+        float32 in some layers (BatchNorm), so they use autocast.
         """
         if precision != "bf16":
             return self
@@ -72,8 +71,8 @@ def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
     """Describe the output of a `Prefix` for one image.
 
     Returns:
-        Its shape, (N, D) or (D,) if `pooled`, and the number of leading dimensions that belong to
-        the last block.
+        The shape, which is (D,) for pooled features and (N, D) for tokens, and the number of
+        leading dimensions that belong to the last block.
     """
     if isinstance(model, TimmModel):
         return (model.feature_size,), model.feature_size
@@ -114,7 +113,7 @@ class Suffix(nn.Module):
 
 
 class Whole(nn.Module):
-    """Model that has no frozen prefix and maps pixels to logits (B, C)."""
+    """Model without a frozen prefix, which maps pixels to logits (B, C)."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -125,7 +124,7 @@ class Whole(nn.Module):
 
 
 class Cut(NamedTuple):
-    """Both sides of the freeze boundary; if nothing is frozen, the suffix takes pixels."""
+    """Both sides of the freeze boundary; if nothing is frozen, the suffix is the whole model."""
 
     prefix: Prefix | None
     suffix: nn.Module
@@ -137,7 +136,7 @@ class Cut(NamedTuple):
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model that `models.freeze.freeze_model` has frozen for the stage `freeze`."""
+    """Cut a model that `models.freeze.freeze_model` has already frozen for the stage `freeze`."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))
@@ -150,7 +149,7 @@ def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
 
     Returns:
         The inputs of the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
-        the weights of the prefix.
+        the prefix's weights.
     """
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):

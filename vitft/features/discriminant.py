@@ -1,10 +1,10 @@
 """Linear discriminant analysis with a shrunken covariance, in closed form.
 
-All classes share one covariance matrix, which is shrunk towards a multiple of the identity. With
-few images per dimension, the analysis needs fewer of them than logistic regression to find good
-directions.
+All classes share one covariance matrix, which is shrunk towards a multiple of the identity. The
+method needs fewer images per feature dimension than logistic regression to find good directions.
 
-Notation: n images, D dimensions of a feature, C classes, S shrinkages; `x` is (n, D), `y` is (n,).
+Notation: n images, D feature dimensions, C classes, S shrinkages; the features `x` are (n, D), and
+the class indices `y` are (n,).
 
 Source: Friedman 1989, "Regularized Discriminant Analysis", section 3, with lambda = 1.
 """
@@ -18,23 +18,24 @@ from torch.nn import functional as F
 from vitft.system.device import one_thread
 
 SINGLE_THREAD_VALUES = 10**7
-"""Number of values in a feature matrix below which one thread is used: several threads would save
-less than a second, and could cost as much on a busy machine."""
+"""Number of values in a feature matrix below which a single thread is used: more threads would save
+less than a second, and on a busy machine they could cost as much."""
 SMALLEST_VARIANCE = 1e-6
-"""Lower bound on the mean within-class variance, in case the images of each class are identical."""
+"""Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
+class were identical."""
 
 
 def solve_discriminant(
     x: Tensor, y: Tensor, sample_weight: Tensor, *, classes: int, shrinkages: Sequence[float]
 ) -> Tensor:
-    """Return the heads of linear discriminant analysis for several shrinkages in (0, 1].
+    """Solve linear discriminant analysis for each of several shrinkages in (0, 1].
 
-    Rows with a sample weight (n,) of zero are not used. A class without images gets the
+    Rows whose `sample_weight` (n,) is zero are not used. A class without images gets the
     logit log(0.5 / number of rows used) for every image.
 
     Returns:
         The heads (S, C, D + 1), float64: weights and, in the last column, biases. The logits are
-        those of Gaussian classes, and the prior of a class is its share of the sample weight.
+        those of Gaussian classes; the prior of a class is its fraction of the total sample weight.
     """
     with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
         used = sample_weight > 0
@@ -47,7 +48,7 @@ def solve_discriminant(
         residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
         variance = max(residual.square().sum().item() / x.shape[1], SMALLEST_VARIANCE)
         weights = inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
-        floor = 0.5 / len(y)  # an unseen class is rarer than one of n images
+        floor = 0.5 / len(y)  # an unseen class is rarer than 1 in n images
         bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
         return torch.cat([weights, bias[..., None]], dim=-1)
 
@@ -57,17 +58,17 @@ def inverse_products(
 ) -> Tensor:
     """Return inverse(covariance) @ vectors (S, D, C) for several shrinkages.
 
-    The smaller of two systems is solved: D equations, or n equations by Woodbury's identity.
+    The smaller of two systems is solved: D equations, or n equations by the Woodbury identity.
 
     Args:
-        residual: Rows (n, D) whose Gram matrix R^T R is the covariance before shrinkage.
+        residual: Matrix R (n, D) such that R^T R is the covariance before shrinkage.
         vectors: Columns (D, C).
-        variance: Diagonal element of the matrix towards which the covariance is shrunk.
+        variance: Diagonal value of the matrix towards which the covariance is shrunk.
         shrinkages: Fractions s; the covariance is (1 - s) R^T R + s * variance * I.
     """
     found = []
     is_dual = len(residual) < residual.shape[1]
-    rows = residual.float()  # twice as fast; the ridge is far above its rounding
+    rows = residual.float()  # twice as fast; rounding errors are far below the ridge
     gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
     identity = torch.eye(len(gram), dtype=gram.dtype)
     projected = residual @ vectors if is_dual else vectors

@@ -47,11 +47,11 @@ from vitft.system.errors import DataError, DivergedError, ImageError
 LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
 FEATURES_VERSION = "1"
-"""Part of the settings of every store; incremented whenever other settings stay the same but the
-values change."""
+"""Part of the settings of every store; incremented when the features change although all other
+settings stay the same."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
-"""Number of images per forward pass, by type of device; on a CPU thread, larger batches do not help
-(docs/experiments.md)."""
+"""Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
+help (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
 
@@ -61,10 +61,10 @@ class ExtractedImage:
     """File being processed by the extractor."""
 
     found: InspectedFile | ImageError
-    facts: InspectedFile | None = None  # facts to be cached
+    facts: InspectedFile | None = None  # facts to add to the cache
     fingerprint: FactsRow | None = None
     pixels: Pixels | None = None  # input of the prefix; None if the output is known
-    row: Any = None  # output of the prefix, as stored
+    row: Any = None  # output of the prefix, as stored in the cache
 
 
 class Extractor:
@@ -73,10 +73,10 @@ class Extractor:
     Args:
         prefix: The frozen layers, converted to `precision` by `Prefix.in_precision`.
         folder: Cache folder; None for a temporary folder of this process.
-        precision: `fp32` to decode and resize as documented; `bf16` or `fp16` to use `data.jpeg`
-            where possible.
-        max_pixels: Maximum number of pixels of an image.
-        exact: Whether to decode and resize as documented in every precision.
+        precision: With `fp32`, images are decoded and resized as documented; with `bf16` or `fp16`,
+            the faster `data.jpeg` is used where possible.
+        max_pixels: Maximum number of pixels per image.
+        exact: Whether to decode and resize as documented at any precision.
         workers: Number of threads, each on one core (default: as many as torch uses).
     """
 
@@ -96,7 +96,7 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
-        libraries = ("torch", "pillow", "simplejpeg")  # they affect the last bits
+        libraries = ("torch", "pillow", "simplejpeg")  # their versions affect the last bits
         self.space = {
             "vitft": FEATURES_VERSION,
             "prefix": prefix.digest(),
@@ -122,7 +122,7 @@ class Extractor:
         return self.stores[view.settings]
 
     def open_view(self, view: View) -> AnyStore:
-        """Open the store of a view, with any features of earlier blocks in a separate store."""
+        """Open the store of a view; features of earlier blocks, if any, are in a separate store."""
         space, shape = {**self.space, "view": view.settings}, self.prefix.shape
         dtype = "uint16" if self.precision == "bf16" else "float32"
         more = shape[-1] - self.prefix.leading
@@ -133,10 +133,10 @@ class Extractor:
         return JoinedStore(leading, open_store(self.folder, space, (more,), dtype))
 
     def of_last_block(self) -> Self:
-        """Return an extractor of the last block's features that uses the rows cached by this one.
+        """Return an extractor for the last block's features that uses the rows cached by this one.
 
-        Afterwards, this extractor must not compute features: both use the same model, which then
-        reads only the last block.
+        Afterwards, this extractor must not compute features: both extractors use the same model,
+        which from then on reads only the last block.
         """
         found = copy.copy(self)
         if isinstance(self.prefix.model, VisionTransformer):
@@ -157,11 +157,11 @@ class Extractor:
         fingerprints: Fingerprints | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file of a folder and compute its row, decoding the file at most once.
+        """Inspect every file of a folder and cache its features, decoding each file at most once.
 
         Raises:
             DataError: Too many files are unreadable (see `inspect_folder`).
-            DivergedError: Features are not finite, or too large to compute with.
+            DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
         images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints)
@@ -171,11 +171,11 @@ class Extractor:
     def compute(
         self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
     ) -> None:
-        """Compute the rows of those files that are not in the cache.
+        """Compute and cache the features of those files that have none in the cache.
 
         Raises:
             ImageError: A file is no longer a readable image.
-            DivergedError: Features are not finite, or too large to compute with.
+            DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
         for image in self.extract(root, files, view):
@@ -190,12 +190,12 @@ class Extractor:
         view: View,
         fingerprints: Fingerprints | None = None,
     ) -> Iterator[ExtractedImage]:
-        """Yield every file in order, once its row is in the cache.
+        """Yield every file in order, once its features are in the cache.
 
-        An unreadable file has an `ImageError` in `found`, and no row.
+        For an unreadable file, `found` is an `ImageError`, and no features are cached.
 
         Raises:
-            DivergedError: Features are not finite, or too large to compute with.
+            DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
         store, on_cpu = self.store(view), self.device.type == "cpu"
@@ -205,7 +205,7 @@ class Extractor:
         load = functools.partial(self.load, view=view, store=store, fingerprints=fingerprints)
 
         def work(chunk: Sequence[File]) -> list[ExtractedImage]:
-            torch.set_num_threads(1)  # for this thread: one core decodes and computes
+            torch.set_num_threads(1)  # in this thread: one core decodes and computes
             loaded = (
                 inspect_file(
                     root,
@@ -260,19 +260,19 @@ class Extractor:
         return result
 
     def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
-        """Run the prefix on those images of a batch that have pixels.
+        """Run the prefix on the images of a batch whose output is not yet known.
 
         Raises:
-            DivergedError: The outputs are not finite, or too large to compute with.
+            DivergedError: The outputs are not finite or are too large to compute with.
         """
         missing = [image for image in batch if image.pixels is not None]
         if not missing:
             return
         pixels = torch.from_numpy(np.stack([m.pixels for m in missing if m.pixels is not None]))
         outputs = run_prefix(self.prefix, view.transform.normalise(pixels.to(self.device))).cpu()
-        if not bool((outputs.abs() < LARGEST_FEATURE).all()):  # also for NaN
+        if not bool((outputs.abs() < LARGEST_FEATURE).all()):  # true for NaN too
             raise DivergedError(
-                "the weights turn images into features that are infinite, NaN or above "
+                "the features computed with these weights are infinite, NaN or above "
                 f"{LARGEST_FEATURE:.0e}",
                 fix="use other weights; these are damaged or come from a run that diverged",
             )
@@ -300,7 +300,7 @@ class Extractor:
         Above 2 GiB, the result is a memory-mapped temporary file.
 
         Raises:
-            DataError: A row is missing because its image or the cache has changed.
+            DataError: A row is missing because the image or the cache has changed.
         """
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
         if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
@@ -325,13 +325,14 @@ class Extractor:
 def batch_size(device: str, width: int) -> int:
     """Return the number of images per forward pass.
 
-    For wide models on a CPU, it is only 8, because the activations of 8 images fill the CPU caches.
+    For wide models on a CPU, the result is only 8, because the activations of 8 images already fill
+    the CPU caches.
     """
     return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:
-    """Return the error for a file that is no longer the image it was when the run began."""
+    """Return the error for a file that was deleted or replaced during the run."""
     return DataError(
         f"{error.path} was deleted or replaced during the run ({error.reason})",
         fix="restore the file and run the command again, or start a new run without it",

@@ -1,8 +1,9 @@
-"""Facts and perceptual fingerprints of a folder's images, cached as fixed-size rows.
+"""Facts (size and remarks) and perceptual fingerprints of images, cached as fixed-size rows.
 
-A row of facts holds width, height and remarks as JSON, padded with spaces. Its key depends on the
-file's digest and suffix, because a remark may be about a wrong suffix. A second pass over the same
-files reads their bytes but decodes nothing. This module does not import torch.
+A row of facts holds the width, the height and the remarks as JSON, padded with spaces. Its key
+depends on the digest and the suffix of the file, because a remark can say that the suffix is wrong.
+A second pass over the same files reads their bytes but decodes nothing. This module does not import
+torch.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def facts_key(path: str, sha256: str) -> bytes:
 
 
 def encode_facts(file: InspectedFile) -> FactsRow | None:
-    """Return the facts as a row (FACTS_BYTES,), or None if they are too long."""
+    """Return the facts as a row (FACTS_BYTES,), or None if they do not fit."""
     text = json.dumps([file.width, file.height, file.odd]).encode()
     if len(text) > FACTS_BYTES:
         return None
@@ -93,7 +94,7 @@ class Fingerprints:
             if known is not None and (facts := decode_facts(known, opened)) is not None:
                 return facts, np.array(known[FACTS_BYTES:])
         facts = opened.facts()
-        if opened.jpeg is None:  # otherwise already decoded strictly
+        if opened.jpeg is None:  # otherwise, simplejpeg has decoded it strictly
             facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
         return facts, fingerprint_of(opened.image)
 
@@ -116,7 +117,7 @@ class Fingerprints:
         return np.stack([self.by_digest[digest] for digest in digests])
 
     def duplicate_groups(self) -> dict[str, str]:
-        """Return a mapping from each digest with near-duplicates to the name of its group."""
+        """Map the digest of each image that has near-duplicates to the name of its group."""
         digests = list(self.by_digest)
         return group_names(digests, near_pairs(self.table(digests)))
 
@@ -129,10 +130,10 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder (see `inspection.inspect_folder`), and add the fingerprints.
+    """Inspect every file of a folder and add its fingerprint to `fingerprints`.
 
     Raises:
-        DataError: Too many files are unreadable.
+        DataError: Too many files are unreadable (see `inspection.inspect_folder`).
         RunError, ResourceError: The cache cannot be written.
     """
     root = os.fspath(folder.root)
@@ -166,11 +167,11 @@ def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
     If the default folder cannot be used, a warning is logged and fingerprints are not cached.
 
     Raises:
-        RunError, ResourceError: Another folder was chosen and cannot be used.
+        RunError, ResourceError: The folder chosen with `cache` cannot be used.
     """
     if cache == "none":
         return None
-    space = {"vitft": "1", "what": "sketches of images"}  # incremented if they change
+    space = {"vitft": "1", "what": "sketches of images"}  # incremented if the rows change
     if grey_range:
         space["grey_range"] = str(grey_range)
     try:
@@ -186,7 +187,8 @@ def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
 def hidden_damage(data: bytes) -> tuple[str, ...]:
     """Return a remark if a JPEG has corrupt data that Pillow decodes without an error.
 
-    None of 2,000 real photos gets this remark, but every file with a run of zeros inside does.
+    In a test, none of 2,000 real photos got this remark, but every file with a run of zero bytes
+    inside did.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return ()

@@ -1,6 +1,7 @@
 """Linear heads on fixed features, and their cross-validation.
 
-Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
+Notation: n images, D feature dimensions, C classes, K folds; the features `x` are (n, D), and the
+class indices `y` are (n,).
 """
 
 import functools
@@ -36,24 +37,24 @@ log = logging.getLogger(__name__)
 
 CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""L2 penalties to try, from strong to weak; each fit starts at the previous solution."""
+"""L2 penalties to try, from strong to weak; each fit starts from the previous solution."""
 CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Fractions of the training images on the learning curve."""
+"""Fractions of the training images at which the learning curve is measured."""
 CV_IMAGES = 20_000
 """Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
 METHOD_IMAGES = 8_000
-"""Maximum number of images used to choose between heads that read one block or several."""
+"""Maximum number of images used to choose between reading one block and reading several."""
 FLOAT64_VALUES = 10**7
-"""Maximum number of values in a feature matrix for solving in float64."""
+"""Maximum number of values in a feature matrix for which the head is solved in float64."""
 DEFAULT_L2 = 0.1
-"""L2 penalty used where choosing one by cross-validation would take too long."""
+"""L2 penalty used where cross-validation does not choose one."""
 
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
-    """Return, for each image (n,), the number of the fold that holds it out.
+    """Return, for each image, the index of the fold that holds it out: (n,).
 
     The folds are stratified by class. Near-duplicates, which share a number in `groups` (n,), are
-    held out together with the first image of their group.
+    all in the fold of the first image of their group.
     """
     random = np.random.default_rng(seed)
     fold_id = np.empty(len(y), dtype=np.int64)
@@ -80,17 +81,17 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    The result is None if there are too few images for the accuracy to be meaningful: fewer outside
-    a fold than there are classes or, in a subset of the images, fewer per class than there are
-    folds.
+    The result is None if there are too few images for a meaningful accuracy. If all images are
+    used, there must be at least as many images outside each fold as there are classes. If only a
+    subset is used, it must have at least `CV_FOLDS` images per class on average.
     """
     rows = stratified_subset(y, most, seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
         return rows
     log.info(
-        f"the run is not cross-validated and the labels are not checked: {len(rows):,} of "
-        f"{len(y):,} images are too few for {classes:,} classes"
+        f"skipping cross-validation and the check for label errors: {len(rows):,} images "
+        f"(of {len(y):,} in total) are too few for {classes:,} classes"
     )
     return None
 
@@ -113,12 +114,15 @@ def choose_penalty(
     views: int = 1,
     groups: Tensor | None = None,
 ) -> tuple[float, list[PenaltyScore]]:
-    """Return the penalty with the best cross-validated accuracy, and the scores of those tried.
+    """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
 
-    Ties are broken by the loss. Penalties are tried from strong to weak until the loss has risen
-    twice in a row. The rows are `views` blocks of the same images. All views of an image and of its
-    near-duplicates, which share a number in `groups` (n / views,), are held out together, and only
-    the first view is scored.
+    Penalties are tried from strong to weak until the loss has risen twice in a row. The rows of `x`
+    and `y` are `views` blocks, one for each view of the same images. All views of an image and of
+    its near-duplicates, which share a number in `groups` (n / views,), are held out together, and
+    only the first view is scored.
+
+    Returns:
+        The penalty, and the scores of all penalties tried.
     """
     images = len(y) // views
     first = y[:images]
@@ -132,7 +136,7 @@ def choose_penalty(
         top1 = (logits.argmax(dim=-1) == first).float().mean().item()
         path.append(PenaltyScore(l2, top1, F.cross_entropy(logits, first).item()))
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
-            break  # the loss is nearly convex along the path, so it will only increase
+            break  # the loss is nearly convex along the path, so it would keep rising
     return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
 
 
@@ -158,15 +162,15 @@ def cross_validate(
     seed: int,
     groups: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
-    """Cross-validate a way to fit a head on increasing fractions of the images.
+    """Cross-validate a method of fitting a head on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
     `groups` (n,).
 
     Returns:
-        The results, and the logits of the images with heads fitted to the largest fraction; None if
-        there are too few images (see `cross_validation_rows`), or too few outside a fold because
-        near-duplicates fill it.
+        The results, and the held-out logits of the images from heads fitted to the largest
+        fraction. None if there are too few images (see `cross_validation_rows`), or if one fold has
+        so many near-duplicates that too few images are outside it.
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
@@ -193,7 +197,7 @@ def cross_validate(
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
         curve.append({"images": images, "top1": right / len(y)})
-    if not curve:  # near-duplicates fill most of a fold
+    if not curve:  # too few images outside a fold full of near-duplicates
         return None
     results: CrossValidation = {
         "images": len(y),
@@ -210,15 +214,15 @@ def cross_validate(
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     """Return the expected gain in accuracy from doubling the number of images, or None.
 
-    Each point is a pair of a number of images and an error rate; the numbers ascend. A power law is
-    fitted to the last three points. The gain is None with fewer than three points, if any error is
-    zero, or if the fitted error does not decrease.
+    Each point is a number of images and an error rate, in ascending order of the number of images.
+    A power law is fitted to the last three points. The gain is None if there are fewer than three
+    points, if any error is zero, or if the fitted error does not decrease.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
     if len(points) < 3 or any(error <= 0 for _, error in points):
         return None
-    logs = np.log(np.array(points[-3:]))  # omit the least informative, smallest subset
+    logs = np.log(np.array(points[-3:]))  # omit the smallest subset, which is the least informative
     slope, _ = np.polyfit(logs[:, 0], logs[:, 1], 1)
     if slope >= 0:
         return None
@@ -245,9 +249,9 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
 class SampledRows(NamedTuple):
     """A stratified sample of images, with all of their views."""
 
-    rows: Tensor  # positions of all views
+    rows: Tensor  # row indices of all views
     first: Tensor  # class indices (n,) of the images
-    groups: Tensor | None  # numbers (n,) that near-duplicates share
+    groups: Tensor | None  # group numbers (n,), shared by near-duplicates
 
 
 def sample_rows(
@@ -255,7 +259,7 @@ def sample_rows(
 ) -> SampledRows:
     """Return a stratified sample of at most `most` images.
 
-    `y` consists of `views` blocks of class indices, one block for each view of the same images, and
+    `y` consists of `views` blocks of class indices, one block for each view of the same images.
     `groups` has one number per image.
     """
     images = len(y) // views
@@ -266,7 +270,7 @@ def sample_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
-    """Linear layer on raw features, with the scores that decided how it was fitted."""
+    """Linear layer on raw features, with the scores that determined how it was fitted."""
 
     weight: Tensor  # (C, D), or (C, read) if the head reads the leading features only; float32
     bias: Tensor  # (C,), float32
@@ -275,11 +279,11 @@ class SolvedHead:
     ]  # weight (C, read) and bias (C,) of the head on the leading features
     method: HeadMethod
     path: Sequence[PenaltyScore]  # empty if the penalty was given
-    candidates: Sequence[HeadCandidate]  # empty if all features belong to one block
+    candidates: Sequence[HeadCandidate]  # empty if cross-validation did not choose the blocks
 
     @property
     def l2(self) -> float:
-        """Penalty of the logistic regression on standardised features."""
+        """L2 penalty of the logistic regression on standardised features."""
         return self.method.l2
 
 
@@ -295,14 +299,18 @@ def solve_head(
     groups: Tensor | None = None,
     read: int | None = None,
 ) -> SolvedHead:
-    """Fit a linear head to raw float32 features (n, D), in `views` blocks of the same images.
+    """Fit a linear head to raw float32 features (n, D).
+
+    The rows of `x` and `y` are `views` blocks, one for each view of the same images. If `balanced`
+    is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
+    number in `groups` (n / views,).
 
     `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty,
-    or `DEFAULT_L2` is used if the subset to cross-validate has too few images per class. If
-    `balanced` is set, every class has the same total weight; a class may have no rows.
-    Near-duplicates share a number in `groups` (n / views,). The first `read` columns are features
-    of the last block, by default all. If there are more columns, cross-validation also chooses
-    which blocks the head reads, unless there are too few images per class.
+    unless the subset to cross-validate has too few images per class; then `DEFAULT_L2` is used.
+
+    The first `read` columns (default: all) are features of the last block. If there are more
+    columns, cross-validation also chooses which blocks the head reads, unless there are too few
+    images per class; then the head reads only the last block.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     read = read or x.shape[1]

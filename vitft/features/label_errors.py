@@ -4,7 +4,8 @@ For each image, the probabilities from a linear head that was not fitted to the 
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
 alone, and better than the thresholds of confident learning (docs/experiments.md).
 
-Notation: n images, C classes, D dimensions of a feature; `x` is (n, D), `y` is (n,).
+Notation: n images, C classes, D feature dimensions; the features `x` are (n, D), and the class
+indices `y` are (n,).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
-"""Minimum ratio of the highest probability to that of the given label for reporting an error."""
+"""A label error is reported if some class is at least this many times as probable as the label."""
 
 
 def check_labels(
@@ -38,12 +39,13 @@ def check_labels(
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Find probable label errors, scoring each image with heads that were not fitted to it.
 
-    An image with several labels is neither used for fitting nor reported here, because the audit
-    lists it separately. `groups` maps the digest of each image that has near-duplicates to the name
-    of their group, and `features` is a function from digests to features (n, D).
+    An image whose identical copies have different labels is neither used for fitting nor reported
+    here, because the audit lists such images separately. `groups` maps the digest of each image
+    that has near-duplicates to the name of its group. `features` is a function that returns the
+    features (n, D) of images, given their digests.
 
     Returns:
-        The label errors, and a mapping from each path to the probability of each class by name.
+        The label errors, and a mapping from each path to the probabilities of the classes by name.
     """
     by_digest: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -70,7 +72,7 @@ def check_labels(
 
 
 def number_groups(names: Iterable[str]) -> Tensor:
-    """Return an integer (n,) for each name; distinct names are numbered as they first appear."""
+    """Return an integer for each name, (n,): equal names get equal integers, counted from 0."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
@@ -80,8 +82,8 @@ def find_mislabels(
 ) -> list[Mislabel]:
     """Return the files with a class at least `ODDS` times as probable as the label.
 
-    The clearest cases come first. `paths` lists the files of each image; the list of an image that
-    is not to be reported is empty. `probabilities` is (n, C).
+    The clearest cases come first. `paths` lists the files of each image; the list is empty if the
+    image must not be reported. `probabilities` is (n, C).
     """
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
@@ -104,7 +106,7 @@ def label_probabilities(
 ) -> Tensor:
     """Return class probabilities (n, C) that combine a head with nearest neighbours.
 
-    Each row of `logits` (n, C) comes from a head that was not fitted to that image.
+    Each row of `logits` (n, C) must come from a head that was not fitted to that image.
     Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
     the result sum to 1.
     """
@@ -123,7 +125,7 @@ def out_of_fold_logits(
     sample_weight: Tensor | None = None,
     l2: float | None = None,
 ) -> Tensor:
-    """Return each image's logits (n, C) from a head not fitted to the image or a near-duplicate.
+    """Return each image's logits (n, C) from a head fitted without it and its near-duplicates.
 
     Near-duplicates share a number in `groups` (n,). If `sample_weight` (n,) is None, all weights
     are 1; if the penalty `l2` is None, cross-validation chooses the penalty.

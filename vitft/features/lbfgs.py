@@ -1,12 +1,12 @@
 """Batched L-BFGS for smooth convex functions.
 
-The functions are evaluated together, in one pass over the data, but each has its own curvature,
-step and stopping point.
+The functions are evaluated together, in one pass over the data, but each has its own curvature
+estimate, step length and stopping point.
 
 Notation: K functions of P parameters each.
 
 Sources: Nocedal and Wright 2006, "Numerical Optimization", algorithm 7.4 (two-loop recursion);
-Hager and Zhang 2005, section 4 (acceptance of a step when rounding hides its descent).
+Hager and Zhang 2005, section 4 (acceptance of a step whose decrease is hidden by rounding).
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from points (K, P) to values (K,) and gradients (K, P), all float64."""
 
 ARMIJO = 1e-4
-"""Fraction of the predicted descent that a step must achieve (Armijo condition)."""
+"""Fraction of the predicted decrease that a step must achieve (Armijo condition)."""
 ROUNDING = 1e-6
-"""Fraction of the value below which rounding may hide a change, for float32 features."""
+"""Largest relative change in a function's value that rounding of float32 features may hide."""
 STALLED = 1e-12
-"""Decrease, relative to max(1, abs(value)), below which a function has converged."""
+"""Decrease, relative to max(1, abs(value)), below which a function counts as converged."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class CurvatureHistory:
     weights: list[Tensor]  # 1 / (step . change), (K,); 0 where a step is unusable
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Add a step and the change in the gradients, both (K, P), keeping only the last ten."""
+        """Add a step and the change in the gradients, both (K, P); only the last ten are kept."""
         along = row_dot(step, change)
         usable = along > 1e-14 * row_dot(change, change)
         self.steps.append(step)
@@ -67,7 +67,8 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
     """Minimise every function, and return the final points (K, P).
 
     Iteration stops for a function when the largest absolute entry of its gradient is at most
-    `tolerance`, when it no longer decreases, or after `steps` steps. `start` (K, P) is float64.
+    `tolerance`, when its value no longer decreases, or after `steps` steps. `start` (K, P) is
+    float64.
     """
     point = start.clone()
     value, gradient = objective(point)
@@ -96,11 +97,11 @@ def line_search(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Halve each function's step until the function decreases, trying at most 25 lengths.
 
-    A step is also accepted if rounding may hide the decrease and the gradient confirms it.
+    A step is also accepted if rounding may hide a decrease that the new gradient confirms.
 
     Returns:
         The step (K, P), which is zero where no length was accepted; the value (K,) and gradient
-        (K, P) after the step; and a mask (K,) of the functions with an accepted step.
+        (K, P) after the step; and a mask (K,) of the functions whose step was accepted.
     """
     slope = row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)

@@ -1,9 +1,10 @@
 """Multinomial logistic regression on fixed features, solved to the optimum by L-BFGS.
 
-Problems that differ only in their sample weights (folds, subsets of the data) are solved together,
+Problems that differ only in their sample weights (folds, subsets of the data) are solved together
 so that each pass over the features serves all of them.
 
-Notation: n images, D dimensions of a feature, C classes, K problems; `x` is (n, D), `y` is (n,).
+Notation: n images, D feature dimensions, C classes, K problems; the features `x` are (n, D), and
+the class indices `y` are (n,).
 """
 
 import functools
@@ -17,7 +18,7 @@ from vitft.features.lbfgs import minimise
 from vitft.system.device import one_thread
 
 LARGE_VALUES = 10**8
-"""Number of values above which a feature matrix is not copied."""
+"""Number of values above which a feature matrix is read in chunks instead of copied."""
 CHUNK_ROWS = 16_384
 SINGLE_THREAD_COST = 10**8
 """Number of multiplications per step below which one thread is faster than two."""
@@ -39,7 +40,7 @@ class Standardizer:
     def fit(cls, x: Tensor) -> Self:
         """Fit to training features (n, D), leaving constant dimensions unscaled.
 
-        For a large matrix, the moments are summed in float64, chunk by chunk.
+        For a large matrix, mean and variance are computed in float64, chunk by chunk.
         """
         if not is_large(x):
             std, mean = torch.std_mean(x, dim=0, correction=0)
@@ -57,13 +58,14 @@ class Standardizer:
         return x.sub(self.mean).div_(self.std)
 
     def leading(self, count: int) -> Self:
-        """Return the scaling of the first `count` dimensions."""
+        """Return the standardizer of the first `count` dimensions."""
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight (C, D) and bias (C,) that give the logits of a head on raw features.
+        """Convert a head (C, D + 1) on standardised features to an equivalent one on raw features.
 
-        The head (C, D + 1) takes standardised features; the weight and bias are in float32.
+        Returns:
+            The weight (C, D) and bias (C,) of the head on raw features, float32.
         """
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
         return raw, bias - raw @ self.mean
@@ -76,7 +78,7 @@ class CrossEntropyObjective:
     x: Tensor
     y: Tensor
     weights: Tensor
-    """Weight of each image in each problem (K, n), where rows sum to 1."""
+    """Weight of each image in each problem, (K, n); each row sums to 1."""
     classes: int
     l2: float
     standardizer: Standardizer | None
@@ -99,7 +101,7 @@ class CrossEntropyObjective:
         for begin in range(0, len(self.x), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            # Images are last because too few classes would leave SIMD lanes empty.
+            # Images are the last axis because a few classes would leave SIMD lanes empty.
             logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
             log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
             target = self.y[None, None, part].expand(problems, 1, -1)
@@ -132,8 +134,8 @@ def solve_logistic(
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
     Computations use the dtype of the features, float32 or float64. The features must be
-    standardised, unless `standardizer` is given, which scales them chunk by chunk to avoid a copy
-    of the whole matrix. Biases are not penalised. Iterations start at the heads `start`
+    standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
+    of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
     (K, C, D + 1), by default zero, and stop as in `lbfgs.minimise`.
 
     Returns:
@@ -155,8 +157,8 @@ def solve_logistic(
 
 
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
-"""Approximate solver for heads that only serve to score a penalty or a fraction of the images; on
-real photos, their accuracies differ from those of the optimum by at most 3 images in 1,000."""
+"""Approximate solver for heads that only serve to score a penalty or a fraction of the images. On
+real photos, the accuracy differs from that of the optimum by at most 3 images in 1,000."""
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
@@ -169,7 +171,7 @@ def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
 
 
 def linear_logits(x: Tensor, head: Tensor) -> Tensor:
-    """Return the logits (n, C) of a solved head (C, D + 1)."""
+    """Return the logits (n, C) of a solved head (C, D + 1) for features (n, D)."""
     return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)
 
 

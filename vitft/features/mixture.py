@@ -1,12 +1,12 @@
-"""Choice of a linear head that reads one or several blocks, by cross-validation.
+"""Choice between linear heads that read one block or several, by cross-validation.
 
 The candidates are logistic regression on the features of the last block, linear discriminant
 analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
-log-probabilities. Because the normalisers are the same for all classes, every candidate is a single
-linear layer. The validation images take no part in the choice.
+log-probabilities. The normalisers of the log-probabilities are the same for all classes and can be
+omitted, so every candidate is a single linear layer. The choice does not use validation images.
 
-Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
-The leading columns of `x` are the features of the last block.
+Notation: n images, D feature dimensions, C classes, K folds; the features `x` are (n, D), and the
+class indices `y` are (n,). The leading columns of `x` are the features of the last block.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from vitft.metrics.results import HeadCandidate
 
 SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
-"""Number of images below which only the last block is read: the evidence is too weak."""
+"""Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Prior means of the logarithms of the two heads' weights, with almost no weight on the second."""
+"""Prior means of the logarithms of the two heads' weights; they give the second little weight."""
 PRIOR_STRENGTH = 3.0
-"""Penalty, in units of the loss of one image, per squared deviation from the prior means."""
+"""Penalty per squared deviation from the prior means, in units of the loss of one image."""
 
 FACTOR_EXPONENTS = (-4.0, 2.0)
-"""Smallest and largest decimal logarithms of the factor that calibrates logits."""
+"""Smallest and largest base-10 logarithm of the factor that calibrates logits."""
 LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 
 
@@ -40,17 +40,17 @@ class HeadMethod:
     """Method of fitting a linear head to standardised features."""
 
     l2: float
-    """Penalty of the logistic regression."""
+    """L2 penalty of the logistic regression."""
     read: int
     """Number of leading features that the logistic regression reads."""
     logistic: float = 1.0
-    """Factor of the logits of the logistic regression."""
+    """Factor applied to the logits of the logistic regression."""
     discriminant: float = 0.0
-    """Factor of the logits of the discriminant analysis; 0 if the head does not use it."""
+    """Factor applied to the logits of the discriminant analysis; 0 if it is not used."""
     shrinkage: float = 0.0
     name: str = LAST_BLOCK
     alone: float = 1.0
-    """Factor that calibrates the logits of the logistic regression when used by itself."""
+    """Factor that calibrates the logits of the logistic regression if it is used alone."""
 
     @property
     def reads_several(self) -> bool:
@@ -68,11 +68,11 @@ class HeadMethod:
     ) -> Tensor:
         """Return one approximate head for each of K sets of sample weights (K, n).
 
-        If the heads read the leading features only, iterations start at the heads `start`
+        If the heads read only the leading features, iterations start from the heads `start`
         (K, C, read + 1).
 
         Returns:
-            Heads (K, C, D + 1), or (K, C, read + 1) if they read the leading features only.
+            The heads (K, C, D + 1), or (K, C, read + 1) if they read only the leading features.
         """
         leading = x[:, : self.read]
         if not self.reads_several:
@@ -85,10 +85,9 @@ class HeadMethod:
         return self.combine(logistic, torch.stack(discriminant))
 
     def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
-        """Return the weighted sum (..., C, D + 1) of two kinds of heads.
+        """Return the weighted sums (..., C, D + 1) of two kinds of heads.
 
-        The heads of the logistic regression are (..., C, read + 1), and those of the discriminant
-        analysis (..., C, D + 1).
+        `logistic` has the shape (..., C, read + 1), and `discriminant` (..., C, D + 1).
         """
         total = self.discriminant * discriminant
         total[..., : self.read] += self.logistic * logistic[..., :-1]
@@ -97,7 +96,7 @@ class HeadMethod:
 
 
 class Candidate(NamedTuple):
-    """Method with its cross-validated log-probabilities (n, C)."""
+    """A head method with its cross-validated log-probabilities (n, C)."""
 
     name: str
     method: HeadMethod
@@ -112,7 +111,7 @@ class Candidate(NamedTuple):
         return (self.scores.argmax(dim=-1) == y).float().mean().item()
 
     def described(self, y: Tensor) -> HeadCandidate:
-        """Return the name, mean loss and accuracy."""
+        """Return the name, the mean loss and the accuracy."""
         return {
             "reads": self.name,
             "cv_loss": self.losses(y).mean().item(),
@@ -130,18 +129,18 @@ def choose_head_method(
     l2: float,
     read: int,
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
-    """Return the method to fit the head with, and the scores of all candidates.
+    """Choose the method for fitting the head, and return it with the scores of all candidates.
 
-    With fewer than `MIN_IMAGES` images, the last block is the only candidate.
+    With fewer than `MIN_IMAGES` images, a head on the last block is the only candidate.
 
     Args:
-        x: Standardised features, one block of the same images for each view; the first block is
-            scored.
+        x: Standardised features in blocks, one for each view of the same images; only the first
+            block is scored.
         y: Class indices of all rows.
-        sample_weight: Weights of the rows (K, rows), zero for those that each fold holds out.
+        sample_weight: Weights of the rows (K, rows), zero for those that the fold holds out.
         fold_id: Fold that holds out each image (n,).
         classes: Number of classes.
-        l2: Penalty of the logistic regression.
+        l2: L2 penalty of the logistic regression.
         read: Number of leading features that belong to the last block.
     """
     images = len(fold_id)
@@ -178,7 +177,7 @@ def choose_shrinkage(
 ) -> tuple[float, float, Tensor]:
     """Choose the shrinkage of the discriminant analysis by cross-validation.
 
-    The arguments are those of `choose_head_method`.
+    The arguments are the same as for `choose_head_method`.
 
     Returns:
         The shrinkage with the lowest loss, the factor that calibrates the logits, and the
@@ -200,10 +199,10 @@ def choose_shrinkage(
 
 
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """Return the factor of the logits with the lowest loss, and the log-probabilities (n, C).
+    """Return the factor that minimises the loss of the logits, and the log-probabilities (n, C).
 
-    The loss replaces each label by a random one with probability 1 / n. Otherwise, the loss of
-    logits (n, C) that classify all images correctly would keep falling as the factor grows.
+    In the loss, each label is replaced by a random one with probability 1 / n. Otherwise, the loss
+    of logits (n, C) that classify all images correctly would keep falling as the factor grows.
     """
     images, classes = logits.shape
     target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
@@ -217,7 +216,7 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the position of a function's only minimum in an interval, to within 1e-3."""
+    """Return the position of the only minimum of a function in an interval, to within 1e-3."""
     ratio = (5**0.5 - 1) / 2  # golden-section search
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
@@ -238,10 +237,10 @@ def choose_candidate(
 ) -> Candidate:
     """Return the candidate to use.
 
-    Discriminant analysis alone is preferred to the mixture if the loss is lower by more than a
-    standard error and the accuracy is not lower. The preferred of the two is used only if its loss
-    is lower than that of the last block alone by more than a standard error; otherwise, the head
-    reads the last block alone.
+    Discriminant analysis alone is preferred to the mixture if its loss is lower by more than a
+    standard error and its accuracy is not lower. The preferred candidate is used only if its loss
+    is lower than the loss with the last block by more than a standard error; otherwise, the head
+    reads only the last block.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
@@ -250,19 +249,19 @@ def choose_candidate(
 
 
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
-    """Return whether the loss of `one` is lower than that of `other`.
+    """Return whether the loss of `one` is lower than that of `other` by more than a standard error.
 
-    The mean difference must exceed the standard error of the paired differences.
+    The standard error is that of the mean of the paired differences.
     """
     gain = other.losses(y) - one.losses(y)
     return gain.mean().item() > gain.std().item() / len(y) ** 0.5
 
 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return the weights of two sets of log-probabilities (n, C) with the lowest penalised loss.
+    """Return the weights of two sets of log-probabilities (n, C) that minimise the penalised loss.
 
-    The penalty draws the logarithms of the weights towards `PRIOR`, strongly if there are few
-    images.
+    The penalty pulls the logarithms of the weights towards `PRIOR`; the fewer images there are, the
+    stronger its effect.
     """
     prior = torch.tensor(PRIOR, dtype=torch.float64)
     parts = torch.stack([one, other]).double()  # (2, n, C)
@@ -274,7 +273,7 @@ def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float
 def mixture_objective(
     parts: Tensor, y: Tensor, prior: Tensor, strength: float
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the function from log-weights (1, 2) to penalised loss (1,) and gradient (1, 2)."""
+    """Return a function from log-weights (1, 2) to penalised loss (1,) and gradient (1, 2)."""
 
     def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:
         weights = point[0].exp()

@@ -1,6 +1,7 @@
 """Nearest-neighbour classification of features by cosine similarity.
 
-Notation: n images, m queries, D dimensions of a feature, C classes; `x` is (n, D), `y` is (n,).
+Notation: n images, m queries, D feature dimensions, C classes; the features `x` are (n, D), and
+the class indices `y` are (n,).
 """
 
 import torch
@@ -9,13 +10,13 @@ from torch.nn import functional as F
 
 SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
-"""Number of neighbours and softmax temperature of Caron et al. 2021 (DINO, 2104.14294)."""
+"""Number of neighbours and softmax temperature, as in Caron et al. 2021 (DINO, 2104.14294)."""
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
     """Return the votes (m, C) of the training images nearest to each query (m, D).
 
-    The votes are weighted by similarity.
+    More similar images have more weight.
     """
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
     at_once = max(1, min(1024, SIMILARITY_VALUES // max(1, len(x))))
@@ -28,7 +29,7 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
 
-    Each row sums to 1, or to 0 if all images share a number in `groups` (n,).
+    `groups` (n,) holds group numbers. Each row sums to 1, or to 0 if there is only one group.
     """
     known, found = F.normalize(x, dim=-1), []
     for part, own in zip(known.split(1024), groups.split(1024), strict=True):
@@ -40,9 +41,9 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return, for each query, the total weights (m, C) by class of the most similar images.
+    """Return the total weight, by class, of the images most similar to each query: (m, C).
 
-    `similarity` (m, n) holds cosines, and `y` (n,) the class indices of the images.
+    `similarity` (m, n) holds cosines, and `y` (n,) holds the class indices of the images.
     """
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()

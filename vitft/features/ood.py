@@ -2,11 +2,11 @@
 
 The distance of a feature from a class mean is measured in units of the within-class scatter. An
 image is out of distribution if its distance is above the 98th percentile of the distances of
-held-out images. This describes the image, not the prediction. Nearest neighbours, the largest
-probability and combinations of the two notice slightly more images of unknown classes, but fewer
-foreign images (docs/experiments.md).
+held-out images. This is a property of the image, not of its prediction. Nearest neighbours, the
+largest probability and combinations with these detect slightly more images of unknown classes, but
+fewer images of entirely different kinds (docs/experiments.md).
 
-Notation: n images, D dimensions of a feature, C classes.
+Notation: n images, D feature dimensions, C classes.
 
 Source: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples",
 https://arxiv.org/abs/1807.03888.
@@ -33,40 +33,40 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 REFERENCE_FILE = "reference.npz"
 MAX_DIMENSIONS = 1_024
-"""Maximum number of dimensions: only so many leading dimensions of wider features are used. This
-limits the file to 4 MB, plus 4 kB for each class."""
+"""Maximum number of dimensions; if features have more, only the leading ones are used. This limits
+the size of the file to 4 MB plus 4 kB for each class."""
 IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
 MIN_HELD_OUT = 20
-"""Minimum number of held-out images for estimating the limit."""
+"""Minimum number of held-out images from which to estimate the limit."""
 FOLDS = 5
-"""Number of parts of the held-out images; each part is compared with a fit to the other images."""
+"""Number of parts of the held-out images; each part is compared with a fit to all other images."""
 MAX_FITTED = 5_000
-"""Maximum number of held-out images, and of images in each fit with which they are compared."""
+"""Maximum number of held-out images, and maximum number of images in each fit."""
 PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
-"""Pairs of numbers: with fewer held-out images than the first, each class left out is compared with
-as many fits as the second."""
+"""Pairs of an upper limit and a number of fits: each left-out class is compared with this number of
+fits if there are fewer held-out images than the upper limit."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Statistics of the features of a run; classes of the model without images are omitted."""
+    """Statistics of a run's features; classes without images are omitted."""
 
     centre: Features  # mean of all features, (D,)
     means: Features
     """Class means minus the centre, whitened by the within-class scatter: (C, D)."""
     within: Features
-    """Whitening matrix (D, D): it gives centred features unit scatter within classes."""
+    """Whitening matrix (D, D), which gives centred features unit scatter within classes."""
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
-    """Fraction of the images of left-out classes that are above the limit; NaN if not measured."""
+    """Fraction of the images of left-out classes that exceed the limit; NaN if not measured."""
 
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
 
-        Features (n, D) may have more dimensions than the reference, which uses the leading ones.
+        The features (n, D) may have more dimensions than the reference; the rest is ignored.
         """
         x = features[:, : len(self.centre)] - self.centre
         z = x.astype(np.float64) @ self.within
@@ -84,7 +84,7 @@ class Reference:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`, in which older runs lack `unknown`."""
+        """Create a reference from the output of `arrays`; files of older runs lack `unknown`."""
         fields = {name: arrays[name] for name in ("centre", "means", "within")}
         return cls(
             **fields,
@@ -93,12 +93,12 @@ class Reference:
         )
 
     def power(self) -> str:
-        """Return the output of `power_text`, or an empty string if nothing was measured."""
+        """Return the output of `power_text`, or an empty string if `unknown` was not measured."""
         return "" if math.isnan(self.unknown) else power_text(self.unknown)
 
 
 def power_text(unknown: float) -> str:
-    """Return a phrase that states the fraction of images of unknown classes that are noted."""
+    """Return a phrase for the fraction of the images of an unknown class that get the note."""
     return f"about {percent(unknown, 0)} of the images of an unknown class"
 
 
@@ -118,8 +118,8 @@ def fit_reference(
         held_out: Mask (n,) of the images whose features are like those of new images: all images if
             the layers before the head are frozen, otherwise the images on which the model was not
             trained.
-        groups: Numbers (n,) that near copies share; near copies are held out together.
-        trained: Whether the features were trained on these classes (for the results).
+        groups: Group numbers (n,), shared by near-duplicates, which are held out together.
+        trained: Whether the features were trained on these classes; recorded in the results.
 
     Returns:
         The reference, or None if there are too few images, and the results for audit.json.
@@ -140,7 +140,7 @@ def fit_reference(
         reason = f"{results['held_out']} held-out images are too few; {MIN_HELD_OUT} are needed"
         return None, results | {"reason": reason}
     if len(features) < 2 * len(kinds):
-        return None, results | {"reason": "it has fewer than two images per class"}
+        return None, results | {"reason": "there are fewer than two images per class on average"}
     features = features[:, :MAX_DIMENSIONS]
     rows = thinned(np.flatnonzero(held_out), MAX_FITTED)
     folds = Folds(features, labels, rows, groups)
@@ -163,14 +163,14 @@ def fit_reference(
 
 
 def thinned(rows: ClassIndices, most: int) -> ClassIndices:
-    """Return at most `most` of the rows, at even intervals."""
+    """Return at most `most` of the rows, evenly spaced."""
     return rows[np.arange(min(most, len(rows))) * len(rows) // min(most, len(rows))]
 
 
 class Folds:
     """Features (n, D) with class indices (n,), and held-out rows (m,) divided into `FOLDS` parts.
 
-    Near copies, which share a number in `groups` (n,), are in the same part.
+    Near-duplicates, which share a number in `groups` (n,), are in the same part.
     """
 
     def __init__(
@@ -184,11 +184,11 @@ class Folds:
     def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
         """Fit to the rows outside one part and, if `label` is given, outside that class.
 
-        Near copies of rows in the part are left out too, and at most `MAX_FITTED` rows are used.
+        Near-duplicates of rows in the part are left out too. At most `MAX_FITTED` rows are used.
 
         Returns:
-            The fit, without a limit, and the squared distances of the rows in the part, except
-            those of the class left out.
+            The fit, without a limit, and the squared distances of the rows in the part, except for
+            rows of the left-out class.
         """
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
@@ -198,18 +198,19 @@ class Folds:
         return found, found.distances(self.features[known])
 
     def distances(self) -> Distances:
-        """Return the squared distance (m,) of each held-out row in a fit to other rows."""
+        """Return the squared distances (m,) of the held-out rows, each in a fit to other rows."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
-        """Leave out up to `CLASSES_LEFT_OUT` classes in turn, as if they were unknown.
+        """Leave out up to `CLASSES_LEFT_OUT` classes in turn and treat each as unknown.
 
-        For each class, fits without some of the parts give the limit and the distances of the
-        images of the class. Classes with too few distances for a limit are skipped.
+        For each class, several fits, each without one of the parts, give the limit and the
+        distances of the class's images. A class is skipped if there are too few distances to
+        estimate the limit.
 
         Returns:
-            For each class left out, the number of its held-out images that are noted, and the
-            number of all its held-out images.
+            For each left-out class, the number of its held-out images that exceed the limit, and
+            the number of all its held-out images.
         """
         counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)
@@ -228,10 +229,10 @@ class Folds:
 
 
 def limit_of(distances: Distances) -> float:
-    """Return the limit that a fraction `IN_DISTRIBUTION` of new images does not exceed.
+    """Return the limit that a fraction `IN_DISTRIBUTION` of new images is expected not to exceed.
 
-    With 49 images or fewer, this is the largest of the distances (n,), which a fraction 1 / (n + 1)
-    of new images is expected to exceed.
+    With 49 images or fewer, this is the largest of the distances (n,), and a fraction 1 / (n + 1)
+    of new images is expected to exceed it.
     """
     return float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
 
@@ -262,7 +263,7 @@ def whitener(x: Features) -> Distances:
     sphere, squares = np.trace(scatter) / d, (scatter**2).sum()
     spread = squares + (sphere * d) ** 2
     shrink = min(1.0, spread / max(1e-30, (n + 1) * (squares - (sphere * d) ** 2 / d)))
-    least = max(shrink * sphere, 1e-6 * sphere) + 1e-12  # of each eigenvalue
+    least = max(shrink * sphere, 1e-6 * sphere) + 1e-12  # lower bound on each eigenvalue
     scatter = (1 - shrink) * scatter + least * np.eye(d)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(scatter)).T)
 
@@ -283,17 +284,17 @@ def read_reference(run: Path, width: int) -> Reference | None:
     except ValueError as error:
         raise damaged_reference(path, str(error)) from error
     if not are_statistics(arrays):
-        raise damaged_reference(path, "it does not hold the statistics of features")
+        raise damaged_reference(path, "it does not contain feature statistics")
     found = Reference.from_arrays(arrays)
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
-    size = min(width, found.centre.size)  # of the last block, if the head reads several
+    size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
     if shapes != ((size,), (size, size), (size,)) or not len(found.means):
-        raise damaged_reference(path, f"expected {width}-dimensional features")
+        raise damaged_reference(path, f"it does not match {width}-dimensional features")
     return found
 
 
 def are_statistics(arrays: Mapping[str, Features]) -> bool:
-    """Return whether arrays have the names, types, ranks and ranges of those of a reference."""
+    """Return whether the arrays have the names, types, ranks and values of a reference."""
     required = {"centre": 1, "means": 2, "within": 2, "limit": 0}
     optional = {"unknown": 0, "trained": 0}
     if not required.keys() <= arrays.keys() <= (required | optional).keys():
@@ -309,5 +310,5 @@ def damaged_reference(path: Path, reason: str) -> RunError:
     """Return the error for a damaged reference file."""
     return RunError(
         f"damaged run: {path} ({reason})",
-        fix="restore the file from a copy, or delete it to disable out-of-distribution notes",
+        fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
     )

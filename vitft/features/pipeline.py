@@ -1,6 +1,6 @@
-"""Frozen pipeline: weights, model, freeze boundary, cut, and one cached pass over the images.
+"""Frozen pipeline: load and cut a model, and extract features in one cached pass over the images.
 
-It is used by `finetune`, its dry run, `check` and `study`.
+`finetune` (including its dry run), `check` and `study` use it.
 """
 
 import functools
@@ -53,7 +53,7 @@ class FrozenPipeline:
     precision: str
 
     def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
-        """Return the extractor for the frozen part with its cache, or None if nothing is frozen.
+        """Return a caching extractor for the frozen layers, or None if nothing is frozen.
 
         Raises:
             RunError, ResourceError: The cache folder specified in `spec` cannot be written.
@@ -119,7 +119,7 @@ def read_several_blocks(
 ) -> FrozenPipeline:
     """Return the pipeline with a new head that may read several blocks of the frozen model.
 
-    If only one block is to be read, the pipeline is returned unchanged.
+    If the head may read only one block, the pipeline is returned unchanged.
 
     Raises:
         UsageError: `train.head_blocks` is above 1, but the model does not support such a head.
@@ -132,7 +132,7 @@ def read_several_blocks(
     trained = freeze_model(model, "head")
     log.info(
         f"features:   {model.feature_size:,} dimensions of the last {count(blocks, 'block')}; "
-        "cross-validation chooses how many the head reads"
+        "cross-validation decides whether the head reads all of them"
     )
     return replace(pipeline, trained=tuple(trained), cut=cut_model(model, "head"))
 
@@ -197,14 +197,14 @@ def inspect_dataset(
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
 ) -> InspectedFolder:
-    """Inspect every image of a folder in one pass, optionally with features and fingerprints.
+    """Inspect every image of a folder once, optionally computing features and fingerprints.
 
-    Features of `view` are extracted if both `extractor` and `view` are given, and fingerprints are
-    added to `fingerprints` if that is given.
+    Features of `view` are extracted if both `extractor` and `view` are given. Fingerprints are
+    computed and added to `fingerprints` if it is given.
 
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).
-        DivergedError: Features are not finite, or too large to compute with.
+        DivergedError: The features are not finite or are too large to compute with.
         RunError, ResourceError: A cache cannot be written.
     """
     label = "checking images" if extractor is None else "extracting features"
@@ -226,10 +226,10 @@ def inspect_dataset(
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log the disk space needed for the images' tokens, and raise an error if there is too little.
+    """Log the disk space needed for the images' tokens, and raise an error if less is free.
 
-    The tokens of an image take as much space as a photo. Pooled features are small and need no
-    check.
+    The tokens of an image take about as much space as a photo. Pooled features are small and need
+    no check.
 
     Raises:
         ResourceError: The disk has too little free space.

@@ -1,6 +1,6 @@
 """Calibration of probabilities: temperature scaling, and the expected calibration error.
 
-Arithmetic is in float64, except in `softmax` and for the exponentials in `fit_temperature`. The
+Arithmetic is in float64, except in `softmax` and in the exponentials of `fit_temperature`. The
 temperature is merged into the head when a run is saved, so predictions and exports do not need to
 apply it.
 
@@ -23,18 +23,19 @@ from vitft.metrics.results import CalibrationBin, Interval
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BINS = 15
-"""Maximum number of bins, as in Guo et al. 2017. Unlike there, all bins contain about as many
-images: with bins of equal width, most would be empty when most confidences are close to 1."""
+"""Maximum number of bins, as in Guo et al. 2017. Unlike in that paper, all bins contain about the
+same number of images: most bins of equal width would be empty if most confidences were close to
+1."""
 MIN_IMAGES_PER_BIN = 15
-"""Minimum number of images per bin, which limits the number of bins of small data sets. There is
+"""Minimum number of images per bin, which limits the number of bins for small data sets. There is
 always at least one bin."""
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected."""
 PRIOR_SPREADS = (0.3, 0.5)
 """Standard deviations of the prior on the logarithm of the temperature, a normal distribution with
-mean 0: the first without cross-validated training images, the second with them. Models that train
-in steps need temperatures near 1, and solved heads need temperatures from 0.3 to 1.5
+mean 0. The first applies without cross-validated training images, the second with them. Models
+trained in steps need temperatures near 1, and solved heads need temperatures from 0.3 to 1.5
 (docs/experiments.md). With 150 images, the prior has hardly any effect."""
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
@@ -59,7 +60,7 @@ class FittedTemperature:
     held_out: Floats
     """For each validation image, the temperature fitted without it (n,), for unbiased metrics."""
     cross_validated: int = 0
-    """Number of training images whose cross-validated logits `value` was fitted to as well."""
+    """Number of training images whose cross-validated logits were also used to fit `value`."""
     note: str = ""  # reason why none was fitted; empty if one was
 
 
@@ -69,9 +70,9 @@ def calibrate_temperature(
     """Fit the temperature to validation images and any cross-validated training predictions.
 
     The result is the most probable temperature, given the log losses and a prior. The prior matters
-    only if there are few images: without it, a few correct predictions would make the model
-    certain. If the most probable temperature is outside `TEMPERATURES`, the result is 1, with a
-    note.
+    only if there are few images: without it, if the predictions for a few images were all correct,
+    the temperature would approach 0. If the most probable temperature is outside `TEMPERATURES`,
+    the result is 1, with a note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
@@ -102,7 +103,7 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     """Return whether the losses of a model on two sets are similar enough to pool the sets.
 
     The mean losses, at the temperature fitted to both sets, must differ by at most `MAX_DIFFERENCE`
-    standard errors. They differ by more if, for example, the training images contain unmarked
+    standard errors. They differ by more if, for example, the training images contain undetected
     copies of each other.
     """
     logits = np.concatenate([first.logits, second.logits])
@@ -120,8 +121,9 @@ def fit_temperature(
 
     T minimises the summed log loss plus the prior term, `log(T)^2 / (2 spread^2)`. At the
     minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
-    relative precision of 1e-4, far below the statistical uncertainty. The search begins around
-    `near`, if given, which saves time and does not change the result beyond this precision.
+    relative precision of 1e-4, far below the statistical uncertainty. If `near` is
+    given, the search begins around it, which saves time and does not change the result beyond this
+    precision.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
@@ -149,7 +151,7 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
     The function must be negative below the root and positive above it; `low` must be positive.
 
-    Method: regula falsi, halving the value at the stale end ("Illinois", Dowell & Jarratt 1971).
+    Method: regula falsi with the value at the stale end halved ("Illinois", Dowell & Jarratt 1971).
     """
     below, above, last = rising(low), rising(high), 0
     while high - low > 1e-4 * low:
@@ -189,7 +191,7 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
 class Bins:
     """Statistics of images in K bins of increasing confidence; bin sizes differ by at most one."""
 
-    low: Floats  # (K,): midway to the bin below, or the smallest confidence of all
+    low: Floats  # (K,): halfway to the bin below; the smallest confidence for the first
     high: Floats
     images: Ints
     confidence: Floats  # mean over the images in the bin
@@ -197,7 +199,7 @@ class Bins:
 
     @property
     def gap(self) -> float:
-        """The usual expected calibration error without correction: `binned_error` of these bins."""
+        """The usual, uncorrected expected calibration error: `binned_error` of these bins."""
         return float(binned_error(self.images, self.confidence, self.accuracy))
 
     def rows(self) -> list[CalibrationBin]:
@@ -212,7 +214,7 @@ class Bins:
 
 
 def binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
-    """Return the mean of |accuracy - confidence| over bins, weighted by their numbers of images.
+    """Return the mean of |accuracy - confidence| over bins, weighted by the number of images.
 
     `images` and `confidence` are (K,), `accuracy` is (..., K), and the result is (...).
     """
@@ -238,18 +240,19 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
 
 
 def calibration_error(bins: Bins) -> tuple[float, Interval]:
-    """Return the expected calibration error, corrected for chance, with its 95 % interval.
+    """Return the expected calibration error, corrected for bias, and its 95 % interval.
 
-    The plug-in estimate (`Bins.gap`) is biased: for 240 images of a perfectly calibrated model it
+    The plug-in estimate (`Bins.gap`) is biased: for a perfectly calibrated model and 240 images, it
     is about 4 %, and resampling images adds the same bias again. The true error is therefore
     estimated by simulation: for each trial error, the numbers of correct predictions in all bins
     are drawn many times. The interval consists of the trial errors for which the observed estimate
     is neither among the smallest 2.5 % of the simulated estimates nor among the largest 2.5 %. The
-    point estimate is the trial error for which the observed estimate is the simulated median. In
-    the trials, the deviation of accuracy from confidence has the observed sign in every bin; half
-    of its size is proportional to the observed deviation, and half is the same in all bins. For the
-    upper limit, an observed estimate below the median for perfect calibration is raised to that
-    median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
+    point estimate is the trial error for which the observed estimate is the simulated median.
+
+    In the trials, the deviation of accuracy from confidence has the observed sign in every bin;
+    half of its size is proportional to the observed deviation, and half is the same in all bins.
+    For the upper limit, an observed estimate below the median for perfect calibration is raised to
+    that median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
     observed = bins.gap
     random = np.random.default_rng(0)
@@ -263,7 +266,7 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
     truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
     errors = binned_error(bins.images, bins.confidence, truth)
-    errors = np.maximum.accumulate(errors)  # clipping reduces some
+    errors = np.maximum.accumulate(errors)  # clipping makes some of them smaller
     sums = simulate_errors(bins, truth, random)  # (L, R)
 
     def error_at(quantile: float, estimate: float) -> float:

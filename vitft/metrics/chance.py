@@ -1,22 +1,22 @@
 """Detection of models at chance level.
 
-Such a model is not measurably better than always predicting the largest class. This module does not
-import torch.
+The accuracy of such a model is not measurably better than that of always predicting the largest
+class. This module does not import torch.
 """
 
 from vitft.metrics.results import RunResults
 from vitft.system.text import percent
 
 CONSTANT = 0.95
-"""Minimum fraction of images predicted as one class for predictions to count as constant."""
+"""Minimum fraction of images predicted as the same class for predictions to count as constant."""
 
 
 def chance_level(results: RunResults) -> str:
-    """Return a predicate, such as `always predicts 7`, for a model at chance level, otherwise "".
+    """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
     A model is at chance level unless the 95 % interval of its accuracy is above the accuracy of
-    always predicting the largest class. The subject of the predicate is the model. The result is
-    also empty for results of older runs that do not contain the interval.
+    always predicting the largest class. The phrase is a predicate whose subject is the model. The
+    result is also empty for results of older runs, which do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""
@@ -31,10 +31,11 @@ def chance_level(results: RunResults) -> str:
 
 
 def constant_class(results: RunResults) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images and the fraction of these images, or None.
+    """Return the class predicted for nearly all images, and their fraction, or None.
 
-    The fraction is at least `CONSTANT`. The result is None if no class reaches it, if there are
-    fewer than two classes, or if older results lack the confusion matrix.
+    The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction,
+    if there are fewer than two classes, or if the results of an older run lack the confusion
+    matrix.
     """
     names, matrix = list(results.get("per_class", {})), results.get("confusion", [])
     counts = [sum(column) for column in zip(*matrix, strict=True)]

@@ -94,10 +94,10 @@ def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
 def calibrated_metrics(
     logits: Tensor, labels: Tensor, temperature: FittedTemperature
 ) -> ProbabilityMetrics:
-    """Return the metrics that depend on the temperature, estimated for new images.
+    """Return unbiased estimates of the metrics that depend on the temperature.
 
-    `logits` must not be divided by a temperature yet: those of each image are divided here by the
-    temperature fitted without that image.
+    `logits` must not have been divided by a temperature. The logits of each image are divided here
+    by the temperature fitted without that image.
     """
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))

@@ -1,9 +1,9 @@
 """95 % confidence intervals for fractions and means, and significance tests for differences.
 
-Single fractions have Wilson intervals, metrics composed of several fractions combine those
-intervals, and differences between paired fractions have adjusted Wald intervals: the bootstrap
-would give 20 correct out of 20 an interval of zero width. Only means of other values, such as
-losses, are resampled. All results are deterministic.
+Single fractions have Wilson intervals, metrics composed of several fractions combine Wilson
+intervals, and differences between paired fractions have adjusted Wald intervals. For fractions,
+bootstrap intervals would be misleading: for 20 correct out of 20, the width would be zero. Only
+means of other values, such as losses, are bootstrapped. All results are deterministic.
 """
 
 import math
@@ -17,7 +17,7 @@ from vitft.metrics.results import Interval
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054
-"""Number of standard deviations around the mean within which 95 % of a normal distribution lie."""
+"""Half the width, in standard deviations, of the central 95 % of a normal distribution."""
 RESAMPLES = 1000
 
 
@@ -40,7 +40,7 @@ def wilson_interval(correct: int, total: int) -> Interval:
 
 
 def student_t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t with `freedom` degrees of freedom.
+    """Return the two-sided 95 % quantile of Student's t for `freedom` degrees of freedom.
 
     Source: Abramowitz & Stegun 1964, 26.7.3 and 26.7.4, solved for the angle by bisection.
     """
@@ -96,9 +96,9 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
     long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
-    images, they covered the mean loss 73 to 93 times in 100, whereas these intervals covered it 81
-    to 97 times.) Standard errors of resamples that miss the tail are raised to a quarter of the
-    standard error of the data. If all values are equal, the interval has zero width.
+    images, they covered the true mean 73 to 93 times in 100, whereas bootstrap-t intervals covered
+    it 81 to 97 times.) Standard errors of resamples that miss the tail are raised to a quarter of
+    the standard error of the data. If all values are equal, the interval has zero width.
 
     Source: Hall 1988, "Theoretical comparison of bootstrap confidence intervals", Annals of
     Statistics 16.
@@ -161,10 +161,9 @@ def paired_interval(only_first: int, only_second: int, images: int) -> tuple[flo
 
 
 def sample_size(half_width: float, accuracy: float) -> int:
-    """Return the number of images for a 95 % interval of `accuracy` plus or minus `half_width`.
+    """Return the number of images needed for a 95 % interval of `accuracy` +/- `half_width`.
 
-    The interval is that of the normal approximation; the variance p (1 - p) is taken as at least
-    0.01.
+    The normal approximation is used, with a variance p (1 - p) of at least 0.01.
     """
     variance = max(accuracy * (1 - accuracy), 0.01)
     return math.ceil(Z * Z * variance / half_width**2)

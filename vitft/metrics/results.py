@@ -47,12 +47,12 @@ class CalibrationMetrics(TypedDict):
     ece_interval: Interval
     ece_binned: Share  # the usual plug-in estimate, without the correction
     ece_before: Annotated[float | None, Range(ge=-1, le=1)]
-    """Corrected expected calibration error before temperature scaling; None if it is not known."""
+    """Corrected expected calibration error before temperature scaling; None if unknown."""
     temperature: Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]
-    """Number of training images to whose cross-validated logits the temperature was fitted, in
-    addition to the validation images; absent from `vitft evaluate` and older runs."""
+    """Number of training images whose cross-validated logits were used to fit the temperature, in
+    addition to the validation images; absent from results of `vitft evaluate` and older runs."""
     bins: list[CalibrationBin]
 
 
@@ -89,13 +89,13 @@ class LearningCurvePoint(TypedDict):
 WeakClass = TypedDict(
     "WeakClass",
     {
-        "class": str,  # a keyword, which requires the functional form
+        "class": str,  # a Python keyword, which requires the functional form
         "recall": Share,
         "images": Natural,
         "taken_for": str | None,  # most frequent wrong prediction
     },
 )
-"""A class with a low recall."""
+"""A class with low recall."""
 
 
 class HeadCandidate(TypedDict):
@@ -113,7 +113,7 @@ class CrossValidation(TypedDict):
     of: Natural  # total number of images
     top1: Share
     top1_interval: Interval
-    curve: list[LearningCurvePoint]  # from few images to many
+    curve: list[LearningCurvePoint]  # in ascending order of `images`
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
     """Extrapolated gain in accuracy from doubling the number of images."""
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
@@ -126,8 +126,8 @@ class HeadChoice(TypedDict):
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
     last_block_top1: Share | None
-    """Validation accuracy of a head that reads the last block only; None if the chosen head
-    does."""
+    """Validation accuracy of a head that reads only the last block; None if the chosen head is such
+    a head."""
 
 
 class TrialResults(TypedDict):
@@ -167,17 +167,18 @@ class BudgetResults(TypedDict):
 class SolvedHeadResults(TypedDict):
     """Additional results for a solved head."""
 
-    first_loss: Loss  # training loss of the zero head
+    first_loss: Loss  # training loss of a head of zeros
     l2: Positive  # penalty on the weights of the head
     knn_top1: Share  # accuracy of nearest neighbours in feature space
     head: NotRequired[HeadChoice]  # absent if only the last block could be read
-    cross_validation: NotRequired[CrossValidation]  # absent with too few images per class
+    cross_validation: NotRequired[CrossValidation]  # absent if classes have too few images
 
 
 class FinalTestResults(Metrics):
-    """Metrics of the finished model on the test part of the data, on which no choice depended."""
+    """Metrics of the finished model on the test images, on which no decision was based."""
 
-    left_out: Natural  # number of test images that are identical to a training or validation image
+    left_out: Natural
+    """Number of excluded test images, each identical to a training or validation image."""
 
 
 class RunResults(Metrics):
@@ -185,16 +186,16 @@ class RunResults(Metrics):
 
     epochs: AtLeastOne  # 1 for a solved head
     best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
-    selected_on_validation: bool  # whether the epoch was selected on the same images
-    first_loss: NotRequired[Loss]  # like the next three, from `SolvedHeadResults`
+    selected_on_validation: bool  # whether the epoch was selected on the validation images
+    first_loss: NotRequired[Loss]  # this and the next four: as in `SolvedHeadResults`
     l2: NotRequired[Positive]
     knn_top1: NotRequired[Share]
     head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
-    test: NotRequired[FinalTestResults]  # absent without test images or if the run did not finish
-    seconds: NotRequired[Loss]  # absent if the run did not finish
+    test: NotRequired[FinalTestResults]  # absent without test images or in an unfinished run
+    seconds: NotRequired[Loss]  # absent in an unfinished run
 
 
 class FileRemark(TypedDict):
@@ -205,7 +206,7 @@ class FileRemark(TypedDict):
 
 
 class EvaluatedData(TypedDict):
-    """The data given to `vitft evaluate`, with numbers of images left out or known to the run."""
+    """Data given to `vitft evaluate`, with the numbers of images left out or known to the run."""
 
     path: str
     unreadable: list[FileRemark]
@@ -214,12 +215,12 @@ class EvaluatedData(TypedDict):
     trained_copies: int | None
     """Number of images left out because they are near-duplicates of training images."""
     trained_paths: int | None
-    """Number of images left out because they have the path of a training image that cannot be read
-    for a comparison."""
+    """Number of images left out because they have the same path as a training image that can no
+    longer be read for a comparison."""
     validated: int | None
     """Number of scored images that the run validated on or that are near-duplicates of such images;
     None if the split is unknown."""
-    copies: Natural  # number of scored images identical to an earlier one
+    copies: Natural  # number of scored images that are identical to an earlier scored image
 
 
 class EvaluationResults(Metrics):
@@ -233,7 +234,7 @@ class CopyMember(TypedDict):
 
     path: str
     label: str
-    split: str  # `train`, `val`, `test`, or empty without a split
+    split: str  # `train`, `val`, `test`, or empty if there is no split
 
 
 class CopyGroup(TypedDict):
@@ -241,7 +242,7 @@ class CopyGroup(TypedDict):
 
     kind: str  # `exact` or `near`
     members: list[CopyMember]
-    across_split: bool  # whether its images are in several parts of the split
+    across_split: bool  # whether its images are in more than one part of the split
     labels_differ: bool
 
 
@@ -256,7 +257,7 @@ class Mislabel(TypedDict):
 
 
 class Imbalance(TypedDict):
-    """Largest and smallest class, each with its number of images; None if there are no classes."""
+    """Largest and smallest class with their numbers of images; None if there are no classes."""
 
     largest: tuple[str, Natural] | None
     smallest: tuple[str, Natural] | None
@@ -264,7 +265,7 @@ class Imbalance(TypedDict):
 
 
 class UnusedFiles(TypedDict):
-    """Unused files that have the same suffix: their number, the reason and a fix."""
+    """Number of unused files with the same suffix, why they are unused, and a fix."""
 
     suffix: str  # in lower case, e.g. `.txt`
     files: Natural
@@ -273,22 +274,22 @@ class UnusedFiles(TypedDict):
 
 
 class OodResults(TypedDict):
-    """Frequencies of the note "unlike the training images" (`features.ood`).
+    """How often images get the note "unlike the training images" (see `features.ood`).
 
-    The fractions are None if the run cannot give the note; `reason` then says why.
+    The fractions are None if the run cannot give this note; `reason` then says why.
     """
 
-    images: Natural  # number of images whose features describe the classes
+    images: Natural  # number of images to which the class statistics were fitted
     held_out: Natural  # number of images from which the limit was estimated
-    reason: str | None  # why the run has no such note; None if it has
-    false_alarms: Share | None  # expected fraction of noted images of the known classes
-    unknown_class: Share | None  # fraction of noted images of classes left out in turn
+    reason: str | None  # why the run does not give the note; None if it does
+    false_alarms: Share | None  # expected fraction of noted images of known classes
+    unknown_class: Share | None  # fraction of noted images of left-out classes
     unknown_class_interval: Interval | None
-    unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
+    unknown_class_range: Interval | None  # lowest and highest fraction of one left-out class
     classes_left_out: Natural
     features_trained: bool
-    """Whether the features were trained on the classes left out, so that `unknown_class` may be
-    high."""
+    """Whether the features were trained on all classes, even those left out; `unknown_class` may
+    then be too high."""
 
 
 class AuditResults(TypedDict):
@@ -296,7 +297,8 @@ class AuditResults(TypedDict):
 
     images: Natural  # number of readable images
     unused: NotRequired[list[UnusedFiles]]
-    """Files that are neither images nor hidden, the most frequent first; absent from older runs."""
+    """Files that are neither images nor hidden, most frequent suffix first; absent from older
+    runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

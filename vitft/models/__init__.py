@@ -1,1 +1,1 @@
-"""Models and their files: the Vision Transformer, timm models, checkpoints, pretrained weights."""
+"""Models and their files: Vision Transformer, timm models, checkpoints and pretrained weights."""

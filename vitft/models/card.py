@@ -1,8 +1,9 @@
-"""The card of a checkpoint: description of a model, stored in the same file as its weights.
+"""The card of a checkpoint: a description of the model, stored in the same file as its weights.
 
-A card may come from a stranger, with a valid digest. Before anything is built or computed,
-`read_card` therefore checks every type, range and name in the card and, except for timm models,
-that the tensors in the file are those of the architecture. Does not import torch.
+Even a card with a valid digest may come from an untrusted source. Before anything is built or
+computed, `read_card` therefore checks every type, range and name in the card. Except for timm
+models, it also checks that the tensors in the file are those of the architecture. Does not import
+torch.
 """
 
 import json
@@ -43,7 +44,7 @@ class Card:
 
     architecture: AnyConfig
     transform: EvalTransform
-    """Evaluation transform: the complete description of how to prepare an image for the model."""
+    """Evaluation transform: a complete description of how to prepare an image for the model."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the head's outputs; empty for a backbone without a head."""
     weights: Provenance = field(default_factory=Provenance)
@@ -54,7 +55,7 @@ class Card:
     """Digest of the split manifest used for training and validation."""
 
     def to_json(self) -> str:
-        """Return the card as JSON, which `parse_card` reads."""
+        """Convert the card to JSON that `parse_card` can read."""
         return json.dumps({**asdict(self), "transform": self.transform.to_json()}, sort_keys=True)
 
 
@@ -68,8 +69,8 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
     """
     card = parse_card(text)
     check_card(card)
-    if isinstance(card.architecture, ViTConfig):  # timm's own shapes are known once it is imported
-        is_backbone = not card.classes  # read as weights, which are converted to float32
+    if isinstance(card.architecture, ViTConfig):  # shapes of timm models need an import of timm
+        is_backbone = not card.classes  # its weights will be converted to float32
         found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
         check_shapes(found, vit_shapes(card.architecture))
     return card
@@ -81,11 +82,11 @@ def as_float32(facts: TensorFacts) -> TensorFacts:
 
 
 def parse_card(text: str) -> Card:
-    """Return the card with this JSON text; every value has the type and range of its field.
+    """Parse the JSON text of a card and check that every value has the type and range of its field.
 
     Raises:
-        ValueError: The text is too long or not JSON, or a value is missing, unknown, out of range
-            or of the wrong type.
+        ValueError: The text is too long or not JSON, a field is missing or unknown, or a value is
+            out of range or of the wrong type.
     """
     if len(text) > MAX_CARD_CHARACTERS:
         raise StructureError(f"it is too long ({len(text):,} characters)")
@@ -98,7 +99,7 @@ def parse_card(text: str) -> Card:
 
 
 def check_card(card: Card) -> None:
-    """Check that the parts of a card agree with each other.
+    """Check that the parts of a card are consistent.
 
     Raises:
         StructureError: The parts contradict each other, the model needs more than 3 channels, or a
@@ -124,7 +125,7 @@ def check_card(card: Card) -> None:
 
 
 def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> None:
-    """Check that tensors have exactly the wanted names, types and shapes.
+    """Check that tensors have exactly the names, types and shapes in `wanted`.
 
     Raises:
         StructureError: The tensors differ. The message lists the first five differences of each
@@ -135,7 +136,7 @@ def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFa
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:
-    """Return the missing, unexpected and different tensors as text, or an empty string.
+    """Return a list of missing, unexpected and differing tensors as text; empty if all match.
 
     The text contains the first five names of each kind.
     """
@@ -157,6 +158,6 @@ def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, Tenso
 
 
 def first_five(names: Sequence[str]) -> str:
-    """Return the first five names, separated by commas, and the number of the others."""
+    """Return the first five names, separated by commas, and the number of remaining names."""
     shown = ", ".join(name[:100] for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

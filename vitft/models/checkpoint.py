@@ -1,4 +1,4 @@
-"""Checkpoints: model weights and everything needed to use them in one file, verified on load.
+"""Checkpoints: one file with model weights and everything needed to use them, verified on load.
 
 A checkpoint is a safetensors file whose metadata contain a `Card` and a digest of the card and the
 tensors. It is written under a temporary name, flushed and renamed, so a crash leaves either the old
@@ -32,9 +32,9 @@ BUILD_ERRORS = (
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
-    """Write weights and card to `path` atomically and return the digest.
+    """Write weights and card to `path` atomically and return their digest.
 
-    An error leaves an older file at `path` unchanged.
+    If an error occurs, an existing file at `path` is left unchanged.
 
     Raises:
         ResourceError: The disk is full.
@@ -53,12 +53,12 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], Card]:
     """Return the tensors and the card of a checkpoint, after verifying its digest.
 
-    The tensors are views of the memory-mapped file. If another thread is already computing
-    `CheckpointFile.digest`, the function `digest` must return its result.
+    The tensors are views of the memory-mapped file. The function `digest` returns the digest of the
+    contents, e.g. from a thread that is already computing it (default: `CheckpointFile.digest`).
 
     Raises:
-        RunError: The file is missing, was not written by vitft, has another format, or is damaged
-            (the digest does not match); or its card is not valid.
+        RunError: The file is missing or damaged (the digest does not match), was not written by
+            vitft, or has another checkpoint format; or its card is invalid.
     """
     opened = open_checkpoint(path)
     opened.check_digest(opened.digest() if digest is None else digest())
@@ -83,7 +83,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     """Return a model in eval mode that uses the given tensors without copying them.
 
-    (timm first initialises its models, because some of their buffers are not stored in files.)
+    A timm model is first initialised by timm, because some of its buffers are not stored in files.
 
     Raises:
         RunError: The names, types or shapes of the tensors do not match the architecture, or timm
@@ -118,16 +118,16 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
             return TimmModel(config)
     except UsageError as error:
         raise RunError(error.problem, fix=error.fix) from error
-    except BUILD_ERRORS as error:  # of the many architectures of timm
+    except BUILD_ERRORS as error:  # timm's architectures raise different errors
         raise RunError(
             f"timm cannot build {config.timm} for {config.image_size[0]}x{config.image_size[1]} "
             f"pixels: {str(error)[:100]}",
-            fix="update timm to the version with which the model was trained",
+            fix="install the version of timm with which the model was trained",
         ) from error
 
 
 def facts_of(state: Mapping[str, Tensor]) -> dict[str, TensorFacts]:
-    """Return the shape and the type, as named in a safetensors header, of each tensor."""
+    """Return the shape of each tensor and its type as named in a safetensors header."""
     names = {kind: name for name, kind in TORCH_TYPES.items()}
     return {
         name: TensorFacts(names.get(str(value.dtype), str(value.dtype)), tuple(value.shape))

@@ -1,6 +1,6 @@
 """Checkpoint files: the card, checked against the tensors, and the bytes of the tensors.
 
-Both engines (torch and NumPy) open a checkpoint with `open_checkpoint`, so both accept the same
+Both engines (torch and NumPy) open a checkpoint with `open_checkpoint`, so they accept the same
 files. Does not import torch.
 """
 
@@ -26,12 +26,12 @@ TORCH_TYPES: Mapping[str, str] = {
     "U8": "torch.uint8",
     "BOOL": "torch.bool",
 }
-"""Types of tensors in a checkpoint, each with the name that is used in the digest."""
+"""Mapping from the types of tensors in a checkpoint to the names used in the digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """A checkpoint whose card is valid and whose tensors match it; the digest is not verified."""
+    """A checkpoint whose card is valid and matches the tensors; the digest is not verified."""
 
     path: Path
     card: Card
@@ -42,15 +42,18 @@ class CheckpointFile:
     """Bytes of each tensor in the memory-mapped file."""
 
     def digest(self) -> str:
-        """Return the digest of card and tensors (see `checkpoint.state_digest`). Reads the file."""
+        """Return the digest of the card and the tensors, after reading the whole file.
+
+        See `checkpoint.state_digest`.
+        """
         return content_digest(self.metadata["vitft.card"], self.tensors, self.data)
 
     def check_digest(self, digest: str) -> None:
         """Check the metadata against `digest`, the digest of the contents.
 
         Raises:
-            RunError: The recorded digest differs, or the metadata contain anything else than a
-                card, a digest and the format.
+            RunError: The recorded digest differs, or the metadata contain anything other than the
+                card, the digest and the format.
         """
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
             raise changed_checkpoint(self.path)
@@ -60,8 +63,8 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     """Map a checkpoint into memory and check its card; its digest is not verified.
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft or has another format, or
-            its card is invalid.
+        RunError: The file is missing or damaged, was not written by vitft, or has another
+            checkpoint format; or its card is invalid.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
@@ -74,7 +77,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     if "vitft.card" not in metadata:
         raise RunError(
             f"{path} was not written by vitft",
-            fix="use a run directory, or pass the file as --weights to a new run",
+            fix="use a run directory, or pass the file to a new run with --weights",
         )
     if metadata.get("vitft.format") != FORMAT_VERSION:
         raise RunError(
@@ -85,7 +88,9 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     try:
         unknown = next((name for name, t in tensors.items() if t.dtype not in TORCH_TYPES), None)
         if unknown is not None:
-            raise ValueError(f"tensor {unknown[:100]} has the type {tensors[unknown].dtype}")
+            raise ValueError(
+                f"tensor {unknown[:100]} has the unsupported type {tensors[unknown].dtype}"
+            )
         card = read_card(metadata["vitft.card"], tensors)
     except ValueError as error:
         digest = content_digest(metadata["vitft.card"], tensors, data)
@@ -118,7 +123,7 @@ def content_digest(
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
     """Return the complete metadata of a checkpoint.
 
-    Comparing all of it with the metadata in a file detects any change.
+    Comparing all of it with the metadata in a file detects any change to the file.
     """
     return {
         "format": "pt",

@@ -1,6 +1,6 @@
-"""Loading of a trained model: a checkpoint of vitft, or a model of another tool with class names.
+"""Loading of a trained model: a vitft checkpoint, or a model from another tool with class names.
 
-A model of another tool is described by the config.json beside it, as pretrained weights are.
+Like pretrained weights, a model from another tool is described by the config.json beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ def load_classifier(
 ) -> tuple[Mapping[str, Tensor], Card]:
     """Return the tensors of a trained model under vitft's names, and its card.
 
-    (The tensors of a timm model have timm's names.)
+    The tensors of a timm model have timm's names instead.
 
     Args:
-        path: Path from `find.find_model`.
+        path: Path returned by `find.find_model`.
         digest: As in `load_checkpoint`.
 
     Raises:
-        RunError: The file is missing or damaged, does not describe a classifier completely, or has
-            a head that vitft cannot use.
+        RunError: The file is missing, damaged or not supported, its class names are unknown, or
+            vitft cannot use its head.
     """
     if not lacks_card(path):
         return load_checkpoint(path, digest=digest)

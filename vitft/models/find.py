@@ -1,4 +1,4 @@
-"""Location of a trained model in a run directory, an exported folder, a file or the hub."""
+"""Search for a trained model in a run directory, an exported folder, a file or a hub repository."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,11 +32,11 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "use it as pretrained weights: vitft finetune --weights FILE",
     ),
 }
-"""For each suffix of model files that are not checkpoints: what such a file is, and a fix."""
+"""Description and fix for each kind of model file that is not a checkpoint, keyed by suffix."""
 
 
 def find_model(run: str | None, *, graphs: bool = False) -> Path:
-    """Return the path of the file of a trained model.
+    """Return the path of a trained model's file.
 
     Args:
         run: A run directory, an exported folder, a .safetensors file, or
@@ -45,9 +45,10 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         graphs: Whether the file may also be an .onnx file.
 
     Raises:
-        RunError: The run does not exist or contains no model, or the file is of another kind.
-        WeightsError: The name of the repository is invalid, its file is neither in the cache nor
-            available on the hub, or the file is damaged.
+        RunError: The run does not exist or contains no model, or the file is of an unsupported
+            kind.
+        WeightsError: The name of the repository is invalid, or its model file is damaged, or is
+            neither in the cache nor available on the hub.
         ResourceError: The disk is full.
     """
     if run is not None and run.startswith("hf:"):

@@ -1,6 +1,6 @@
-"""Choice of the parameters that are trained; all others are frozen.
+"""Choice of the trainable parameters of a model; all other parameters are frozen.
 
-The freeze boundary separates the frozen first layers of a model from the trained last ones.
+The freeze boundary separates the frozen first layers of a model from the trainable last layers.
 """
 
 from vitft.models.timm_model import Model, TimmModel
@@ -9,11 +9,11 @@ from vitft.system.text import count
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """Return the number of frozen blocks at the start, or None for `none` and `lora`.
+    """Return the number of frozen first blocks, or None if `freeze` is `none` or `lora`.
 
-    The embedding is frozen with these blocks. None means that no block is frozen as a whole: either
-    the whole model or adapters in its layers are trained. A return value of `depth` means that the
-    whole encoder is frozen: only layers after pooling are trained.
+    The embedding is frozen together with these blocks. None means that no block is frozen as a
+    whole: either the whole model or adapters in its layers are trained. A return value of `depth`
+    means that the whole encoder is frozen: only layers after pooling are trained.
 
     Raises:
         UsageError: `freeze` specifies more blocks than the model has.
@@ -32,11 +32,11 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
 
 
 def freeze_model(model: Model, freeze: str) -> list[str]:
-    """Set `requires_grad` of every parameter and return the names of those that are trained.
+    """Set `requires_grad` of every parameter and return the names of the trainable parameters.
 
     Raises:
-        UsageError: `freeze` is pre_logits but the model has no such layer, or it is blocks:N but
-            the model is a timm model or has fewer than N blocks.
+        UsageError: `freeze` is `pre_logits` but the model has no such layer, or `freeze` is
+            `blocks:N` but the model is a timm model or has fewer than N blocks.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(

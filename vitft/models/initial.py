@@ -1,7 +1,7 @@
 """Initial model of a run, with pretrained or random weights.
 
-`VisionTransformer.init_weights` initialises the random weights of vitft's own Vision Transformers;
-timm initialises those of its models.
+Random weights are initialised by `VisionTransformer.init_weights` for vitft's own Vision
+Transformers, and by timm for timm models.
 """
 
 import logging
@@ -36,12 +36,13 @@ def load_initial_model(
     drop_path: float,
     seed: int,
 ) -> tuple[Model, LoadReport]:
-    """Return the initial model, with a zero-initialised head, and its report; log the report.
+    """Return the initial model, with a zero-initialised head, and its load report; log the report.
 
     If the name of the weights is `none`, the model is new and has the architecture described by
     `shape`; otherwise `shape` is ignored. If the name is `random:NAME`, the model has the
-    architecture and transform of NAME with new random weights: a baseline that shows what
-    pretraining contributes. Images with more than `max_pixels` pixels are not read.
+    architecture and transform of NAME but new random weights: a baseline that shows what
+    pretraining contributes. In this case, only NAME is logged, not the report. Images with more
+    than `max_pixels` pixels are not read.
 
     Raises:
         WeightsError: The weights cannot be found, fetched or loaded.
@@ -89,13 +90,14 @@ def new_model(
     """Return a randomly initialised model for the images of a folder, and its report.
 
     Raises:
-        DataError: No sampled image can be read; no size is given, and the images differ in size or
-            are too large; or the number of channel statistics is not the number of channels.
+        DataError: No sampled image can be read; the images differ in size or are too large, and no
+            input size is given; or the number of mean or std values differs from the number of
+            channels.
         UsageError: The image size is not a multiple of the patch size, or other settings are
             invalid.
     """
     own_size, is_grey = sample_facts(folder, max_pixels)
-    # All but two of the settings have the names of `ViTConfig` fields.
+    # All but two of the settings have the same names as `ViTConfig` fields.
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
     waves = shape.pop("positions") == "waves"
@@ -137,7 +139,7 @@ def new_model(
 def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     """Return sine-cosine embeddings of the row and column of each patch: (P, `width`).
 
-    The P patches are in row-major order, and `width` is a multiple of 4.
+    The P patches are in row-major order, and `width` must be a multiple of 4.
 
     Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
     longest wavelength is shorter than in the paper because the grids here are small.
@@ -149,14 +151,14 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | None, bool]:
-    """Return the common size of up to 63 images spread over a folder, and whether all are grey.
+    """Return the common size of up to 63 images sampled from a folder, and whether all are grey.
 
     Returns:
-        Height and width in pixels, or None if the images differ in size; and whether all images are
-        grey.
+        Height and width in pixels, or None if the sampled images differ in size; and whether all of
+        them are grey.
 
     Raises:
-        DataError: None of these images can be read.
+        DataError: None of the sampled images can be read.
     """
     files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
@@ -180,19 +182,19 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
 
 
 def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return `size`, the common height and width of the images in a folder, after checking it.
+    """Check and return `size`, the common height and width of the images in a folder.
 
     Raises:
         DataError: The size is None because the images differ in size, or a side exceeds 256 pixels.
     """
     if size is None:
         raise DataError(
-            f"the images of {folder.root} differ in size, so a new model needs an input size",
+            f"the images in {folder.root} differ in size, so a new model needs an input size",
             fix="set one, e.g. --image-size 64",
         )
     if max(size) > 256:
         raise DataError(
-            f"the images of {folder.root} are {size[1]}x{size[0]} pixels, which is too large for "
+            f"the images in {folder.root} are {size[1]}x{size[0]} pixels, which is too large for "
             "the default input size of a new model",
             fix="set an input size, e.g. --image-size 64",
         )
@@ -203,13 +205,13 @@ def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple
     """Return the channel statistics given by the user, or 0.5 for each channel by default.
 
     Raises:
-        DataError: There is not one value per channel.
+        DataError: The number of values differs from the number of channels.
     """
     if values is None:
         return (0.5,) * channels
     if len(values) != channels:
         raise DataError(
-            f"got {count(len(values), 'channel mean')} or standard deviations, but the model has "
+            f"got {count(len(values), 'mean or std value')}, but the model has "
             f"{count(channels, 'channel')}",
             fix="pass one value per channel with --mean and --std, or set model.channels",
         )

@@ -1,7 +1,7 @@
 """LoRA: add low-rank adapters to linear layers, merge them into the weights, and save them.
 
-peft implements the adapters. A saved checkpoint contains the merged weights only; the adapter
-folder for peft is written in addition, on request.
+peft implements the adapters. A saved checkpoint contains only the merged weights; on request, an
+adapter folder for peft is written in addition.
 
 Source: Hu et al. 2022 (LoRA), https://arxiv.org/abs/2106.09685.
 """
@@ -25,8 +25,8 @@ from vitft.system.imports import require_extra
 def add_adapters(model: Model, spec: TrainSpec) -> None:
     """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
-    The head and the pre_logits layer get none. New adapters have no effect, so the outputs of the
-    model do not change. A model that already has adapters is left as it is.
+    The head and the pre_logits layer get no adapters. New adapters have no effect, so the outputs
+    of the model do not change. A model that already has adapters is left as it is.
 
     Raises:
         UsageError: peft is not installed, the model has no such layers, or `spec` requests an
@@ -71,8 +71,8 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
     """Merge every adapter into the weights of its layer and remove the adapter, in place.
 
     Returns:
-        Copies of the adapter matrices on the CPU under peft's names: for each layer, A (r, inputs)
-        and B (outputs, r) for adapters of rank r.
+        Copies of the adapter matrices on the CPU, under peft's names: for each layer, A (r, inputs)
+        and B (outputs, r), where r is the rank.
     """
     matrices: dict[str, Tensor] = {}
     for path, layer in adapted_layers(model):

@@ -1,9 +1,9 @@
 """The Vision Transformer in plain NumPy: an independent implementation, for tests and for speed.
 
-Predicting the classes of a few images takes less time than importing torch. From the same file,
-this model and `vit.VisionTransformer` compute the same in float32, but they share no code. This
-model cannot be trained, runs on the CPU only, and supports neither hybrids, convolutional stems nor
-timm models.
+Classifying a few images with this model takes less time than importing torch. Given the same file,
+it computes the same float32 results as `vit.VisionTransformer`, up to rounding, but the two share
+no code. This model cannot be trained, runs only on the CPU, and does not support hybrids,
+convolutional stems or timm models.
 
 Notation: B images, S image side in pixels (the height and width may differ), P patches, N tokens
 (prefix + P), D width, H heads, K head width, C classes.
@@ -90,14 +90,14 @@ class NumpyModel:
         return np.concatenate([last, *earlier], axis=1) if earlier else last
 
     def summarise(self, x: Float32Array) -> Float32Array:
-        """Return the class token and the mean patch token, normalised: (B, N, D) to (B, 2 * D)."""
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
         mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
         return self.norm(np.concatenate([x[:, :1], mean], axis=1), "norm.").reshape(len(x), -1)
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Return the projected patches with prefix tokens and position embeddings (equation 1).
+        """Convert normalised pixels to tokens with position embeddings (equation 1).
 
-        (B, S, S, channels) to (B, N, D).
+        Shapes: (B, S, S, channels) to (B, N, D).
         """
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
@@ -155,7 +155,7 @@ class NumpyModel:
     def each(
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads.
+        """Apply a function that takes tokens (n, D) to all tokens (B, N, D), in parallel threads.
 
         Raises:
             FloatingPointError: A result is not finite.
@@ -182,7 +182,7 @@ class NumpyModel:
         """
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
-        if not np.isfinite(variance).all():  # dividing by infinity would hide it
+        if not np.isfinite(variance).all():  # dividing by infinity would hide an overflow
             raise FloatingPointError("the variance of a token overflows")
         centred /= np.sqrt(variance + np.float32(self.eps))
         return centred * self[f"{name}weight"] + self[f"{name}bias"]
@@ -194,7 +194,7 @@ class NumpyModel:
 
     def classify(self, features: Float32Array) -> Float32Array:
         """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
-        if self.config.distilled:  # mean of two heads, one per class token
+        if self.config.distilled:  # mean of the two heads' logits
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
         if self.config.pre_logits:
@@ -203,10 +203,10 @@ class NumpyModel:
 
 
 def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return a function that raises FloatingPointError on overflow or undefined results.
+    """Wrap a function so that overflow and undefined results raise FloatingPointError.
 
-    Otherwise NumPy would only warn, and an infinite intermediate result can lead to a wrong result
-    that is finite.
+    By default, NumPy only warns, and an infinite intermediate result can lead to a final result
+    that is finite but wrong.
     """
 
     @functools.wraps(function)
@@ -218,10 +218,11 @@ def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 
 
 def gelu(x: Float32Array) -> Float32Array:
-    """Return the exact GELU, x Phi(x), where Phi is the normal distribution function.
+    """Return the exact GELU, x Phi(x), where Phi is the standard normal distribution function.
 
     Phi(x) is 1 - r(x) for x >= 0 and r(-x) otherwise, so in both cases the result is
-    max(x, 0) - |x| r(|x|), with r(x) = exp(-x^2 / 2) times the polynomial of `TAIL`.
+    max(x, 0) - |x| r(|x|). Here, r(x) is exp(-x^2 / 2) times the polynomial with the coefficients
+    `TAIL`.
     """
     size = np.abs(x)
     t = 1 / (1 + np.float32(BEND) * size)
@@ -235,16 +236,16 @@ def gelu(x: Float32Array) -> Float32Array:
 
 
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
-    """Normalise views with channels last: uint8 (B, S, S, 3) to float32 (B, S, S, channels).
+    """Normalise channels-last views: uint8 (B, S, S, 3) to float32 (B, S, S, channels).
 
-    Only as many channels are kept as the transform has.
+    If the transform has fewer than 3 channels, only the first ones are kept.
     """
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
     return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
 
 def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
-    """Return an array as float32, without a copy if it is float32 already."""
+    """Convert an array to float32; an array that is already float32 is not copied."""
     return np.asarray(x, np.float32)
 
 

@@ -15,8 +15,8 @@ def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
-        UsageError: The name is unknown (the message suggests the most similar names), or the image
-            size in it is not supported.
+        UsageError: The name is unknown (the message suggests the most similar names) or contains an
+            unsupported image size.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
@@ -33,7 +33,7 @@ def architecture_config(name: str) -> ViTConfig:
 
 
 def architecture_names() -> list[str]:
-    """Return the names of all plain models, then of hybrids, all with images of 224 pixels."""
+    """Return the names of the plain models, then those of hybrids, all for 224-pixel images."""
     plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
     return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 
@@ -46,13 +46,13 @@ def create_model(
 ) -> VisionTransformer:
     """Return an untrained model of a named architecture, in float32 on the default device.
 
-    The last number in the name is the side of the image, unless `image_size` specifies the side or
-    (height, width) in pixels. The `fields` are those of `ViTConfig`, e.g. num_classes=5,
+    The last number in the name is the side of the image in pixels; `image_size`, a side or (height,
+    width), overrides it. The `fields` are values for fields of `ViTConfig`, e.g. num_classes=5,
     pool="mean".
 
     Raises:
-        UsageError: The name or a field is unknown, a value is invalid or incompatible with others,
-            or the patches do not divide the image evenly.
+        UsageError: The name or a field is unknown, a value is invalid or incompatible with other
+            values, or the image size is not a multiple of the patch size.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():

@@ -19,7 +19,7 @@ def vit_shapes(config: ViTConfig) -> dict[str, TensorFacts]:
 
 
 def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of each tensor."""
+    """Yield the name and shape of each tensor of a Vision Transformer."""
     width = config.width
     rows = config.num_prefix if config.prefix_positions else 0
     yield "cls_token", (1, 1, width)

@@ -1,9 +1,11 @@
 """Components that later models add to the plain Vision Transformer in `vit`.
 
-These are the ResNet of hybrids, whose feature map is cut into patches (weight-standardised
-convolutions with GroupNorm and TensorFlow's SAME padding, under timm's names,
-`patch_embed.backbone.*`); a few such convolutions without a ResNet, for models trained from random
-weights; and LayerScale and stochastic depth for the residual branches of a block.
+- The ResNet of a hybrid, whose feature map is cut into patches. It consists of weight-standardised
+  convolutions with GroupNorm and TensorFlow's SAME padding, under timm's names
+  (`patch_embed.backbone.*`).
+- A convolutional stem: a few such convolutions without a ResNet, for models trained from random
+  weights.
+- LayerScale and stochastic depth for the residual branches of a block.
 
 Notation: B images, S image side in pixels (the height and width may differ), N tokens, D width,
 F feature channels, h and w sides of a feature map.
@@ -25,10 +27,10 @@ from vitft.models.vit_config import conv_strides
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad a feature map (B, F, h, w) as TensorFlow's SAME does before a convolution or pooling.
+    """Pad a feature map (B, F, h, w) before a convolution or pooling, as TensorFlow's SAME does.
 
-    The output of the convolution or pooling then has ceil(side / stride) rows and columns. Odd
-    padding has the additional row or column at the bottom or right.
+    Each side of the output of the convolution or pooling is then ceil(side / stride). If the total
+    padding of an axis is odd, the additional row or column is at the bottom or right.
     """
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
@@ -38,7 +40,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class StdConv2d(nn.Conv2d):
-    """Convolution with SAME padding whose kernels are standardised to mean 0 and variance 1."""
+    """Convolution with SAME padding and with kernels standardised to mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
@@ -51,7 +53,10 @@ class StdConv2d(nn.Conv2d):
 
 
 class Root(nn.Module):
-    """Convolution (7x7) and max pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
+    """Start of a ResNet: 7x7 convolution, GroupNorm, ReLU and max pooling.
+
+    It maps pixels (B, channels, S, S) to (B, 64, S/4, S/4).
+    """
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -64,7 +69,7 @@ class Root(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Residual block of three convolutions, of which the middle one is 3x3 and the others 1x1."""
+    """Residual block of a ResNet, with three convolutions: 1x1, 3x3 and 1x1."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
         super().__init__()
@@ -84,10 +89,10 @@ class Bottleneck(nn.Module):
 
 
 def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
-    """Return a ResNet from pixels (B, channels, S, S) to a feature map (B, F, h, w).
+    """Return a ResNet that maps pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
-    `stages` are the numbers of bottlenecks per stage. In each stage except the first, the first
-    bottleneck halves the sides of the feature map.
+    `stages` contains the number of bottlenecks in each stage. In every stage except the first, the
+    first bottleneck halves the sides of the feature map.
     """
     trunk, inputs = nn.Sequential(), 64
     for i, depth in enumerate(stages):
@@ -102,11 +107,10 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
 def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """Return a 3x3 convolution with GroupNorm and ReLU.
 
-    It maps (B, `inputs`, h, w) to (B, `outputs`, h / `stride`, w / `stride`), with sides rounded
-    up.
+    It maps (B, `inputs`, h, w) to (B, `outputs`, ceil(h / `stride`), ceil(w / `stride`)).
     """
     conv = StdConv2d(inputs, outputs, 3, stride=stride)
-    groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
+    groups = math.gcd(8, outputs, outputs // 2)  # at least two channels per group
     norm = nn.GroupNorm(groups, outputs)
     return nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU()))
 
@@ -114,11 +118,11 @@ def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 def build_stem(
     in_channels: int, stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> tuple[nn.Module, int]:
-    """Return the module between pixels and patches, and its number of output channels.
+    """Return the module that precedes the patch projection, and its number of output channels.
 
-    If `stages` is given, the module is the ResNet of a hybrid; if `stages` is (), it is only the
-    root of the ResNet (timm then omits `stem.` from the names). Otherwise it is a stack of the
-    convolutions `convs`, or the identity if there are none.
+    If `stages` is given, the module is the ResNet of a hybrid, or only the root of a ResNet if
+    `stages` is () (timm then omits `stem.` from the names). If `stages` is None, the module is a
+    stack of convolutions with the output channels `convs`, or the identity if `convs` is empty.
     """
     if stages is not None:
         resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)
@@ -129,7 +133,7 @@ def build_stem(
 
 
 class LayerScale(nn.Module):
-    """Learned factor for each channel of a branch (B, N, D)."""
+    """Learned factor for each of the D channels of a residual branch (B, N, D)."""
 
     def __init__(self, width: int, initial: float) -> None:
         super().__init__()
@@ -142,7 +146,7 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth: skips a residual branch (B, N, D) for random images during training.
 
-    Branches that are not skipped are scaled up, so that the expected value does not change.
+    Branches that are not skipped are scaled up so that the expected value does not change.
     """
 
     def __init__(self, rate: float) -> None:

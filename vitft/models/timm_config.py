@@ -20,7 +20,7 @@ class TimmConfig:
     sized: bool = False
     """Whether `image_size` is passed to timm when the network is built."""
     num_classes: Annotated[int, Range(ge=0)] = 0
-    """Number of classes; 0 for no head, so that the model returns features."""
+    """Number of classes; 0 for a model without a head, which returns features."""
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
     depth: ClassVar[int] = 0
     """Number of blocks that can be frozen separately (always 0)."""
@@ -30,7 +30,8 @@ class TimmConfig:
         check_ranges(self)
         if not re.fullmatch(r"[a-z0-9_]{1,100}", self.timm):
             raise UsageError(
-                f"invalid timm model: {self.timm!r}", fix="choose a name from timm.list_models()"
+                f"invalid timm model name: {self.timm!r}",
+                fix="choose a name from timm.list_models()",
             )
 
     def without_head(self) -> Self:

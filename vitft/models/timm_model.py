@@ -2,8 +2,8 @@
 
 The interface consists of `config` (with `num_classes`, `image_size` and `in_channels`),
 `feature_size`, `features` (pixels to one feature vector per image), `pre_logits` (always the
-identity), `head` (a Linear, or the identity without classes) and `classify` (features to logits);
-`forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
+identity), `head` (a Linear, or the identity if there are no classes) and `classify` (features to
+logits); `forward` is `classify(features(pixels))`. A `state_dict` contains timm's names.
 
 Notation: B images, C classes.
 """
@@ -25,14 +25,14 @@ class TimmModel(nn.Module):
 
     Args:
         config: Architecture.
-        file: Weights in timm's format, which timm adapts to the image size (default: random
-            weights). A classifier in the file is ignored.
-        tensors: Weights in timm's format, instead of a file. All parameters except those of the
-            classifier must be among them.
+        file: Weight file in timm's format (default: random weights). timm adapts the weights to the
+            image size; a classifier in the file is ignored.
+        tensors: Weights in timm's format, used instead of a file. They must include all parameters
+            except those of the classifier.
 
     Raises:
-        UsageError: timm does not have this model, cannot build it at this size, or has a head for
-            it that is not a single linear layer.
+        UsageError: timm does not have this model or cannot build it at this size, or the head of
+            the model is not a single linear layer.
         RuntimeError: The weights do not match the architecture.
     """
 
@@ -74,7 +74,7 @@ class TimmModel(nn.Module):
     def features(self, pixels: Tensor) -> Tensor:
         """Return the pooled features of normalised pixels.
 
-        (B, channels, height, width) to (B, `feature_size`).
+        Shapes: (B, channels, height, width) to (B, `feature_size`).
         """
         return self.net(pixels)
 
@@ -89,8 +89,8 @@ class TimmModel(nn.Module):
 def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - timm's type
     """Return timm's network in eval mode, including its classifier.
 
-    `source` contains timm's settings for the origin of the weights; if it is empty, the weights are
-    random.
+    `source` contains timm's settings for where the weights come from; if it is empty, the weights
+    are random.
 
     Raises:
         UsageError: timm does not have this model, or cannot build it at this size.
@@ -120,11 +120,11 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return settings with which timm loads all tensors or raises RuntimeError.
+    """Return settings that make timm load all tensors or raise RuntimeError.
 
-    Where tensors are missing, timm silently keeps random weights unless the numbers of classes are
-    equal. The network is therefore built with as many classes as the classifier in `tensors` has;
-    `TimmModel` then removes this classifier.
+    If tensors are missing, timm silently keeps random weights for them unless the network and the
+    weights have the same number of classes. The network is therefore built with as many classes as
+    the classifier in `tensors` has; `TimmModel` then removes this classifier.
 
     Raises:
         UsageError: As in `create_timm`.
@@ -153,7 +153,7 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
 
 
 def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename timm's entries to the names in `TimmModel` (a pre-hook of `load_state_dict`)."""
+    """Rename entries from timm's names to `TimmModel`'s (a pre-hook of `load_state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)

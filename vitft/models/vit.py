@@ -1,18 +1,19 @@
 """The Vision Transformer, from pixels to class scores, in one file.
 
-It does not depend on file formats, on the origin of the weights or on training. Its parameter names
-are timm's, so that `load_state_dict(strict=True)` works in both directions. `stem` contains the
-additions of later models.
+This module does not depend on file formats, on the origin of the weights or on training. Its
+parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. `stem`
+contains the components that later models add.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
     C classes, S image side in pixels, g grid side in patches (the height and width may differ);
     `pixels` are normalised, (B, channels, S, S).
-    The prefix is the class token, and in some models a distillation token and registers.
+    The prefix consists of the class token and, in some models, a distillation token and registers.
 
-Sources: Dosovitskiy et al. 2021 (ViT), https://arxiv.org/abs/2010.11929; vision_transformer of
-google-research (eps, zero head, Linear + Tanh); Touvron et al. 2021 (DeiT, LayerScale), 2012.12877
-and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's `VisionTransformer` (names).
+Sources: Dosovitskiy et al. 2021 (ViT), https://arxiv.org/abs/2010.11929;
+google-research/vision_transformer (eps, zero head, Linear + Tanh); Touvron et al. 2021 (DeiT,
+LayerScale), 2012.12877 and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's
+`VisionTransformer` (names).
 """
 
 import math
@@ -65,7 +66,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.width, config.width)
 
     def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of tokens `x` (B, N, D), each (B, H, N, K)."""
+        """Return the queries, keys and values of tokens `x` (B, N, D), each (B, H, N, K)."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, K)
         q, k, v = parts.permute(2, 0, 3, 1, 4)  # each (B, H, N, K)
         return q, k, v
@@ -75,8 +76,8 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only those output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
-        if type(self.qkv) is not nn.Linear:  # LoRA: the query weights are not separate
+        """Return only the output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
+        if type(self.qkv) is not nn.Linear:  # LoRA: the query weights cannot be separated
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
             return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
@@ -96,15 +97,15 @@ class Attention(nn.Module):
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(K)) of queries and keys (B, H, N, K): (B, H, N, N)."""
+    """Return softmax(q k^T / sqrt(K)), (B, H, N, N), for queries and keys (B, H, N, K)."""
     return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
 
 def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
-    On a CPU in bf16, up to N = 1024, the fused kernel is slower than separate multiplications and
-    softmax (docs/experiments.md). Everywhere else the fused kernel is used, which never stores the
+    On a CPU in bf16 with N up to 1024, the fused kernel is slower than separate multiplications and
+    softmax (docs/experiments.md). In all other cases, the fused kernel is used; it never stores the
     attention weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
@@ -144,14 +145,14 @@ class Block(nn.Module):
         return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only the class tokens, which the heads read: (B, N, D) to (B, 1 or 2, D)."""
+        """Return only the output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
         return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `rows`, the first tokens of `x` (B, N, D), after both residual branches.
+        """Apply both residual branches to `rows`, the first tokens of `x` (B, N, D).
 
-        The function `attend` computes the attention output for `rows` from all tokens, to which
-        LayerNorm has been applied unless `norm` is post.
+        The function `attend` computes the attention output for `rows` from all tokens, which have
+        passed LayerNorm unless `norm` is post.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -161,7 +162,7 @@ class Block(nn.Module):
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:
-    """Return LayerScale, or the identity if the architecture has none."""
+    """Return a LayerScale module, or the identity if the architecture has no LayerScale."""
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
 
@@ -176,7 +177,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = False
-        """Whether the backward pass recomputes the blocks' activations instead of storing them."""
+        """Whether the blocks' activations are recomputed in the backward pass instead of stored."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -196,13 +197,13 @@ class VisionTransformer(nn.Module):
         several = config.read_blocks > 1
         self.head = linear_head(config, config.feature_size if several else width)
         self.head_dist = linear_head(config, width) if config.distilled else None
-        # For files of libraries whose models read the last block only; `forward` does not use it.
+        # For exports to libraries whose heads read only the last block; not used by `forward`.
         self.last_head = linear_head(config, width) if several else None
-        if not self.cls_token.is_meta:  # on "meta", pretrained weights follow
+        if not self.cls_token.is_meta:  # on "meta", weights are assigned later
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return tokens (B, N, D), with position embeddings, of pixels (B, channels, S, S)."""
+        """Convert pixels (B, channels, S, S) to tokens (B, N, D) with position embeddings."""
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
@@ -213,7 +214,7 @@ class VisionTransformer(nn.Module):
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Apply blocks `start` to `stop` - 1 to tokens: (B, N, D) to (B, N, D).
 
-        By default, these are all blocks from `start` on.
+        By default, all blocks from `start` on are applied.
         """
         for block in self.blocks[start:stop]:
             if self.checkpointing and self.training:
@@ -228,8 +229,8 @@ class VisionTransformer(nn.Module):
         """Apply the same blocks as `encode`, and keep the outputs that the head reads.
 
         Returns:
-            The output (B, N, D) of the last of these blocks, and the outputs (B, N, D) of all of
-            these blocks that the head reads, except for the last block of the model.
+            The output (B, N, D) of the last applied block; and the outputs (B, N, D) of those
+            applied blocks that the head reads, except for the last block of the model.
         """
         depth, found = self.config.depth, list[Tensor]()
         first = max(start, depth - self.config.read_blocks)
@@ -243,16 +244,16 @@ class VisionTransformer(nn.Module):
     def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
         """Return one normalised feature vector per image: (B, `feature_size`).
 
-        The vector consists of the class token; of both class tokens, (B, 2 * D), in a distilled
-        model; or of the mean patch token if `pool` is mean. If the head reads several blocks, the
-        class token of the last block is followed by the class token and the mean patch token of
-        each earlier block.
+        If `pool` is mean, the vector is the mean patch token. Otherwise it is the class token,
+        followed by the distillation token in a distilled model (2 * D values). If the head reads
+        several blocks, the class token of the last block is followed by the class token and the
+        mean patch token of each earlier block that the head reads.
 
         Args:
             tokens: Output of the last block, (B, N, D).
             earlier: Outputs of the other blocks that the head reads, in order, each (B, N, D).
         """
-        assert len(earlier) == self.config.read_blocks - 1, "the head reads a block before the cut"
+        assert len(earlier) == self.config.read_blocks - 1, "outputs of earlier blocks are missing"
         tokens = self.norm(tokens)
         if self.config.pool == "mean":
             return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
@@ -260,7 +261,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([last, *map(self.summarise, earlier)], dim=-1) if earlier else last
 
     def summarise(self, tokens: Tensor) -> Tensor:
-        """Return the class token and the mean patch token, normalised: (B, N, D) to (B, 2 * D)."""
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
         mean = tokens[:, self.config.num_prefix :].mean(dim=1, keepdim=True)
         return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
@@ -287,14 +288,14 @@ class VisionTransformer(nn.Module):
         return self.finish(self.embed(pixels))
 
     def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input tokens of block `start`.
+        """Return pooled features (B, `feature_size`), given the input of block `start`, (B, N, D).
 
-        If `start` is `depth`, the tokens (B, N, D) are the output of the last block.
+        If `start` is `depth`, the tokens are the output of the last block.
         """
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
             return self.pool(self.encode(tokens, start=start))
-        # The last block's output for the patches is not used.
+        # The last block's outputs for the patch tokens are not used.
         tokens, earlier = self.encode_read(tokens, start, last)
         return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
 
@@ -321,9 +322,9 @@ class VisionTransformer(nn.Module):
         - Patch projection: truncated normal, std 1/sqrt(inputs) (JAX reference, lecun_normal).
         - Position embeddings: truncated normal, std 0.02 (JAX reference).
         - Class token and registers: normal, std 1e-6; distillation token: std 0.02 (timm).
-        - Convolutions of a stem: torch's default, as their weights are standardised anyway.
+        - Convolutions of a stem: torch's default, because their weights are standardised anyway.
         - Heads: zero, so that the first loss is ln(C) (Dosovitskiy et al. 2021, appendix B.1.1).
-        - LayerNorm, GroupNorm and LayerScale: the initial values of these modules.
+        - LayerNorm, GroupNorm and LayerScale: the default values of these modules.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -342,5 +343,5 @@ class VisionTransformer(nn.Module):
 
 
 def linear_head(config: ViTConfig, inputs: int) -> nn.Module:
-    """Return a linear head on `inputs` features, or the identity if there are no classes."""
+    """Return a linear head with `inputs` inputs, or the identity if there are no classes."""
     return nn.Linear(inputs, config.num_classes) if config.num_classes else nn.Identity()

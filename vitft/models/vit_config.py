@@ -18,11 +18,11 @@ from vitft.system.structure import Range, check_ranges
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
 MAX_PATCHES = 16384
-"""Maximum number of patches per image, e.g. 128 x 128."""
+"""Maximum number of patches per image, e.g. in a grid of 128 x 128."""
 
 
 class NamedSize(NamedTuple):
-    """Dimensions of a named model size, and the patch sides for which weights are published."""
+    """Dimensions of a named model size, and the patch sides in pixels of its published weights."""
 
     width: int
     depth: int
@@ -40,12 +40,12 @@ SIZES: Mapping[str, NamedSize] = {
 
 
 STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "r_s16_p8": ((), 32),  # called s16, but has a root of stride 4 and patches of 8
+    "r_s16_p8": ((), 32),  # despite "s16": root of stride 4, patches of 8 cells
     "r26_s32": ((2, 2, 2, 2), 32),
     "r50_s16": ((3, 4, 9), 16),
     "r50_s32": ((3, 4, 6, 3), 32),
 }
-"""Bottlenecks per stage and patch side in pixels, keyed by the middle part of the model name."""
+"""Bottlenecks per stage, and patch side in pixels, keyed by the middle part of the model name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class ViTConfig:
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
     patch_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (16, 16)
-    """Height and width of a patch in image pixels, also in hybrids."""
+    """Height and width of a patch in pixels of the image, even in hybrids."""
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
     width: Annotated[int, Range(ge=1, le=65536)] = 768
-    """Number of dimensions of a token, D."""
+    """Number of dimensions of a token (D)."""
     depth: Annotated[int, Range(ge=1, le=1024)] = 12
     """Number of blocks."""
     heads: Annotated[int, Range(ge=1, le=65536)] = 12
@@ -66,17 +66,17 @@ class ViTConfig:
     """Width of the hidden layer of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
     num_classes: Annotated[int, Range(ge=0)] = 1000
-    """Number of classes; 0 for no head, so that the model returns pooled features."""
+    """Number of classes; 0 for a model without a head, which returns pooled features."""
     pre_logits: bool = False
-    """Whether a Linear + Tanh of `width` units precedes the head, as in the first in21k weights."""
+    """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""
     pool: Pool = "cls"
-    """Input of the head: the class token, or the mean of the patch tokens."""
+    """Input of the head: the class token (cls) or the mean of the patch tokens (mean)."""
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Stochastic depth: probability that training skips the last block's branches; lower in earlier
-    blocks."""
+    """Stochastic depth: probability of skipping a residual branch of the last block in training. It
+    increases linearly from 0 in the first block."""
     norm: Norm = "pre"
-    """Position of LayerNorm: before each branch (pre), or after each residual sum (post) as in the
-    original Transformer."""
+    """Position of LayerNorm: before each residual branch (pre), or after each residual sum (post),
+    as in the original Transformer."""
     norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
     """Epsilon of LayerNorm, as in the JAX reference; torch's default would change the outputs."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -86,15 +86,16 @@ class ViTConfig:
     prefix_positions: bool = True
     """Whether the prefix tokens have position embeddings."""
     distilled: bool = False
-    """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
+    """Whether there is a distillation token with its own head (DeiT); the logits of both heads are
+    averaged."""
     stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
     """Bottlenecks per stage of a hybrid's ResNet; () for the root alone, None for no ResNet."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
-    """Output channels of the 3x3 convolutions of a convolutional stem, used instead of a ResNet."""
-    # Not in the repr, because cached features of the last block are found by the repr.
+    """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
+    # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of last blocks that the head reads. The head reads the class token of the last block
-    and, for each earlier one of these blocks, the class token and the mean of the patch tokens."""
+    """Number of blocks, counted back from the last, that the head reads. From the last block, it
+    reads the class token; from each earlier one, the class token and the mean patch token."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -103,8 +104,8 @@ class ViTConfig:
             if side < patch or side % patch:
                 near = max(patch, round(side / patch) * patch)
                 raise UsageError(
-                    f"the image {axis}, {side} pixels, is not a multiple of the patch size, "
-                    f"{patch} pixels",
+                    f"the image {axis} ({side} pixels) is not a multiple of the patch size "
+                    f"({patch} pixels)",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
         if math.prod(self.grid) > MAX_PATCHES:
@@ -123,7 +124,8 @@ class ViTConfig:
                 f"width {self.width}, heads {self.heads}, patch_size {self.patch_size}, "
                 f"stride {self.stride}",
                 fix="make width a multiple of heads and patch_size a multiple of the stride; use "
-                "no negative numbers, and only one of stem and convs",
+                "only one of stem (up to 4 stages) and convs (up to 16); increase mlp_ratio if it "
+                "is below 1 / width",
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
@@ -143,8 +145,8 @@ class ViTConfig:
         """Check that a head can read the last `read_blocks` blocks of this architecture.
 
         Raises:
-            UsageError: The model does not have so many blocks, or the head cannot read several of
-                them.
+            UsageError: `read_blocks` is 0 or exceeds the depth, or the head of this architecture
+                can read only the last block.
         """
         reads_class_token = self.pool == "cls" and not self.distilled and not self.pre_logits
         if not 1 < self.read_blocks <= self.depth or not reads_class_token:
@@ -156,13 +158,13 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Numbers of rows and columns of patches."""
+        """Numbers of rows and columns in the grid of patches."""
         (height, width), (down, across) = self.image_size, self.patch_size
         return height // down, width // across
 
     @property
     def stride(self) -> int:
-        """Side in pixels of one cell of the map that is cut into patches; 1 without a stem."""
+        """Side in pixels of one cell of the map that is cut into patches; 1 if there is no stem."""
         if self.stem is not None:
             return stem_stride(self.stem)
         return math.prod(conv_strides(self.convs, self.patch_size))
@@ -181,7 +183,7 @@ class ViTConfig:
 
     @property
     def num_read(self) -> int:
-        """Number of tokens that the heads read if `pool` is cls; they come first in the sequence.
+        """Number of leading tokens that the heads read if `pool` is cls.
 
         These are the class token and, in a distilled model, the distillation token.
         """
@@ -199,20 +201,20 @@ class ViTConfig:
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width), given this pair or the side of a square."""
+    """Return (height, width), given either this pair or the side of a square."""
     return side if isinstance(side, tuple) else (side, side)
 
 
 def stem_stride(stages: tuple[int, ...]) -> int:
-    """Return the side in pixels of one cell of the feature map of a ResNet stem."""
+    """Return the side in image pixels of one cell of a ResNet stem's feature map."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
-    The last convolutions, at most one for each factor of 2 common to both patch sides, have stride
-    2; the others have stride 1.
+    Starting from the last, one convolution has stride 2 for each factor of 2 that both patch sides
+    have in common; all other convolutions have stride 1.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Engine-independent prediction pipeline: load images, run an engine, postprocess its scores.
+"""Engine-independent prediction pipeline: load images, run an engine, and postprocess its scores.
 
 Images are read and decoded in threads; predictions are returned in the order of their sources.
 This module does not import torch; the engines are in `torch_engine` and `numpy_engine`.
@@ -32,9 +32,9 @@ class Engine(Protocol):
     """Interface of a model that computes scores for batches of images."""
 
     batch: int
-    """Number of images per call of `scores`."""
+    """Number of images per call to `scores`."""
     workers: int
-    """Number of threads that read and decode images; 0 for only the calling thread."""
+    """Number of threads that read and decode images; with 0, the calling thread does this."""
     in_workers: bool
     """Whether each worker also scores the batch it has decoded, on one core."""
 
@@ -43,7 +43,7 @@ class Engine(Protocol):
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
+        """Decode and preprocess the bytes of an image file into (S, S, 3), or raise ImageError."""
 
     def scores(self, views: Views) -> Scores:
         """Return the float32 scores of views (B, S, S, 3)."""
@@ -52,7 +52,7 @@ class Engine(Protocol):
         """Prepare the calling thread for a batch; called before each batch."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a prediction run that restores process-wide settings on exit."""
+        """Return a context manager that restores process-wide settings after a prediction run."""
 
 
 class LoadedImage(NamedTuple):
@@ -72,7 +72,7 @@ class Pipeline:
     postprocess: Postprocess
     keep_views: bool = False
     """Whether each prediction includes its preprocessed image."""
-    web: WebLimits = WebLimits()  # noqa: RUF009 - it is frozen
+    web: WebLimits = WebLimits()  # noqa: RUF009 - WebLimits is frozen
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order, with an error if the image is unusable.
@@ -101,7 +101,7 @@ class Pipeline:
                 yield from (item for item in chunk if isinstance(item, Prediction))
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
-        """Return the predictions for a batch, scoring its usable images in one call of the engine.
+        """Return the predictions for a batch, scoring its usable images in one call to the engine.
 
         Raises:
             RunError: The engine cannot compute the scores, or some logits are not finite.
@@ -122,7 +122,7 @@ class Pipeline:
 
 
 def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
-    """Return the prediction with further notes, if there are any."""
+    """Return the prediction with `notes` appended, if there are any."""
     return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
@@ -143,7 +143,7 @@ def notes_on(data: bytes) -> tuple[str, ...]:
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
-    """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
+    """Decode and preprocess the bytes of an image file into (S, S, 3), or raise ImageError."""
     image = read_image(data, name, max_pixels=max_pixels, grey_range=transform.grey_range)
     return transform.pixels(image)
 

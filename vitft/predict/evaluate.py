@@ -51,7 +51,7 @@ PREDICTION_COLUMNS = (
 
 
 class LabelledPrediction(NamedTuple):
-    """The label and prediction of an image; the prediction has no classes if it was left out."""
+    """The label and prediction of an image; if it was left out, the prediction has no classes."""
 
     label: str
     prediction: Prediction
@@ -61,7 +61,7 @@ class LabelledPrediction(NamedTuple):
         return self.prediction.classes[:1] == (self.label,)
 
     def to_csv(self) -> str:
-        """Return the row of predictions.csv, whose columns are `PREDICTION_COLUMNS`."""
+        """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
         path, name, probability, notes, error = self.prediction.to_cells(1)
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
@@ -76,7 +76,7 @@ class Evaluation:
     results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
-    """One prediction per image in the order of the data, then one per entry of the data's `bad`."""
+    """One prediction per image in the order of the data, then one per file in `LabelledImages.bad`."""
 
     def write(self, folder: Path) -> Path:
         """Write eval.json and predictions.csv to a new folder, and return its path.
@@ -107,7 +107,7 @@ class HashedImage(NamedTuple):
 
 
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
-    """Evaluate the model of a run, checkpoint or ONNX graph (None: the latest run) on images.
+    """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
     Warnings are logged about images that are left out and about anything that biases the results.
 
@@ -163,7 +163,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     }
     warn_of_bias(results)
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
-        log.info(f"{FIRST_PAGE_NOTE} used: {count(pages, 'image')}")
+        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
@@ -209,7 +209,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
 def image_groups(
     data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
 ) -> Iterator[list[HashedImage]]:
-    """Yield batches of hashed images, in the order of the data; left-out images have no view."""
+    """Yield batches of hashed images in the order of the data; images left out have no view."""
 
     def load(item: tuple[str, str]) -> HashedImage:
         path, label = item
@@ -245,7 +245,7 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
         )
     examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
     return DataError(
-        f"cannot read any image of {data.source} ({examples})",
+        f"cannot read any image in {data.source} ({examples})",
         fix="check the paths: in a table, they are relative to the folder of the table",
     )
 
@@ -278,8 +278,8 @@ def evaluated_data(
 ) -> EvaluatedData:
     """Return the entry `data` of eval.json: the source, the unreadable files and several counts.
 
-    The number of evaluated validation images of the run, `validated`, is None if the images of the
-    run are unknown.
+    `validated` is the number of evaluated images that are validation images of the run, or None if
+    the images of the run are unknown.
     """
     rows = [row.prediction for row in predictions]
     is_known = validated is not None
@@ -306,8 +306,8 @@ def warn_of_bias(results: EvaluationResults) -> None:
         log.warning(f"skipped {more}")
     if data["trained"] is None:
         log.warning(
-            "there is no split.csv next to the model, which may have been trained on some of these "
-            "images"
+            "the model may have been trained on some of these images: there is no split.csv next to "
+            "it to check"
         )
     reasons = (
         (data["trained"], "the model was trained on them"),
@@ -323,9 +323,8 @@ def warn_of_bias(results: EvaluationResults) -> None:
             log.warning(f"skipped {number:,} of {count(total, 'image')} because {reason}")
     if data["validated"]:
         log.warning(
-            f"the results may be slightly optimistic: {data['validated']:,} of "
-            f"{count(images, 'image')} are validation images of the run, on which the model was "
-            "selected"
+            "the results may be slightly optimistic: validation images of the run, on which the "
+            f"model was selected, make up {data['validated']:,} of {count(images, 'image')}"
         )
     if data["copies"]:
         log.warning(

@@ -1,4 +1,4 @@
-"""Prediction jobs of `vitft predict`; small ones on a CPU run in NumPy, without torch."""
+"""Prediction jobs of `vitft predict`; small jobs on a CPU run in NumPy, without torch."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
-"""Function that yields the predictions unchanged and writes a picture of each to a folder."""
+"""Function that yields predictions unchanged and writes an overlay for each to a folder."""
 
 
 def run_prediction(
@@ -48,13 +48,14 @@ def run_prediction(
     stdin: BinaryIO,
     illustrate: Illustrator,
 ) -> int:
-    """Predict every image of a request, write one row per image and return the number of errors.
+    """Run a prediction job: write one row per image and return the number of error rows.
 
     Args:
         request: Images, model, destination and options.
         write: Function called with each line, without its line break, if there is no output file.
         stdin: Stream that is read if the images of the request include `-`.
-        illustrate: Function of `vitft.explain`, a higher package, that writes relevance overlays.
+        illustrate: Function that writes relevance overlays. It is passed in because it belongs to
+            `vitft.explain`, a higher-level package.
 
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
@@ -64,7 +65,7 @@ def run_prediction(
     checkpoint = find_model(request.run, graphs=True)
     threshold = request.threshold or 0.0
     if request.precision is not None:
-        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+        from vitft.predict.threshold import choose_threshold  # imports simplejpeg
 
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))
@@ -108,9 +109,10 @@ def choose_engine(
 ) -> tuple[Engine, Iterator[ImageSource]]:
     """Return an engine and an iterator over all sources.
 
-    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy if `--engine numpy` is given or if
-    it is to predict only a few images on a CPU with default options; otherwise, or if the NumPy
-    engine does not support the model, it runs in torch.
+    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, whichever `--engine`
+    selects. By default, it runs in NumPy if the engine supports the model and a single process
+    predicts at most `FEW_IMAGES` images in float32 on the device `auto` or `cpu`, without overlays.
+    In all other cases, it runs in torch.
 
     Raises:
         UsageError: The engine does not support the model or an option, the device cannot be used,
@@ -148,10 +150,10 @@ def choose_engine(
 
 
 def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
-    """Return the number of error rows if a resumed job is already complete, or None otherwise.
+    """Return the number of error rows if a resumed job is already complete, otherwise None.
 
-    If this process has finished its part but the parts have not been merged, merge them if all are
-    finished, and return 0.
+    If this process has finished its part of the rows but the parts have not been merged, merge the
+    parts if all of them are finished, and return 0.
 
     Raises:
         RunError: A row of the output file was not written by vitft.
@@ -178,7 +180,7 @@ def open_destination(
     """Open the destination of the rows; yield a writer and the sources that have no row yet.
 
     Raises:
-        RunError: The file cannot be written, or does not match the request when it is resumed.
+        RunError: The file cannot be written, or the file to resume does not match the request.
         ResourceError: The disk is full.
     """
     style, top_k = request.style, request.top_k
@@ -202,7 +204,7 @@ def open_destination(
 
 
 class SourceHistory:
-    """Iterator over sources that can repeat the last few of them."""
+    """Iterator over sources that can repeat the last `size` sources."""
 
     def __init__(self, images: Iterator[ImageSource], size: int) -> None:
         self.images = images
@@ -217,6 +219,6 @@ class SourceHistory:
             yield source.name
 
     def after(self, count: int) -> Iterator[ImageSource]:
-        """Return the sources after the first `count`, repeating recent ones if necessary."""
+        """Return the sources after the first `count`, repeating recent sources if necessary."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)

@@ -1,9 +1,9 @@
 """The NumPy engine: predictions for a few images on a CPU in half a second, without torch.
 
 The checkpoint is mapped into memory, and its digest is computed in a thread while images are
-decoded and scored; no scores are returned before the digest is verified. Each image uses one core:
-the command line limits OpenBLAS to one thread, because its threads spin while they wait (a product
-on two cores of a busy machine took ten times as long).
+decoded and scored; no scores are returned until the digest has been verified. Each image uses one
+core: the command line limits OpenBLAS to one thread, because its threads spin while they wait (on
+two cores of a busy machine, a matrix product took ten times as long).
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class NumpyEngine:
 
 
 def start_digest(path: Path) -> Callable[[], str] | None:
-    """Start computing a checkpoint's digest in a thread; return a function that waits for it.
+    """Start computing a checkpoint's digest in a thread; return a function that waits for the result.
 
     If the checkpoint was written by another tool, return None instead.
 

@@ -22,7 +22,7 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
 
 ONNX_BATCH_SIZE = 16
-"""Number of images per call of a graph with a fixed image size."""
+"""Number of images per call to a graph with a fixed image size."""
 
 
 class OnnxEngine:
@@ -59,7 +59,7 @@ class OnnxEngine:
         """Do nothing; workers need no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3), or (H, W, 3) as decoded if the graph resizes.
+        """Return the preprocessed image (S, S, 3), or the decoded one (H, W, 3) if the graph resizes.
 
         Raises:
             ImageError: The bytes are not a usable image.
@@ -69,7 +69,7 @@ class OnnxEngine:
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3), or (1, H, W, 3) if the graph resizes them.
+        """Return the scores of views (B, S, S, 3), or of one view (1, H, W, 3) if the graph resizes.
 
         Raises:
             RunError: onnxruntime cannot run the graph, or its output has the wrong shape.
@@ -86,7 +86,7 @@ class OnnxEngine:
         if logits.shape != (len(views), len(self.classes)):
             raise unreadable_graph(
                 self.path,
-                f"it has {len(self.classes)} classes, but its output is of shape {logits.shape}",
+                f"it has {len(self.classes)} classes, but its output has shape {logits.shape}",
             )
         return Scores(np.asarray(logits, np.float32))
 
@@ -100,7 +100,7 @@ def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # fatal errors only; the others are raised
+    options.log_severity_level = 4  # fatal errors only; other errors are raised
     # Otherwise, idle threads would take the cores from the threads that decode images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -110,7 +110,7 @@ def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
 
 
 def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the description that `vitft export` has stored in a graph.
+    """Return the description that `vitft export` stored in a graph.
 
     Raises:
         RunError: The graph has no description, or the description is not a JSON object.

@@ -1,6 +1,6 @@
-"""Writers of predictions, one row per image, to the terminal and to files.
+"""Output of predictions, one row per image, to the terminal and to files.
 
-A text file is written as `NAME.part`. An interrupted run can be resumed from this file if it is
+A text file is first written as `NAME.part`. An interrupted run can be resumed from this file if it is
 JSONL or CSV. Several processes write `NAME.part-0-of-2` and so on; the last process to finish
 merges the rows in the order of the images.
 """
@@ -32,7 +32,7 @@ class ProcessShard:
     rank: int = 0
     world: int = 1
     chunk: int = 16
-    """Number of rows computed together; a resumed run starts at a multiple of it."""
+    """Number of rows computed together; a resumed run starts at a multiple of this number."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -44,7 +44,7 @@ class ProcessShard:
 
 
 class ResumePoint(NamedTuple):
-    """Numbers of rows, bytes and errors in an unfinished file up to the last complete chunk."""
+    """Counts of rows, bytes and errors in an unfinished file, up to the last complete chunk."""
 
     rows: int = 0
     size: int = 0
@@ -53,9 +53,9 @@ class ResumePoint(NamedTuple):
 
 
 class RowWriter:
-    """Writer of predictions as a table, json, jsonl or csv.
+    """Writer of predictions as a table, JSON, JSONL or CSV.
 
-    It passes lines without a line break to the function `write`.
+    It passes each line, without its line break, to the function `write`.
     """
 
     def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
@@ -63,13 +63,13 @@ class RowWriter:
         self.count = self.errors = 0
         self.has_begun = False
         self.pending_json = ""
-        """Latest row of JSON, held back because a comma must follow every row but the last."""
+        """Latest JSON row, held back because a comma must follow every row but the last."""
         self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
         """Rows held back until the width of the first column is known; None afterwards."""
         self.width = 0
 
     def begin(self) -> None:
-        """Write the CSV header or the opening bracket of JSON, unless already written."""
+        """Write the CSV header or the opening bracket of JSON, unless it has already been written."""
         if not self.has_begun and self.style in ("csv", "json"):
             self.write(csv_line(column_names(self.top_k)) if self.style == "csv" else "[")
         self.has_begun = True
@@ -95,7 +95,7 @@ class RowWriter:
             self.write_table_row(visible(prediction.path), summarise(prediction))
 
     def write_table_row(self, path: str, text: str) -> None:
-        """Write a row of the table, or hold it back until the width of the column is known."""
+        """Write a row of the table, or hold it back until the first column's width is known."""
         if self.unaligned is None:
             self.write(f"{path:<{self.width}}  {text}")
             return
@@ -122,7 +122,7 @@ class RowWriter:
 
 
 def format_csv_cell(cell: str | float | None) -> str:
-    """Return the text of a CSV cell: a probability with fixed decimals, and nothing for None."""
+    """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
     return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
 
 
@@ -142,17 +142,17 @@ def part_path(out: Path, shard: ProcessShard) -> Path:
 
 
 def finished_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the path of a process's file when it is complete but not yet merged."""
+    """Return the path of a process's file that is complete but not yet merged."""
     part = part_path(out, shard)
     return part.with_name(f"{part.name}.done")
 
 
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
-    """Check that the output file can be written without overwriting another.
+    """Check that the output file can be written without overwriting an existing file.
 
     Raises:
-        RunError: The folder does not exist. Without `resume`, also if the file exists, finished or
-            unfinished.
+        RunError: The folder does not exist or, unless `resume` is set, the file already exists,
+            finished or unfinished.
     """
     if not out.parent.is_dir():
         raise RunError(
@@ -169,13 +169,13 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     part = part_path(out, shard)
     if part.exists() or finished_path(out, shard).exists():
         raise RunError(
-            f"{part} already exists: another run is incomplete or still in progress",
-            fix="continue that run with --resume, or remove the file",
+            f"cannot create {part}: another run is incomplete or still in progress",
+            fix="continue that run with --resume, or remove its files",
         )
 
 
 def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
-    """Yield the complete rows of a file with their line breaks, without a truncated last row.
+    """Yield the complete rows of a file with their line breaks; omit a truncated last row.
 
     Line breaks in a quoted path of a CSV file do not end the row.
     """
@@ -190,7 +190,7 @@ def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
 def find_resume_point(
     path: Path, style: str, top_k: int, names: Iterator[str], chunk: int
 ) -> ResumePoint:
-    """Return where to resume an unfinished file, after checking its rows against `names`.
+    """Check the rows of an unfinished file against `names`, and return where to resume it.
 
     Raises:
         RunError: The images or columns of the file differ from those of the request, or a row was
@@ -233,7 +233,7 @@ def find_resume_point(
 
 
 def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Return the path in a row, the number of classes (0 in CSV), and whether it is an error row.
+    """Return a row's path, its number of classes (0 for CSV), and whether it is an error row.
 
     Raises:
         RunError: The row was not written by vitft.
@@ -267,12 +267,12 @@ def cannot_resume(
     *,
     fix: str = "use the images and options of the first run, or choose another file with --out",
 ) -> RunError:
-    """Return the error for a file that does not match the request."""
+    """Return the error for a file that cannot be resumed."""
     return RunError(f"cannot resume {path}: {reason}", fix=fix)
 
 
 def encode_line(line: str, style: str) -> bytes:
-    """Return a line as bytes with its line break; invalid UTF-8 in names is preserved."""
+    """Encode a line and its line break as bytes; invalid UTF-8 in names is preserved."""
     return (line + ("\r\n" if style == "csv" else "\n")).encode("utf-8", "surrogateescape")
 
 
@@ -280,7 +280,7 @@ def encode_line(line: str, style: str) -> bytes:
 def open_rows(
     out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
-    """Open an output file, which is renamed to its final name once all rows are written.
+    """Open an output file that is renamed to its final name once all rows are written.
 
     With several processes, the files are merged once every process has written its rows.
 
@@ -294,9 +294,9 @@ def open_rows(
             yield rows
         return
     with writing(part):
-        file = part.open("ab", buffering=0)  # each row is on disk as soon as it is written
+        file = part.open("ab", buffering=0)  # a crash loses no written row
     with file:
-        if file.tell() > start.size:  # "ab" opens at the end
+        if file.tell() > start.size:  # mode "ab" starts at the end of the file
             file.truncate(start.size)
         rows = RowWriter(style, top_k, lambda line: write_all(file, part, encode_line(line, style)))
         rows.count, rows.errors = start.rows, start.errors
@@ -344,7 +344,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             if style == "csv":
                 headers = [next(reader) for reader in readers]
                 merged.write(headers[0])
-            while readers:  # one chunk of each process in turn, until one has no rows left
+            while readers:  # one chunk per process in turn, until a process has no rows left
                 chunks = [[*islice(reader, shard.chunk)] for reader in readers]
                 merged.writelines(row for chunk in chunks for row in chunk)
                 if not all(chunks):
@@ -359,7 +359,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 @contextlib.contextmanager
 def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
-    """Open a Parquet file with the same columns as CSV and float64 probabilities.
+    """Open a Parquet file that has the same columns as CSV and float64 probabilities.
 
     Raises:
         ResourceError: The disk is full.

@@ -61,8 +61,8 @@ class Postprocess:
             run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest
                 run.
             classes: Class names in the order of the logits.
-            feature_size: Width of the features. If the engine does not return features, the width
-                is 0, and there are no out-of-distribution notes.
+            feature_size: Number of dimensions of a feature, or 0 if the engine does not return
+                features; there are then no out-of-distribution notes.
             top_k: Number of classes per prediction.
             threshold: Probability below which a prediction is marked `not sure`.
 
@@ -90,9 +90,9 @@ class Postprocess:
         if self.run is None:
             return ""
         if self.reference is None:
-            return f"{self.run.line()}; it does not note images unlike its training images"
+            return f"{self.run.line()}; images unlike the training images are not noted"
         power = self.reference.power()
-        note = f"; notes {power} as unlike the training images" if power else ""
+        note = f"; {power} are noted as unlike the training images" if power else ""
         return self.run.line() + note
 
     def __call__(
@@ -101,7 +101,7 @@ class Postprocess:
         """Return one prediction for each of B paths.
 
         If target classes are given as indices (B,), each prediction includes the probability of its
-        target.
+        target class.
 
         Raises:
             RunError: Some logits are not finite.
@@ -134,6 +134,6 @@ class Postprocess:
 def not_finite() -> RunError:
     """Return the error for a model whose outputs are infinite or NaN."""
     return RunError(
-        "the logits of the model are not finite: the training diverged or the file is damaged",
+        "the logits of the model are not finite: training diverged, or the file is damaged",
         fix="train again with a lower learning rate",
     )

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
-"""Notes on a probability below the threshold and on a feature far from all training images."""
+"""Notes on a probability below the threshold and on an image that is out of distribution."""
 DECIMALS = 6
-"""Number of decimals of probabilities in output; further ones differ between machines."""
+"""Number of decimal places of probabilities in output; further digits differ between machines."""
 
 ClassProbability = TypedDict("ClassProbability", {"class": str, "probability": float})
 
@@ -33,7 +33,7 @@ class Prediction:
     classes: tuple[str, ...] = ()
     """Class names, most probable first."""
     probabilities: tuple[float, ...] = ()
-    """Probabilities of `classes`; those of all classes of the model sum to 1."""
+    """Probability of each of `classes`; the probabilities of all classes of the model sum to 1."""
     notes: tuple[str, ...] = ()
     """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
@@ -51,7 +51,7 @@ class Prediction:
         return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
 
     def to_dict(self) -> PredictionDict:
-        """Return the prediction as an object for JSON, JSONL and the server."""
+        """Return the prediction as a dict for JSON and JSONL output and for the server."""
         row: PredictionDict = {"path": self.path}
         if self.run:
             row["run"] = self.run
@@ -73,7 +73,7 @@ class Prediction:
 
 
 def column_names(top_k: int) -> list[str]:
-    """Return the column names of CSV and Parquet for `top_k` classes per image."""
+    """Return the column names of CSV and Parquet output with `top_k` classes per image."""
     ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
     columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
     return ["path", *columns, "notes", "error"]

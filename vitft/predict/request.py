@@ -16,7 +16,7 @@ ENGINES = ("auto", "numpy", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest:
-    """Options of `vitft predict`; invalid or conflicting ones raise UsageError."""
+    """Options of `vitft predict`; invalid or conflicting options raise UsageError."""
 
     images: Sequence[str] = ()
     """Files, folders, glob patterns, URLs, or - for standard input."""
@@ -28,15 +28,15 @@ class PredictRequest:
     top_k: int = 1
     """Number of classes per image."""
     format: str | None = None
-    """One of `ROW_FORMATS`; None to infer it from the suffix of `out`, or use a table without a
-    file."""
+    """One of `ROW_FORMATS`. None infers the format from the suffix of `out`, or selects a table if
+    there is no output file."""
     out: str | None = None
-    """Output file; None to pass lines to the `write` argument of `run_prediction`."""
+    """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     resume: bool = False
     threshold: float | None = None
     """Probability below which a prediction is marked `not sure`."""
     precision: float | None = None
-    """Target precision of the predictions that are not marked (see `predict.threshold`)."""
+    """Target precision of the predictions not marked `not sure` (see `predict.threshold`)."""
     tta: bool = False
     """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None
@@ -84,7 +84,8 @@ class PredictRequest:
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "several processes cannot read standard input, and need a JSONL or CSV output file",
+                "prediction with several processes needs a JSONL or CSV output file, and cannot read "
+                "standard input",
                 fix="use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
             )
         if self.engine == "numpy":
@@ -96,7 +97,7 @@ class PredictRequest:
                 )
 
     def check_graph(self, path: Path) -> None:
-        """Raise UsageError if an option does not work with the ONNX graph in `path`."""
+        """Raise UsageError if an option does not work with the ONNX graph at `path`."""
         used = [f"--engine {self.engine}"] * (self.engine != "auto")
         used += [f"--device {self.device}"] * (self.device not in ("auto", "cpu"))
         used += ["--dtype bf16"] * (self.dtype != "fp32")
@@ -110,12 +111,12 @@ class PredictRequest:
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:
-    """Return the requested format.
+    """Return the requested output format or, if none is requested, the default.
 
-    By default, it is inferred from the suffix of the output file; without a file, it is a table.
+    The default is inferred from the suffix of the output file; if there is no file, it is a table.
 
     Raises:
-        UsageError: The suffix does not belong to a format, Parquet is requested without an output
+        UsageError: The suffix does not match any format, Parquet is requested without an output
             file, or pyarrow is not installed.
     """
     style = wanted or (

@@ -1,7 +1,7 @@
 """Recognition of the training and validation images of a run among images to evaluate.
 
-An image is recognised by its digest, as a near-duplicate by its fingerprint, and by its path if the
-training image at this path cannot be read for a comparison. Does not import torch.
+An image is recognised by its digest, by its fingerprint if it is a near-duplicate, or by its path if
+the training image at that path cannot be read for a comparison. Does not import torch.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "path of a training image of this model"
-"""Note on an image with the path of a training image that cannot be read for a comparison."""
+"""Note on an image at the path of a training image that cannot be read for a comparison."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
-"""Maximum number of images in a run whose fingerprints are compared, to limit time and memory."""
+"""Maximum number of images in a run for comparing fingerprints; it limits time and memory."""
 
 
 class Recognised(NamedTuple):
-    """The part of the run that contains an image, and a note if the image is left out.
+    """The split of the run that contains an image, and a note if the image is left out.
 
-    The part, `train` or `val`, is empty for a new image.
+    The split is `train` or `val`, or an empty string for a new image.
     """
 
     split: str = ""
@@ -56,13 +56,13 @@ class RunImages:
     known: KnownImages
     """Fingerprints of the training and validation images that could be read."""
     known_splits: tuple[str, ...]
-    """`train` or `val` for each of `known`."""
+    """`train` or `val` for each image in `known`."""
 
     @classmethod
     def read(cls, folder: Path, split: str) -> Self | None:
         """Read the images of a run directory, or return None if split.csv does not exist.
 
-        The digest of the manifest with which the model was trained is given as `split`.
+        `split` is the digest of the manifest with which the model was trained.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.
@@ -76,7 +76,7 @@ class RunImages:
                 f"{path} is not the split with which the model was trained",
                 fix="restore the original file, or evaluate a copy of the model in another folder",
             )
-        rows = (*manifest.val, *manifest.train)  # training takes precedence
+        rows = (*manifest.val, *manifest.train)  # training rows take precedence
         splits = {row.sha256: row.split for row in rows}
         found = read_fingerprints(folder, manifest, rows)
         digests = [digest for digest in splits if digest in found.by_digest]
@@ -90,10 +90,10 @@ class RunImages:
         )
 
     def recognise(self, path: str, content: bytes) -> Recognised:
-        """Return the part of the run that contains an image, given the path and bytes of the image.
+        """Return the split of the run that contains an image, given the image's path and bytes.
 
         Raises:
-            ImageError: The bytes must be decoded for a comparison, but are not a complete image of
+            ImageError: The bytes must be decoded for a comparison, but are not a complete image in
                 a supported format.
         """
         exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
@@ -111,14 +111,14 @@ class RunImages:
 
 
 def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
-    """Return the fingerprints of those images of a run that are still in its data folder.
+    """Return the fingerprints of the images of a run that are still in its data folder.
 
-    There are none if config.toml is missing or the run has more than `MAX_COMPARED` images.
+    The result is empty if config.toml is missing or the run has more than `MAX_COMPARED` images.
 
     Raises:
         RunError: The file config.toml is damaged.
     """
-    if not os.path.lexists(folder / "config.toml"):  # so the place of the images is unknown
+    if not os.path.lexists(folder / "config.toml"):  # the location of the images is unknown
         return Fingerprints("none")
     config = checked_run_config(folder)
     if len(rows) > MAX_COMPARED:
@@ -135,7 +135,7 @@ def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -
         layout="classes",
     )
     found = Fingerprints(config.train.cache)
-    with console.Progress("images of the run", len(rows)) as progress:
+    with console.Progress("reading images of the run", len(rows)) as progress:
         fingerprint_folder(
             images, found, max_pixels=config.data.max_pixels, progress=progress.advance
         )

@@ -1,7 +1,7 @@
 """Facts about the run that makes the predictions: name, classes, accuracy and age.
 
-They are read from files beside the checkpoint. A missing or damaged file leaves a fact unknown,
-because predictions do not depend on it; a damaged one is reported. Does not import torch.
+The facts are read from files next to the checkpoint. Predictions do not depend on them, so facts from
+missing or damaged files are unknown; damaged files are logged. Does not import torch.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ class RunInfo:
     trained_at: float
     """End of the run, in seconds since 1970."""
     at_chance: str
-    """Clause on a model at chance level (`metrics.chance`), or an empty string."""
+    """Predicate about a model at chance level (`metrics.chance`), otherwise an empty string."""
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
-        """Read the facts from the files beside a checkpoint.
+        """Read the facts from the files next to a checkpoint.
 
         Args:
             run: Name of the run as given by the user; None for the latest run.
@@ -62,7 +62,7 @@ class RunInfo:
         )
 
     def line(self, now: float | None = None) -> str:
-        """Return the facts on one line, with the age at the time `now`, in seconds since 1970."""
+        """Return the facts in one line, with the age at time `now` in seconds since 1970."""
         age = max(0.0, (time.time() if now is None else now) - self.trained_at)
         accuracy = "accuracy unknown"
         if self.top1 is not None:
@@ -76,7 +76,7 @@ class RunInfo:
 def run_name(run: str | None, checkpoint: Path) -> str:
     """Return the name of a run directory, with links such as `runs/latest` resolved.
 
-    A hub repository is named `hf:owner/name`, and any other checkpoint by the stem of its path.
+    A hub repository is named `hf:owner/name`, and any other checkpoint after the stem of its path.
     """
     if run is not None and run.startswith("hf:"):
         return run
@@ -84,7 +84,7 @@ def run_name(run: str | None, checkpoint: Path) -> str:
 
 
 def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
-    """Return the result of `read` for a file; if the file is damaged, log it and return None."""
+    """Return the result of `read` for a file, or log a warning and return None if it is damaged."""
     try:
         return read(path)
     except RunError as error:
@@ -95,7 +95,7 @@ def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
 def end_of_run(folder: Path, checkpoint: Path) -> float:
     """Return the time at which a run ended, in seconds since 1970.
 
-    If environment.json does not state it, return the modification time of the checkpoint.
+    If environment.json does not contain this time, return the modification time of the checkpoint.
     """
     environment = or_warn(read_environment, folder / "environment.json")
     with contextlib.suppress(ValueError, OverflowError):

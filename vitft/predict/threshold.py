@@ -1,11 +1,12 @@
-"""A probability threshold that gives predictions a requested precision.
+"""Choice of a probability threshold at which predictions reach a requested precision.
 
-It is chosen from predictions for images to which the model was not fitted: the validation images
-and, if a head was solved, the training images, whose predictions are cross-validated. This module
-does not import torch.
+The threshold is chosen from predictions for images to which the model was not fitted: the
+validation images and, for a solved head, the training images, whose predictions are
+cross-validated. This module does not import torch.
 
-Notation: n predictions at or above a threshold, k mistakes among them, e mistakes that their
-calibrated probabilities predict, p the requested precision.
+Notation: n is the number of predictions at or above a threshold, k is the number of mistakes among
+them, e is the number of mistakes expected from their calibrated probabilities, and p is the
+requested precision.
 """
 
 import math
@@ -27,13 +28,14 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.text import count, interval, percent
 
 SPARE_MISTAKES = 1.0
-"""Number of mistakes above e that the requested precision must allow. Without it, a threshold could
-rest on a single image; with it, p = 0.99 needs at least 100 predictions above the threshold."""
+"""Number of mistakes beyond e that the requested precision must allow. Without this margin, a
+threshold could be based on a single image; with it, p = 0.99 needs at least 100 predictions at or
+above the threshold."""
 SIGNIFICANCE = 0.05
-"""Significance level of the binomial test: the probability of k or more mistakes at precision p
-below which p is rejected."""
+"""Significance level of the binomial test: p is rejected if the probability of k or more mistakes at
+precision p is below this level."""
 LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
-"""Precisions from which to suggest an alternative if the requested one cannot be reached."""
+"""Candidates for the alternative suggested if the requested precision cannot be reached."""
 
 
 class Answers(NamedTuple):
@@ -59,9 +61,9 @@ class Threshold:
     value: float
     """Probability below which a prediction is marked `not sure`."""
     precision: float
-    """Fraction of correct predictions among the `covered` ones."""
+    """Fraction of correct predictions among the `covered` predictions."""
     interval: Interval
-    """95 % interval of the precision; the threshold was chosen on the same images."""
+    """95 % interval of the precision, from the images on which the threshold was chosen."""
     covered: int
     """Number of images whose predictions are at or above the threshold."""
     validation: int
@@ -81,7 +83,7 @@ class Threshold:
 
 
 def choose_threshold(run: Path, precision: float) -> Threshold:
-    """Return the smallest threshold that gives predictions of a run a requested precision.
+    """Return the smallest threshold at which predictions of a run reach a requested precision.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -114,16 +116,14 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:
-    """Return the number of predictions at or above the smallest threshold that is accepted.
+    """Return how many predictions are at or above the smallest accepted threshold; 0 for none.
 
-    It is 0 if no threshold is accepted.
+    A threshold is accepted if e + `SPARE_MISTAKES` is at most (1 - p) n, and if a binomial test does
+    not reject p given the k actual mistakes.
 
-    A threshold is accepted if the mistakes that the probabilities predict, plus `SPARE_MISTAKES`,
-    are at most the fraction 1 - p of the predictions, and if a binomial test does not reject p for
-    the actual mistakes. The number of predicted mistakes varies less than that of actual mistakes,
-    half of which are often due to a single wrong label: a threshold chosen by the actual mistakes
-    among 300 photos of flowers, for p = 0.99, kept up to 38 percentage points fewer new photos than
-    possible (docs/experiments.md).
+    The first condition is based on e because k varies more: it depends on single wrong labels with
+    high probabilities. With 300 photos of flowers and p = 0.99, one such label moved a threshold
+    based on k by up to 38 percentage points (docs/experiments.md).
     """
     probability, correct = answers
     n = np.arange(1, len(probability) + 1)
@@ -138,16 +138,16 @@ def smallest_cover(answers: Answers, precision: float) -> int:
 
 
 def spare_mistakes(answers: Answers, precision: float) -> Floats:
-    """Return (1 - p) n - e for the first n predictions, with n = 1, 2, and so on."""
+    """Return (1 - p) n - e for the first n predictions, for n = 1, 2, and so on."""
     n = np.arange(1, len(answers.probability) + 1)
     return np.asarray((1 - precision) * n - np.cumsum(1 - answers.probability))
 
 
 def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats) -> float:
-    """Return the probability of `least` or more successes in a number of independent trials.
+    """Return the probability of `least` or more successes in `trials` independent trials.
 
     Args:
-        least: Number of successes.
+        least: Minimum number of successes.
         trials: Number of trials.
         chance: Probability of success in each trial.
         log_factorial: Logarithms of 0!, 1!, 2! and so on, up to at least `trials`.
@@ -161,10 +161,10 @@ def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats)
 
 
 def needed_images(answers: Answers, precision: float) -> int | None:
-    """Return about how many images a threshold needs, or None if more images would not help.
+    """Return the approximate number of images needed, or None if more images would not help.
 
     With m times as many images and the same distribution of probabilities, the number of spare
-    mistakes is m times as large. The result is rounded up to two digits.
+    mistakes is m times as large. The result is rounded up to two significant digits.
     """
     most = float(spare_mistakes(answers, precision).max())
     if most <= 0:

@@ -30,24 +30,27 @@ if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
 PREDICT_BATCH_SIZE = 32
-"""Number of images per call when torch spreads a call over all cores."""
+"""Number of images per call to `scores` if torch uses all cores for each call."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Images per call on each device; larger batches do not help on a CPU (docs/experiments.md)."""
+"""Number of images per call to `scores` by device type. Larger batches do not help on a CPU
+(docs/experiments.md)."""
 CLOSE_CALL = 4.0
-"""Gap between two logits, in typical bf16 errors, below which an image is scored in float32."""
+"""Gap between the two largest logits, in multiples of the typical bf16 error of the gap, below which
+an image is scored in float32."""
 BF16_ERROR = 0.0155
-"""Norm of the error of a bf16 feature, relative to the feature (docs/experiments.md)."""
+"""Norm of the error of a bf16 feature, relative to the norm of the feature (docs/experiments.md)."""
 
 
 class Predictor:
     """An `Engine` in torch: a loaded model that classifies images.
 
     Args:
-        model: Model of vitft or timm, with a head.
+        model: Model from vitft or timm, with a head.
         card: Card of the model's checkpoint.
         device: Device name, as in `train.device`.
         precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
-            decoder; images whose best class could change due to bf16 are scored again in float32.
+            decoder; images whose most probable class could change due to bf16 are scored again in
+            float32.
 
     Raises:
         RunError: The model has no classes.
@@ -117,7 +120,7 @@ class Predictor:
     def view(self, data: bytes, name: str) -> Views:
         """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
-            from vitft.data.jpeg import fast_view  # simplejpeg
+            from vitft.data.jpeg import fast_view  # imports simplejpeg
 
             if (fast := fast_view(data, self.transform, max_pixels=MAX_PIXELS)) is not None:
                 return fast[0]
@@ -135,19 +138,19 @@ class Predictor:
         return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
 
     def inputs(self, views: Views) -> Tensor:
-        """Return views (B, S, S, 3) as normalised pixels (B, channels, S, S) on the device."""
+        """Convert views (B, S, S, 3) to normalised pixels (B, channels, S, S) on the device."""
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Return features and logits computed in bf16, or in float32 if the best two are close.
+        """Return features and logits computed in bf16, or in float32 if the top two logits are close.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
         the norm of the feature. It typically changes the gap between two logits by the norm of the
         error, times the distance between the two rows of the head, divided by the square root of
-        their length. An image is computed again in float32 if the gap between its two largest
-        logits is below `CLOSE_CALL` times this value. The estimate for an image does not depend on
-        the rest of the batch. In contrast, `training.finish` measures the error on all validation
-        images.
+        the number of values in a row. An image is computed again in float32 if the gap between its
+        two largest logits is below `CLOSE_CALL` times this value. The estimate for an image does
+        not depend on the rest of the batch. In contrast, `training.finish` measures the change of
+        the logits on validation images.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 
@@ -164,7 +167,7 @@ class Predictor:
 
 
 def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
-    """Return the typical bf16 error (B,) of the gap between the logits of two classes (B, 2)."""
+    """Return the typical bf16 error (B,) of the gap between the logits of class pairs (B, 2)."""
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
     weights = [cast("Tensor", head.weight) for head in heads]  # each (C, inputs of the head)
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, inputs)
@@ -181,9 +184,9 @@ def bf16_copy(model: Model) -> "Prefix":
 
 
 def local_device(device: str) -> str:
-    """Return `device`; if it is `auto`, choose a GPU for each process of torchrun on this machine.
+    """Return `device` or, if it is `auto` under torchrun, a GPU for this process.
 
-    The device remains `auto` without torchrun or with fewer than two GPUs.
+    `auto` is returned unchanged without torchrun or on a machine with fewer than two GPUs.
     """
     rank = os.environ.get("LOCAL_RANK", "")
     if device == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:

@@ -59,12 +59,12 @@ def read_classes(run: Path) -> tuple[str, ...]:
     if any(str(i) not in table for i in range(len(table))):
         raise damaged_file(path, "the class names are not numbered 0, 1, 2, ...")
     if len({*table.values()}) != len(table):
-        raise damaged_file(path, "a class is named twice")
+        raise damaged_file(path, "a class name appears twice")
     return tuple(table[str(i)] for i in range(len(table)))
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Return the rows of split.csv, with labels as indices into `classes`; () without the file.
+    """Return the rows of split.csv, with labels as indices into `classes`; () if there is none.
 
     Raises:
         RunError: The table is damaged, or contains a class that is not in `classes`.
@@ -88,8 +88,8 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     Return None if validation.npz does not exist.
 
     Raises:
-        RunError: The file is damaged, or the logits are missing, not finite, or not of the shape
-            given by the numbers of images and classes.
+        RunError: The file is damaged, or the logits are missing, not finite, or not of shape
+            (images, classes).
     """
     arrays = read_validation_arrays(run)
     if arrays is None:
@@ -101,7 +101,7 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
             path,
-            f"logits must be finite and of shape {(images, classes)}, not {logits.shape}",
+            f"logits must be finite and of shape {(images, classes)}; their shape is {logits.shape}",
         )
     return logits
 
@@ -121,7 +121,9 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     correct = as_array(path, arrays.get("train_correct", ()), np.bool_)
     inside = ((probability >= 0) & (probability <= 1)).all()
     if probability.ndim != 1 or probability.shape != correct.shape or not inside:
-        raise damaged_file(path, "train_probability and train_correct do not hold predictions")
+        raise damaged_file(
+            path, "train_probability and train_correct do not contain valid predictions"
+        )
     return probability, correct
 
 
@@ -135,7 +137,7 @@ def read_validation_arrays(run: Path) -> dict[str, Any] | None:
 
 
 def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
-    """Return `values`, read from the file `path`, as an array of `dtype`.
+    """Convert `values`, read from the file `path`, to an array of `dtype`.
 
     Raises:
         RunError: The values cannot be converted to `dtype`.
@@ -195,7 +197,7 @@ def least_confident(
 ) -> list[ValidationPrediction]:
     """Return correct predictions, least confident first.
 
-    There are at most `per_class` predictions of each class, and at most `most` in all.
+    At most `per_class` predictions are returned for each class, and at most `most` overall.
     """
     counts: dict[str, int] = {}
     found: list[ValidationPrediction] = []

@@ -1,7 +1,7 @@
 """Next steps for the user, derived from the results of a run, with the evidence for each.
 
 Each rule is a function that takes the run and returns advice or None. Advice about results that
-may be wrong comes before advice on improving them.
+may be wrong comes before advice on how to improve them.
 """
 
 import itertools
@@ -20,14 +20,14 @@ from vitft.system.text import count, interval, percent, points
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A sentence on what to do or to expect next, and the reason with its uncertainty."""
+    """A sentence on what to do or expect next, and the reason with its uncertainty."""
 
     what: str
     why: str
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return the next steps for a run, most urgent first. A run without results has none."""
+    """Return the next steps for a run, most urgent first; empty if the run has no results."""
     if not run.results:
         return []
     rules: tuple[Callable[[Run], Advice | None], ...] = (
@@ -121,7 +121,7 @@ def weakest_class(run: Run) -> Advice | None:
         return Advice(f"If you collect more images, start with {worst.name}.", found)
     return Advice(
         f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more images "
-        "of all classes.",
+        "spread over all classes.",
         f"{found} The estimate is an extrapolation: it assumes that every class follows the "
         "overall learning curve.",
     )
@@ -171,7 +171,7 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 def error_exponent(run: Run) -> float | None:
     """Return the exponent b of the power law error = a * images^-b, or None if it is unknown.
 
-    The exponent follows from the gain that `gain_from_twice` computed with this law.
+    The exponent is derived from the gain that `gain_from_twice` computed with this law.
     """
     more = run.results.get("cross_validation")
     if not more:
@@ -186,17 +186,17 @@ def error_exponent(run: Run) -> float | None:
 def equivalent_images(
     run: Run, worst: ClassRecall, train: int, more: int, exponent: float
 ) -> float:
-    """Return the number of images of all classes that help as much as `more` of the worst class.
+    """Return how many images of all classes help as much as `more` images of the worst class.
 
     The result is infinite if no number of images helps as much. Two correct and two wrong
-    predictions are added to those for the worst class, to limit the effect of single images in
-    small classes (Agresti & Coull 1998).
+    predictions are added for the worst class to limit the influence of individual images in small
+    classes (Agresti & Coull 1998).
 
     Args:
-        run: The run, which has a learning curve.
-        worst: The recall of the class.
-        train: Number of training images of the class.
-        more: Number of additional images of the class.
+        run: Run with a learning curve.
+        worst: Recall of the worst class.
+        train: Number of training images of the worst class.
+        more: Number of additional images of the worst class.
         exponent: Exponent of the learning curve, from `error_exponent`.
     """
     fraction = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
@@ -209,7 +209,7 @@ def equivalent_images(
 
 
 def more_images(run: Run) -> Advice | None:
-    """Estimate the gain from twice as many images, or report that the learning curve is flat."""
+    """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
@@ -237,6 +237,6 @@ def few_validation_images(run: Run) -> Advice | None:
         return None
     return Advice(
         f"To measure the accuracy to within ±4 points, use about {needed:,} validation images.",
-        f"The interval from {count(images, 'image')} spans {100 * (high - low):.0f} points: "
+        f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
         "smaller differences between models may be due to chance.",
     )

@@ -1,4 +1,4 @@
-"""Charts for the HTML pages. Their labels contain no text from the user's files."""
+"""Charts for the HTML pages, with labels that contain no text from the user's files."""
 
 import math
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ def learning_curve_chart(
 ) -> str:
     """Return a chart of accuracy by number of training images.
 
-    Each point is a pair of a number of images and an accuracy. A dashed line leads from the last
-    measured point to the extrapolated one, if there is one.
+    Each point is a pair (number of images, accuracy). If there is an extrapolated point, a dashed
+    line connects the last measured point to it.
     """
     xs, ys = zip(*points, strict=True)
     series = [Series(name="measured", colour="accent", xs=xs, ys=ys)]
@@ -98,7 +98,7 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
 def interval_chart(
     label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
 ) -> str:
-    """Return a chart of accuracies and intervals, with one row for each of the names."""
+    """Return a chart of accuracies and intervals, with one row per name."""
     series = []
     for row, (accuracy, bounds) in enumerate(accuracies):
         series.append(
@@ -115,7 +115,7 @@ def interval_chart(
 def with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
-    """Return a chart of the series with a y-axis that spans the values of all of them."""
+    """Return a chart of the series with a y-axis that spans all of their values."""
     low, high = axis_limits([value for one in series for value in one.ys])
     values = round_ticks(low, high)
     ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
@@ -130,5 +130,5 @@ def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title:
 
 
 def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return each fraction as the position of a tick, with a label such as `85 %` or `85.5 %`."""
+    """Return a tick for each fraction: its position, and a label such as `85 %` or `85.5 %`."""
     return [(value, f"{round(100 * value, 3):g} %") for value in fractions]

@@ -1,8 +1,8 @@
-"""Comparison of several runs on the validation images that they share, and the page about it.
+"""Comparison of several runs on the validation images that they share, and its HTML page.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
-and only if no run was trained on it. The test compares these trained models, not their settings:
-another seed would result in a different model.
+and only if no run was trained on it. The significance test compares these trained models, not their
+settings: another seed would result in a different model.
 """
 
 import itertools
@@ -32,7 +32,7 @@ Proportion = tuple[float, Interval]
 
 @dataclass(frozen=True, slots=True)
 class SharedImage:
-    """An image that every run used for validation, with what each run predicts for it."""
+    """A validation image shared by all runs, with the prediction of each run."""
 
     sha256: str
     path: str
@@ -51,7 +51,7 @@ class SharedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
-    """Comparison of two runs, given by their indices, on the shared images."""
+    """Comparison of two runs, identified by their indices, on the shared images."""
 
     first: int
     second: int
@@ -72,7 +72,7 @@ class RunComparison:
     runs: Sequence[Run]
     names: Sequence[str]
     notes: Sequence[str]
-    """Limits of the comparison."""
+    """Sentences on the limits of the comparison."""
     images: Sequence[SharedImage]
     pairs: Sequence[RunPair]
 
@@ -82,7 +82,7 @@ class RunComparison:
 
     @property
     def letters(self) -> str:
-        """A letter for each run."""
+        """One letter for each run, starting with A."""
         return ascii_uppercase[: len(self.runs)]
 
     @cached_property
@@ -92,13 +92,13 @@ class RunComparison:
 
     @cached_property
     def accuracies(self) -> list[Proportion]:
-        """Accuracy and interval of each run on the shared images; empty if no image is shared."""
+        """Accuracy and interval of each run on the shared images; empty if no images are shared."""
         shared = self.shared
         return [(right / shared, wilson_interval(right, shared)) for right in self.rights if shared]
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """Shared images of each class: the number each run classifies correctly, and the total."""
+        """By class: how many shared images each run classifies correctly, and the total number."""
         counts = {}
         for name in sorted({image.label for image in self.images}):
             members = [image for image in self.images if image.label == name]
@@ -133,7 +133,7 @@ class RunComparison:
         ]
 
     def conclusions(self) -> list[str]:
-        """Return the conclusion for each pair of runs, a sentence without a full stop."""
+        """Return the conclusion for each pair of runs as a sentence without a full stop."""
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
@@ -188,7 +188,7 @@ def p_text(p: float) -> str:
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """Compare runs on the validation images that they share and that they label alike.
+    """Compare runs on the validation images that all of them share with the same label.
 
     Raises:
         UsageError: A run is given twice, or there are more than 26 runs.
@@ -257,7 +257,7 @@ def comparison_notes(
     sizes = [len(table) for table in by_digest]
     if common == 0:
         notes.append(
-            "The runs have no validation image in common, so they cannot be compared. Train "
+            "The runs have no validation images in common, so they cannot be compared. Train "
             "them on the same data with the same --seed."
         )
     elif any(size != common for size in sizes):
@@ -290,7 +290,7 @@ def comparison_notes(
 
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
-    """Return a comparison for each pair of runs, on at least one shared image."""
+    """Compare each pair of runs on the shared images, of which there must be at least one."""
     pairs = list(itertools.combinations(range(runs), 2))
     counts = [
         (
@@ -358,7 +358,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
-    """Return each class with its image count, recalls and recall range, widest range first."""
+    """Return each class with its number of images, recalls and recall range, widest range first."""
     rows = []
     for name, (rights, total) in comparison.recall_counts.items():
         recalls = [(right / total, wilson_interval(right, total)) for right in rights]

@@ -1,9 +1,9 @@
 """Rendering of a page to a single HTML file that makes no requests and runs only its own script.
 
-The template engine escapes every value except charts, style sheet and script, and control
-characters are shown as escapes. The content security policy blocks all requests, style attributes
-and scripts except the page's own script, which is allowed by its digest. A script in a class or
-file name could therefore not run even if the name were not escaped.
+The template engine escapes every value except the charts, the style sheet and the script. Control
+characters are shown as escape sequences. The content security policy blocks all requests, style
+attributes and scripts except the page's own script, which is allowed by its digest. A script in a
+class or file name could therefore not run even if the name were not escaped.
 """
 
 import base64
@@ -66,7 +66,7 @@ def template_engine() -> "Environment":
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
-    """Return text with control characters escaped, and numbers and trusted markup unchanged."""
+    """Escape control characters in text; return numbers and trusted markup unchanged."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value

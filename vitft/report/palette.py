@@ -1,7 +1,7 @@
 """Colours of the pages in light and dark mode, named by meaning.
 
 Text has a contrast ratio of at least 4.5:1 on every background where it appears, and the lines and
-markers of charts have at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests verify both.
+markers of charts have one of at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests verify both.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ GRAPHIC = ("muted", "accent", "second", "good", "bad")
 """Colours of meaningful lines, markers and bars; `line` is used only for separators."""
 
 NUM_SHADES = 6
-"""Number of background shades for matrix cells, whose text has the colour `ink`."""
+"""Number of background shades for matrix cells; their text has the colour `ink`."""
 STRONGEST = {"light": 0.42, "dark": 0.5}
 """Fraction of the colour in the strongest shade; the rest is the background."""
 
 
 def blend(colour: str, ground: str, fraction: float) -> str:
-    """Return a mixture of two colours as `#rrggbb`, of which `fraction` is `colour`."""
+    """Return a mixture of two colours as `#rrggbb`; `fraction` is the proportion of `colour`."""
     pairs = zip(channels(colour), channels(ground), strict=True)
     mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
     return "#" + "".join(f"{value:02x}" for value in mixed)

@@ -22,11 +22,11 @@ from vitft.system.text import count, percent
 MAX_TITLE, MAX_LABEL = 48, 26
 """Maximum number of characters in a title and in a label; longer text is shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
-"""Colours that colour-blind readers can tell apart, with a contrast of 4.5:1 on white."""
+"""Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
 LABEL_SIZE = 8.5
-"""Font size in points of the labels of lines, which are at least 1.25 times this size apart."""
+"""Font size of line labels in points; labels are at least 1.25 times this size apart."""
 
 
 def filters_png(
@@ -52,7 +52,7 @@ def filters_png(
 
 
 def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
-    """Return a PNG of similarities (gh, gw, gh, gw), with one map at the position of each patch."""
+    """Return a PNG of similarities (gh, gw, gh, gw): one map per patch, drawn at its position."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
     mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)
@@ -121,7 +121,7 @@ def accuracy_curves_png(
 ) -> bytes:
     """Return a PNG of the accuracy curves of a study, with their intervals as bands.
 
-    Each line has markers and is labelled at its end, so that readers need not match colours to a
+    Each line has markers and is labelled at its end so that readers need not match colours to a
     legend. Baselines are dashed and grey. A dotted line shows the accuracy of always predicting the
     largest class.
     """
@@ -163,7 +163,7 @@ def accuracy_curves_png(
 def label_lines(
     axes: Axes, labels: Sequence[tuple[str, float, str]], *, height_inches: float
 ) -> None:
-    """Draw labels (text, height in percent, colour) at the right edge, moved apart if necessary."""
+    """Draw labels (text, height in percent, colour) at the right edge without overlaps."""
     # The axes take up about four fifths of the height of the figure.
     spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
@@ -176,10 +176,10 @@ def label_lines(
 
 
 def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
-    """Return the heights moved apart just enough that neighbours differ by at least `spacing`.
+    """Return the heights, moved apart just enough for neighbours to differ by `spacing` or more.
 
     Labels that would overlap form a block centred on the mean of their heights. A block that
-    reaches below 0 or above 100 is moved inside if there is enough space.
+    reaches below 0 or above 100 is moved into this range if there is enough space.
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     blocks: list[list[int]] = []
@@ -197,14 +197,14 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
 
 
 def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    """Return the new height of the lowest label in a block, which is given by label indices."""
+    """Return the new height of the lowest label in a block; `block` contains label indices."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
 
 
 def add_title(figure: Figure, title: str, detail: str) -> None:
-    """Draw a title and a line of detail above a figure; markup in a folder name is not parsed."""
+    """Draw a title and a line of details above a figure, without parsing markup in the text."""
     text = visible(title)
     text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
     figure.suptitle(f"{text}\n{detail}", fontsize=10, parse_math=False)

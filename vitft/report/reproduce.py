@@ -12,9 +12,10 @@ from vitft.system.errors import UsageError
 
 
 def command_of(config: Mapping[str, Any]) -> str:
-    """Return a command for the settings of a run, or an empty string if they are invalid.
+    """Return a command with the settings of a run, or an empty string if they are invalid.
 
-    Apart from data and weights, only settings that differ from their defaults are included.
+    Apart from the data and the weights, the command includes only settings that differ from their
+    defaults.
     """
     try:
         config = with_former_defaults(dict(config))
@@ -39,7 +40,7 @@ def command_of(config: Mapping[str, Any]) -> str:
 
 
 def set_option(key: str, value: object) -> str:
-    """Return the option `--set` for a setting, quoted for a shell."""
+    """Return the `--set` option for a setting, quoted for the shell."""
     return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
 
 
@@ -49,7 +50,7 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all settings that are not None, by dotted name, with defaults for those not given."""
+    """Return the given settings and the defaults of all others by dotted name, omitting None."""
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -66,7 +67,7 @@ def setting_text(value: object) -> str:
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return the device, the precision, the system and the versions of Python and the packages."""
+    """Return (name, value) for device, precision, Python version, system and package versions."""
     known: Mapping[str, Any] = run.environment
     keys = ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]
@@ -74,7 +75,7 @@ def environment_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests of the model, the split and the weights, and the origin of the weights."""
+    """Return the digests of model, split and weights, and the source and licence of the weights."""
     weights = run.card.weights if run.card else Provenance()
     pairs = [
         ("trained model (SHA-256 of card and tensors)", run.digest),

@@ -1,6 +1,6 @@
-"""Run directories read into one object, with thumbnails of the validation images.
+"""Contents of a run directory as one object, including thumbnails of the validation images.
 
-Files missing from an older or interrupted run are read as empty. A damaged file raises an error.
+Files that an older or interrupted run lacks are treated as empty. A damaged file raises an error.
 """
 
 import base64
@@ -35,12 +35,12 @@ JsonObject = Mapping[str, Any]
 MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""Maximum number of characters of thumbnails in a page, which keeps the page below 3 MB."""
+"""Limit on the total characters of all thumbnails in a page, to keep the page below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Contents of a run directory; the fields read from a missing file are empty."""
+    """Contents of a run directory; fields that come from a missing file are empty."""
 
     path: Path
     config: Mapping[str, JsonObject]
@@ -59,7 +59,7 @@ class Run:
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
     notes_unlike: bool
-    """Whether predictions note images unlike the training images."""
+    """Whether predictions include a note on images that are unlike the training images."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class Thumbnails:
 
 
 def find_run(run: str | None) -> Path:
-    """Return the directory of a run, given by the path of the directory or of a file in it.
+    """Return the directory of a run, given its path or the path of a file in it.
 
     None stands for the latest run.
 
@@ -184,19 +184,19 @@ def results_for(run: Path, classes: Sequence[str]) -> RunResults:
     """Return the content of eval.json, or an empty mapping if the file is missing.
 
     Raises:
-        RunError: The file is damaged or describes other classes than the given ones.
+        RunError: The file is damaged, or its classes differ from the given ones.
     """
     path = RunDir(run).eval
     results = read_results(path)
     if results is not None and (*results["per_class"],) != tuple(classes):
-        raise damaged_file(path, "its classes are not those of class_indices.json")
+        raise damaged_file(path, "its classes differ from those in class_indices.json")
     return results or cast("RunResults", {})
 
 
 def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
-    They are None, an empty string and 0 if the file is missing. The digest is not verified here;
+    If the file is missing, they are None, an empty string and 0. The digest is not verified here;
     it is verified whenever `vitft predict` loads the checkpoint.
 
     Raises:

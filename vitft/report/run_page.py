@@ -22,11 +22,11 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
 MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
-"""Maximum number of mistakes shown with an attention map, and in total."""
+"""Maximum number of mistakes with an attention map, and maximum number of mistakes shown."""
 MAX_FINDINGS = 40
 """Maximum number of findings of each kind that are shown."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
-"""Maximum number of classes in the matrix, and of confused pairs in the list that replaces it."""
+"""Maximum number of classes in the matrix; with more, `MAX_PAIRS` confused pairs are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfusionCell:
-    """A pair of a true and a predicted class, with the number of images."""
+    """A true class and a predicted class, with the number of images."""
 
     label: str
     predicted: str
     count: int
     fraction: str
-    """Percentage of the images of the true class."""
+    """Number of images as a percentage of the images of the true class."""
     cell: str
     """Position in the matrix, as `row-column`."""
     shade: str
@@ -130,10 +130,10 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return a sentence on the images per class and a bar for each class, or None without a split.
+    """Return a sentence and bars on the images per class, or None if there is no split.
 
-    A bar has the name of the class, the numbers of training and validation images, and both numbers
-    in percent of the images of the largest class.
+    There is one bar per class. It consists of the class name, the numbers of training and
+    validation images, and both numbers as percentages of the number of images in the largest class.
     """
     if not run.rows:
         return None
@@ -273,7 +273,7 @@ def confusion_of(run: Run) -> Confusion | None:
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
-    """Return the non-zero numbers of images by the indices of the true and predicted class."""
+    """Return the non-zero numbers of images by index of the true and of the predicted class."""
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
@@ -333,7 +333,7 @@ def calibration_images(calibration: CalibrationMetrics) -> str:
 
 
 def learning_section(run: Run) -> ChartSection | None:
-    """Return the section on accuracy by number of training images, or None without a curve."""
+    """Return the section on accuracy by number of training images, or None if it is unknown."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 2:

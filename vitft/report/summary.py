@@ -24,7 +24,7 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure with its name, an explanation, and its 95 % interval or another detail."""
+    """A figure with its name, its 95 % interval or another detail, and an explanation."""
 
     name: str
     value: str
@@ -33,7 +33,7 @@ class KeyFigure:
 
 
 def summary_sentences(run: Run) -> list[str]:
-    """Return the paragraphs of the summary that apply: data, model, results, notes and limits."""
+    """Return the non-empty paragraphs on data, model, results, notes and limits."""
     paragraphs = (
         describe_data(run),
         describe_model(run),
@@ -46,7 +46,7 @@ def summary_sentences(run: Run) -> list[str]:
 
 
 def describe_data(run: Run) -> str:
-    """Return sentences about the classes and the numbers of images; empty if unknown."""
+    """Return sentences on the classes and the numbers of images; empty if there is no split."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
@@ -81,7 +81,7 @@ def describe_model(run: Run) -> str:
 
 
 def describe_training(freeze: str) -> str:
-    """Return clauses on the layers trained with the setting `train.freeze`, stage by stage."""
+    """Return a clause for each stage of `train.freeze` on the layers that it trained."""
     words = []
     for stage in filter(None, freeze.split(",")):
         blocks = stage.removeprefix("blocks:")
@@ -164,22 +164,22 @@ def describe_unlike(run: Run) -> str:
         return ""
     if not run.notes_unlike:
         because = f": {found['reason']}" if found and found["reason"] else ""
-        return f"Predictions do not note images unlike the training images{because}."
-    text = "Predictions note images that are unlike the training images"
+        return f"Predictions do not include a note on images unlike the training images{because}."
+    text = "Predictions include a note on images that are unlike the training images"
     if not found or found["unknown_class"] is None or found["false_alarms"] is None:
-        return f"{text}; how many of them was not measured."
+        return f"{text}; the reliability of this note was not measured."
     power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
-        f"{text}, but without guarantee: with {left_out} left out in turn, {power} "
+        f"{text}, but the note is not fully reliable: with {left_out} left out in turn, {power} "
         f"(95 % interval: {interval(found['unknown_class_interval'], 0)}; by class: "
         f"{interval(found['unknown_class_range'], 0)}) and "
-        f"{percent(found['false_alarms'], 0)} of the images of known classes are noted."
+        f"{percent(found['false_alarms'], 0)} of the images of known classes get the note."
     )
 
 
 def recall_text(one: ClassRecall) -> str:
-    """Return a text with the name of a class, its recall and the interval of the recall."""
+    """Return the name of a class, its recall and the interval of the recall as text."""
     return (
         f"{one.name}, with a recall of {percent(one.recall, 0)} on {one.measured_on} "
         f"({interval(one.interval, 0)})"

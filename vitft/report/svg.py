@@ -1,7 +1,7 @@
-"""Line charts as SVG markup, for pages without style attributes and with two colour schemes.
+"""Line charts as SVG markup, for pages with two colour schemes and no style attributes.
 
-Colours are CSS classes defined in the style sheet of the page, and text is not converted to paths.
-Fonts are not measured: text widths are upper estimates.
+Colours are CSS classes defined in the style sheet of the page. Text is not converted to paths.
+Fonts are not measured; instead, text widths are estimated generously.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 324.0, 208.8
-"""Size of a chart in SVG units; the width is that of a narrow phone, to keep labels legible."""
+"""Size of a chart in SVG units; the width matches a narrow phone so that labels stay legible."""
 BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
@@ -27,7 +27,7 @@ class Series:
     colour: str
     """Name of a colour in `palette`."""
     name: str = ""
-    """Text in the legend; empty for no entry."""
+    """Text in the legend; empty for no legend entry."""
     width: float = 2.0
     dashes: str = ""
     """Value of `stroke-dasharray`; empty for a solid line."""
@@ -151,7 +151,7 @@ class Chart:
         self.elements.append(f'<path d="{circle}" {look}></path>')
 
     def draw_legend(self, named: Sequence[Series]) -> None:
-        """Draw the legend above the plotting area, so that it does not cover any points."""
+        """Draw the legend above the plotting area so that it does not cover any points."""
         left = self.x.begin
         for series in named:
             ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))
@@ -166,7 +166,7 @@ class Chart:
     def draw_line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
     ) -> None:
-        """Draw straight lines from point to point."""
+        """Draw straight line segments between consecutive points."""
         path = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self.elements.append(
@@ -185,5 +185,5 @@ class Chart:
 
 
 def text_width(text: str, size: int = FONT_SIZE) -> float:
-    """Return an upper estimate of the width of a text in SVG units."""
+    """Return a generous estimate of the width of a text in SVG units."""
     return 0.6 * size * len(text)

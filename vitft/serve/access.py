@@ -1,10 +1,11 @@
 """Checks of the Host header of every request and of the Origin header of POST requests.
 
-A page of another site in the user's browser can reach even a server on loopback. The site may
-resolve its own name to our address so that the page can read responses; the browser then sends that
-name as Host (DNS rebinding). Or the page may send a form or a `fetch` across origins, which the
-browser marks in Sec-Fetch-Site and Origin (CSRF). Our responses have no CORS headers, so pages of
-other origins cannot read them.
+A page from another site in the user's browser can send requests even to a server on loopback. With
+DNS rebinding, the site resolves its own name to our address so that its page can read our
+responses; the browser then sends that name in the Host header. With CSRF, the page sends a form or
+a `fetch` across origins; the browser then names the page's origin in the Origin header and reports
+the cross-site request in Sec-Fetch-Site. Our responses have no CORS headers, so pages from other
+origins cannot read them.
 """
 
 import ipaddress
@@ -28,7 +29,7 @@ class Access:
     hosts: frozenset[str]
     """Allowed names and addresses in lower case, without ports."""
     any_address: bool = False
-    """Whether every IP address is allowed, which is safe because DNS rebinding needs a name."""
+    """Whether any IP address is allowed, which is safe because DNS rebinding needs a host name."""
 
     def allows(self, host: str) -> bool:
         """Return whether a Host header is allowed."""
@@ -46,7 +47,7 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
         if host_name(name) != name.strip("[]").lower():
             raise UsageError(
                 f"invalid --allow-host {name!r}: not a host name",
-                fix="use a name without scheme, port or wildcards, e.g. flowers.example",
+                fix="use a name without a scheme, port or wildcard, e.g. flowers.example",
             )
     own = () if host in ALL_INTERFACES else (host.strip("[]").lower(),)
     return Access(
@@ -56,7 +57,7 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
 
 
 def host_name(host: str) -> str | None:
-    """Return the lower-case name in a Host header without its port; None for a malformed header."""
+    """Return the lower-case host name without the port, or None if the header is malformed."""
     found = HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
 
@@ -80,9 +81,9 @@ def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
 
     Args:
         host: The Host header.
-        origin: The Origin header, which browsers send with every POST, and other programs usually
-            do not send.
-        site: The Sec-Fetch-Site header, which only newer browsers send.
+        origin: The Origin header, if any. Browsers send it with every POST; other programs usually
+            do not.
+        site: The Sec-Fetch-Site header, if any. Only newer browsers send it.
     """
     if site not in (None, "same-origin", "none"):
         return False

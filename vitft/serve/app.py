@@ -33,9 +33,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": ErrorSchema, "description": "The body is too large."},
     415: {
         "model": ErrorSchema,
-        "description": "The Content-Type is neither that of a form nor that of an image.",
+        "description": "The Content-Type is not supported; send a form or an image.",
     },
-    422: {"model": ErrorSchema, "description": "No usable image, or an invalid parameter."},
+    422: {"model": ErrorSchema, "description": "No image is usable, or a parameter is invalid."},
     503: {"model": ErrorSchema, "description": "The server is busy; see the Retry-After header."},
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -46,7 +46,7 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""Default headers, added to each response that does not set them itself."""
+"""Headers added to every response that does not set them itself."""
 BINARY = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY}}}
 REQUEST_BODY = {
@@ -109,7 +109,7 @@ class Handlers:
     ) -> Response:
         """Return a PNG of an image overlaid with the relevance of its patches for a class.
 
-        The default is the most probable class.
+        If no class is given, the most probable one is used.
         """
         if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "the model has no such class; GET /labels lists its classes")
@@ -154,7 +154,7 @@ class Handlers:
 
 
 class SecurityMiddleware:
-    """ASGI middleware for access checks, security headers and responses at shutdown."""
+    """ASGI middleware for access checks, security headers and error responses at shutdown."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -185,7 +185,7 @@ class SecurityMiddleware:
 
 
 def refusal(scope: Scope, access: Access) -> JsonResponse | None:
-    """Return the error response to a refused request, or None if the request is allowed."""
+    """Return the error response for a refused request, or None if the request is allowed."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not access.allows(host):
@@ -252,7 +252,11 @@ def add_route(
     method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> str:
-    """Add a route with OPTIONS, and with HEAD if the method is GET, and return the Allow header."""
+    """Add a route that also accepts OPTIONS, and HEAD if the method is GET.
+
+    Returns:
+        The value of the Allow header for the route.
+    """
     methods = [method, "HEAD"] if method == "GET" else [method]
     allow = ", ".join((*methods, "OPTIONS"))
 
@@ -271,7 +275,7 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
 
     Args:
         app: The application.
-        allowed: The Allow header of each path.
+        allowed: Mapping from each path to the value of its Allow header.
     """
 
     async def http_error(_: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 A batch contains the images that are queued when the model becomes free (at most `MAX_BATCH`). A
 single image therefore never waits for a batch to fill, and batches grow with the load. The queue
-has a maximum length, which bounds the waiting time; further images are refused at once.
+has a maximum length, which bounds the waiting time. Further images are refused immediately.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from vitft.system.errors import ImageError
 from vitft.system.malloc import return_memory
 
 SCAN_MARKER = b"\xff\xda"
-"""Marker at the start of each JPEG scan; it cannot occur in the coded data of a scan."""
+"""Marker at the start of each JPEG scan. It cannot occur in the compressed data of a scan."""
 
 
 Output = TypeVar("Output")
@@ -76,11 +76,14 @@ class BatchQueue:
         self.pending: deque[PendingImage] = deque()
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
-        self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if weights are damaged
+        self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
 
     @property
     def can_explain(self) -> bool:
-        """Whether predictions can be explained; the attention of timm models is not accessible."""
+        """Whether predictions can be explained.
+
+        They cannot for timm models, whose attention weights are not accessible.
+        """
         return isinstance(self.predictor.model, VisionTransformer)
 
     async def serve(self) -> None:
@@ -120,7 +123,7 @@ class BatchQueue:
             self.admitted -= count
 
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
-        """Return the prediction for an image file, or its error if the image is unusable."""
+        """Return the prediction for an image file; its `error` is set if the image is unusable."""
         try:
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
@@ -151,7 +154,7 @@ class BatchQueue:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             if self.num_admitted != seen:
-                seen = self.num_admitted if self.admitted == 0 else -1  # again once idle
+                seen = self.num_admitted if self.admitted == 0 else -1  # -1: repeat once idle
                 await asyncio.to_thread(return_memory)
 
     def next_batch(self) -> list[PendingImage]:
@@ -184,7 +187,7 @@ class BatchQueue:
                 image.prediction.set_result(results[i])
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the image in a file, decoded and preprocessed (H, W, 3).
+        """Decode and preprocess an image file, and return the image (H, W, 3).
 
         Raises:
             ImageError: The image cannot be decoded, or decoding it would take too long.
@@ -216,8 +219,8 @@ def overlay_png(view: Views, heat: ScoreArray) -> bytes:
 class BlockingPool:
     """Bounded pool of threads that run functions for the coroutines of one event loop.
 
-    Unlike with `concurrent.futures`, calls wait as coroutines, so a cancelled call releases its
-    data, and the threads are daemons, so they do not keep a stopped program alive.
+    There are two differences from `concurrent.futures`. Calls wait as coroutines, so a cancelled
+    call releases its data. The threads are daemons, so they do not keep a stopped program alive.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -233,7 +236,7 @@ class BlockingPool:
         """Run jobs until the pool is closed."""
         while job := self.jobs.get():
             job()
-            del job  # it refers to an image, and the next job may arrive much later
+            del job  # release its image, because the next job may arrive much later
 
     def close(self) -> None:
         """End each thread after its current job."""
@@ -243,7 +246,7 @@ class BlockingPool:
     async def run(self, function: Callable[..., Output], *arguments: object) -> Output:
         """Call a function in one of the threads, and return the result or raise the exception.
 
-        A function that has begun occupies its thread until it returns, even if the call is
+        A function that has started occupies its thread until it returns, even if the call is
         cancelled.
         """
         await self.free.acquire()
@@ -257,7 +260,7 @@ class BlockingPool:
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(result)  # type: ignore[arg-type]  # an Output, as there is no error
+                future.set_result(result)  # type: ignore[arg-type]  # an Output, because there is no error
 
         def job() -> None:
             result, failure = None, None
@@ -270,7 +273,7 @@ class BlockingPool:
             except RuntimeError:  # the server has stopped
                 return
             finally:
-                del result, failure  # break the cycle of traceback and frame
+                del result, failure  # break the reference cycle of traceback and frame
 
         self.jobs.put(job)
         return await future

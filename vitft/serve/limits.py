@@ -4,32 +4,32 @@ from dataclasses import dataclass
 
 from vitft.system.errors import UsageError
 
-MAX_BATCH = 32  # maximum number of images per call of the model
+MAX_BATCH = 32  # maximum number of images per model call
 MAX_IMAGES = 32  # maximum number of images per request
-MAX_IMAGE_PIXELS = 50_000_000  # pixels per image: 150 MB as RGB in each decoding thread
+MAX_IMAGE_PIXELS = 50_000_000  # maximum per image: 150 MB as RGB in each decoding thread
 MAX_SCANS = 100
-"""Maximum number of scans of a progressive JPEG. Encoders write about ten; an extra scan needs only
-50 bytes but takes as long to decode as a whole image."""
-MAX_CONNECTIONS = 512  # open connections; the usual limit on file descriptors is 1024
-READ_BYTES = 16_384  # bytes read from one connection before the next one is served
+"""Maximum number of scans in a progressive JPEG. Encoders write about ten. An extra scan needs only
+50 bytes, but takes as long to decode as a whole image."""
+MAX_CONNECTIONS = 512  # open connections; file descriptors are usually limited to 1024
+READ_BYTES = 16_384  # maximum bytes read from a connection before the next one is served
 MIN_BYTES_PER_LINE = 128
-"""Minimum average number of bytes per line break of a chunked body."""
-PART_HEADERS = 8192  # maximum bytes of a header line in a part of a form
-MAX_HEADER_LINES = 16  # maximum number of header lines in a part of a form
+"""Minimum average number of bytes per line break in a chunked body."""
+PART_HEADERS = 8192  # maximum bytes per header line in a form part
+MAX_HEADER_LINES = 16  # maximum number of header lines in a form part
 
 HEAD_SECONDS = 10.0
-"""Timeout for the headers of a request, from the start of the connection or the last response."""
+"""Timeout for request headers, from the start of the connection or the previous response."""
 BODY_SECONDS = 15.0
-"""Timeout for the body of a request; its size divided by `MIN_BYTES_PER_SECOND` is added."""
+"""Timeout for a request body, extended by its size divided by `MIN_BYTES_PER_SECOND`."""
 MIN_BYTES_PER_SECOND = 20_000.0  # minimum upload rate
-WRITE_SECONDS = 20.0  # timeout for the client to read a response
+WRITE_SECONDS = 20.0  # timeout while a client does not read its response
 ANSWER_SECONDS = 30.0  # timeout from the end of a request to its response
-TIDY_SECONDS = 2.0  # interval for returning freed memory while there are requests
+TIDY_SECONDS = 2.0  # interval at which freed memory is returned while there are requests
 SWITCH_SECONDS = 0.0005
-"""Switch interval of Python threads. With the default of 0.005, each step of a response to /healthz
-could wait that long for every decoding thread."""
+"""Switch interval of Python threads in seconds. With the default of 0.005, each step of a response
+to /healthz could wait 5 ms for every decoding thread."""
 GRACE_SECONDS = 4  # time from the stop signal until open requests are cancelled
-STOP_SECONDS = 5.0  # time from the stop signal until the process ends, whatever it does
+STOP_SECONDS = 5.0  # time from the stop signal until the process is forced to exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ServeLimits:
 
     max_bytes: int = 20_000_000
     queue: int = 64
-    """Maximum number of images in the queue; further ones are refused."""
+    """Maximum number of images in the queue; further images are refused."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1000:

@@ -47,7 +47,7 @@ class PredictionsSchema(BaseModel):
 
 
 class ErrorSchema(BaseModel):
-    """The reason a request failed."""
+    """The reason why a request failed."""
 
     error: str
 
@@ -55,7 +55,7 @@ class ErrorSchema(BaseModel):
 class LabelsSchema(BaseModel):
     """Facts about the model, and the limits of the server."""
 
-    run: str | None = Field(description="name of the run that serves the predictions")
+    run: str | None = Field(description="name of the run that makes the predictions")
     top1: float | None = Field(description="accuracy of the run on its validation images")
     notes_unlike: bool = Field(
         description="whether images that are unlike the training images get a note"

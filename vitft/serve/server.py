@@ -64,11 +64,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP/1.1 protocol with timeouts and with limits on connections and on tiny chunks.
+    """HTTP/1.1 protocol with timeouts, a limit on connections and a check for tiny chunks.
 
-    The timeouts apply to the headers of requests and to the sending of responses. Uvicorn leaves
-    them to a reverse proxy: the only timer that it has starts after the first response. Limits on
-    the size and duration of request bodies are in `uploads`.
+    The timeouts apply to receiving request headers and to sending responses. Uvicorn leaves such
+    timeouts to a reverse proxy: its only timer starts after the first response. The limits on the
+    size and duration of request bodies are enforced in `uploads`.
     """
 
     head_timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class TimeoutProtocol(H11Protocol):
     is_chunked = False
     """Whether the body uses chunked transfer coding."""
     num_bytes = num_line_ends = 0
-    """Numbers of bytes and line breaks received for the current request."""
+    """Number of bytes and number of line breaks received for the current request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,7 +137,7 @@ class TimeoutProtocol(H11Protocol):
             self.head_timer = None
 
     def head_timed_out(self) -> None:
-        """Close the connection, unless the headers of a request have arrived in time."""
+        """Close the connection unless the headers of a request have arrived in time."""
         self.head_timer = None
         if not self.is_idle or self.transport.is_closing():
             return
@@ -161,7 +161,7 @@ class TimeoutProtocol(H11Protocol):
         self.refuse(400, "invalid HTTP request")
 
     def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
-        """Send an error response, unless a response has begun, and close the connection."""
+        """Send an error response unless a response has begun, and close the connection."""
         if not self.is_idle:
             self.cycle.disconnected = True  # discard what the application still sends
             self.cycle.message_event.set()
@@ -187,7 +187,7 @@ class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     watchdog: threading.Timer | None = None
-    """Timer that ends the process if it is still running after that time."""
+    """Timer that ends the process if it is still running `STOP_SECONDS` after the signal."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval for Python threads."""
@@ -212,7 +212,7 @@ class Server(uvicorn.Server):
 def make_server(
     predictor: Predictor, postprocess: Postprocess, limits: ServeLimits, access: Access
 ) -> Server:
-    """Return a server that is ready to `run(sockets=[...])`.
+    """Return a server that can be started with `run(sockets=[...])`.
 
     Raises:
         RunError: The model's scores are not finite.

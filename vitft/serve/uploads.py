@@ -1,7 +1,7 @@
-"""Uploads: reading of request bodies, with limits on size, time and memory, and parsing of forms.
+"""Reading of request bodies, with limits on size, time and memory, and parsing of forms.
 
 Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads are
-never written to disk, and the parsing of a form stops at the first file too many.
+never written to disk. Parsing stops as soon as a form exceeds the maximum number of files.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Reservation:
 async def receive_body(
     receive: Receive, content_length: str | None, reservation: Reservation, *, max_bytes: int
 ) -> bytes:
-    """Read and return the whole body, and let the reservation grow with it.
+    """Read and return the whole body of a request, growing the reservation as data arrives.
 
     Raises:
         HTTPException: The body is too large (413), too slow (408) or incomplete (400), or the
@@ -153,8 +153,8 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
     """Return the files of a multipart/form-data body, in order.
 
     Raises:
-        FormError: The form is damaged, incomplete or empty, exceeds a limit, or has a part that is
-            not a file; or the Content-Type has no boundary.
+        FormError: The Content-Type has no boundary, or the form is damaged, incomplete or empty,
+            exceeds a limit, or has a part that is not a file.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:

@@ -1,6 +1,6 @@
 """Image features for a study: backbone features, small images and colour histograms.
 
-Backbone features use the same pipeline and cache as `finetune --freeze head`, so that no feature is
+Backbone features use the same pipeline and cache as `finetune --freeze head`, so features are not
 computed twice.
 """
 
@@ -85,11 +85,11 @@ class BackboneFeatures:
         return inspected
 
     def rows(self, files: Sequence[InspectedFile]) -> Tensor:
-        """Return the features (n, D) of the images, computing those that are not cached.
+        """Return the features (n, D) of the images, computing those that are not yet cached.
 
         Raises:
             DataError: A file has been deleted or replaced since the start of the study.
-            DivergedError: Features are not finite, or too large to compute with.
+            DivergedError: Features are not finite, or are too large for further computation.
             RunError, ResourceError: The cache cannot be written.
         """
         listed = [File(file.path, file.label) for file in files]
@@ -127,7 +127,9 @@ def baseline_features(
     max_pixels: int,
     grey_range: GreyRange = (),
 ) -> dict[str, Tensor]:
-    """Return a mapping from each baseline to its features (n, D), computed in one pass.
+    """Return a mapping from the name of each baseline to its features (n, D).
+
+    Both baselines are computed in one pass over the images.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the study.
@@ -159,7 +161,7 @@ def baseline_features(
 
 
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the mean colours of the squares of a grid that divides an image (S, S, 3).
+    """Shrink an image (S, S, 3) to SMALL_SIDE x SMALL_SIDE pixels by averaging square blocks.
 
     The result (SMALL_SIDE**2 * 3,) ranges from 0 to 1.
     """
@@ -172,8 +174,8 @@ def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Compute the histogram of an image (S, S, 3) over HISTOGRAM_LEVELS**3 colours.
 
     Returns:
-        The square roots (HISTOGRAM_LEVELS**3,) of the fractions of the colours. Linear heads
-        separate these better than the fractions themselves (Hellinger distance, as in
+        The square root (HISTOGRAM_LEVELS**3,) of each colour's fraction of the pixels. Square roots
+        suit linear heads better than the fractions themselves (Hellinger distance, as in
         Arandjelovic & Zisserman 2012).
     """
     levels = pixels.reshape(-1, 3).astype(np.int64) * HISTOGRAM_LEVELS // 256

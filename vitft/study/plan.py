@@ -16,17 +16,17 @@ from vitft.system.rundir import plan_run
 from vitft.system.text import count
 
 BASELINES = ("pixels", "histogram")
-"""Features that need no weights: small images and colour histograms."""
+"""Names of features that need no weights: small images and colour histograms."""
 UNTRAINED = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSource:
-    """Pretrained weights or a baseline, whose features a study evaluates."""
+    """A source of features to evaluate in a study: weights or a baseline."""
 
     name: str
     weights: str
-    """Name of the weights as in `finetune`, or name of the baseline."""
+    """Name of the weights as passed to `finetune`, or name of the baseline."""
 
     @property
     def is_baseline(self) -> bool:
@@ -56,14 +56,14 @@ def check_study(
     out: str | None,
     allow_pickle: bool = False,
 ) -> Plan:
-    """Return the plan of a study after checking data, weights, numbers and output folder.
+    """Check the data, weights, numbers and output folder of a study, and return its plan.
 
     Raises:
-        UsageError: A number is out of range, the names cannot be combined, or the output folder is
-            inside the data folder.
+        UsageError: A number is out of range, the weights cannot be combined, or the output folder
+            is inside the data folder.
         DataError: The data folder cannot be used, or contains too few images.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
-        RunError: The output folder is not empty or not writable.
+        RunError: The output folder contains files or is not writable.
     """
     if not 1 <= seeds <= 100:
         raise UsageError(
@@ -72,7 +72,7 @@ def check_study(
     if not shots or min(shots) < 1:
         raise UsageError(
             f"invalid --shots {' '.join(map(str, shots))}",
-            fix="use one or more integers of 1 or more, e.g. --shots 5 10 25",
+            fix="use one or more positive integers, e.g. --shots 5 10 25",
         )
     sources = resolve_sources(weights)
     for one in sources:
@@ -95,11 +95,13 @@ def check_study(
 
 
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
-    """Return the source of each name; `none` means the first architecture with random weights.
+    """Return the feature source for each name.
+
+    `none` stands for random weights in the architecture of the first weights in the list.
 
     Raises:
         UsageError: There are no names, a name is given twice, or `none` is given without other
-            weights or together with the random weights for which it stands.
+            weights or together with the random weights that it stands for.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
@@ -110,7 +112,7 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none needs other weights, whose architecture it uses",
+            "--weights none needs other weights to take the architecture from",
             fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
@@ -127,13 +129,13 @@ def fitting_shots(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the numbers of shots that the smallest class allows, and those that it does not.
 
-    Both are sorted and without duplicates.
+    Both tuples are sorted and contain no duplicates.
 
     Args:
         shots: The requested numbers of shots.
         counts: Number of images available for training in each class.
-        has_tests: Whether there are separate test images. Otherwise, a fifth of the smallest class
-            is reserved for testing.
+        has_tests: Whether there are separate test images. If not, a fifth of the smallest class
+            (at least one image) is reserved for testing.
     """
     smallest = min(counts)
     most = smallest if has_tests else smallest - max(1, round(smallest / 5))
@@ -145,7 +147,8 @@ def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
     """Return the error to raise if the smallest class is too small for any number of shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     return DataError(
-        f"class {folder.classes[label]} of {folder.root} has only "
-        f"{count(smallest, 'usable image')}, too few to train and test with any of the --shots",
+        f"class {folder.classes[label]} in {folder.root} has only "
+        f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
+        "--shots",
         fix="use smaller --shots, e.g. 1 2 5, or add images to this class",
     )

@@ -30,11 +30,11 @@ Leads = Mapping[str, Sequence[AccuracyDifference]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Predictions with one feature source at one number of shots."""
+    """Test results of one feature source at one number of shots."""
 
     shots: int
     correct: tuple[NDArray[np.bool_], ...]
-    """Masks (n,) of the correctly classified test images, one for each seed."""
+    """One mask (n,) per seed, true for the test images that are classified correctly."""
 
     @property
     def accuracies(self) -> list[float]:
@@ -49,10 +49,10 @@ class CurvePoint:
     def interval(self) -> Interval:
         """95 % interval of the accuracy.
 
-        Each bound is the more extreme of two intervals: Student's t for the mean over the seeds,
-        which accounts for the choice of training images, and Wilson's for the test images of one
-        seed, which accounts for the number of images and is valid even if all seeds agree by
-        chance.
+        Two intervals are computed, and each bound is the more extreme one. Student's t interval
+        for the mean over the seeds accounts for the choice of training images. Wilson's interval
+        for the test images of one seed accounts for the number of test images, and remains valid
+        if all seeds happen to agree.
         """
         images = min(len(correct) for correct in self.correct)
         low, high = wilson_interval(round(self.top1 * images), images)
@@ -62,7 +62,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewShotCurve:
-    """Accuracy with one feature source by number of shots."""
+    """Accuracy of one feature source at each number of shots."""
 
     name: str
     weights: str
@@ -75,7 +75,7 @@ class StudyResults:
     """Results of all feature sources in a study."""
 
     plan: Plan
-    """Plan of the study, limited to shots possible without unreadable files and copies."""
+    """Plan of the study, without the numbers of shots for which there are too few usable images."""
     images: int
     test_images: int
     """Number of test images for each seed."""
@@ -86,7 +86,11 @@ class StudyResults:
     curves: tuple[FewShotCurve, ...]
 
     def leads(self) -> Leads:
-        """Return, for each other curve, the accuracy of the first curve minus that of the other."""
+        """Return the differences in accuracy between the first curve and every other curve.
+
+        The result maps the name of the other curve to one difference (first minus other) for each
+        number of shots.
+        """
         first, *others = self.curves
         return {
             other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]
@@ -95,10 +99,11 @@ class StudyResults:
 
 
 def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
-    """Return the accuracy of `first` minus that of `second` on the same test images.
+    """Return the accuracy of `first` minus the accuracy of `second` on the same test images.
 
-    The half-width of the interval is the larger of two: Student's t over the seeds, and the normal
-    approximation over the images of one seed, averaged over the seeds.
+    Two half-widths are computed for the interval, and the larger one is used. One comes from
+    Student's t over the seeds. The other comes from the normal approximation over the test images
+    of one seed, averaged over the seeds.
     """
     pairs = [
         a.astype(np.float64) - b.astype(np.float64)
@@ -112,7 +117,7 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:
-    """Return the half-width of the 95 % interval of a mean (Student's t), or 0 for one value.
+    """Return the half-width of the 95 % interval of a mean (Student's t), or 0 for a single value.
 
     Source: Student 1908, "The probable error of a mean", Biometrika 6.
     """
@@ -123,12 +128,12 @@ def half_width_of_mean(values: Sequence[float]) -> float:
 
 
 def write_results(study: StudyResults, command: str) -> None:
-    """Write study.json, study.md and study.png to the folder of the plan.
+    """Write study.json, study.md and study.png to the output folder of the plan.
 
-    `command` is the command line that repeats the study.
+    `command` is the command line that reproduces the study.
 
     Raises:
-        RunError: The folder is not writable or no longer empty.
+        RunError: The folder is not writable or is no longer empty.
         ResourceError: The disk is full or broken.
     """
     leads = study.leads()
@@ -140,7 +145,7 @@ def write_results(study: StudyResults, command: str) -> None:
 
 
 def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
-    """Return the content of study.json, which is identical for repeated studies."""
+    """Return the content of study.json, which does not change when the study is repeated."""
     plan = study.plan
     return {
         "vitft": version("vitft"),
@@ -205,7 +210,7 @@ def to_figure(study: StudyResults) -> bytes:
 
 
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
-    """Return the content of study.md: command, table of accuracies, and differences."""
+    """Return the content of study.md: command, table of accuracies and table of differences."""
     plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
     name = markdown_cell(plan.folder.root.resolve().name)
     seeds = "Seed 0" if plan.seeds == 1 else f"Seeds 0 to {plan.seeds - 1}"
@@ -240,7 +245,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         many = ", ".join(map(str, plan.left_out))
         lines += [
             "",
-            f"The smallest class has too few images for {many} training images per class.",
+            f"Left out for lack of images in the smallest class: {many} training images per class.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -262,7 +267,7 @@ def mean_of(seeds: int) -> str:
 
 
 def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
-    """Return one terminal row per curve: accuracies and half-widths of intervals in percent."""
+    """Return one table row per curve: its name, then accuracies ± half-widths in percent."""
 
     def cell(point: CurvePoint) -> str:
         low, high = point.interval
@@ -272,11 +277,11 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 
 
 def lead_sentences(study: StudyResults) -> list[str]:
-    """Return lines that compare the first curve with each other curve.
+    """Return lines that compare the first curve with every other curve.
 
-    For each of the others, a line states the difference at the largest number of shots. Further
-    lines list the numbers of shots at which the other curve is significantly better, and those at
-    which the difference is not significant.
+    For each comparison, one line gives the difference at the largest number of shots. Further lines
+    list the numbers of shots at which the other curve is significantly better, and the numbers of
+    shots at which the difference is not significant.
     """
     shots, first = study.plan.shots, study.curves[0].name
     per_class = count(shots[-1], "image per class", "images per class")
@@ -292,10 +297,12 @@ def lead_sentences(study: StudyResults) -> list[str]:
         unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
         if behind:
             lines.append(
-                f"  {name} is significantly better at {', '.join(behind)} images per class"
+                f"  images per class at which {name} is significantly better: {', '.join(behind)}"
             )
         if unclear:
-            lines.append(f"  no significant difference at {', '.join(unclear)} images per class")
+            lines.append(
+                f"  images per class without a significant difference: {', '.join(unclear)}"
+            )
     return lines
 
 
@@ -306,11 +313,11 @@ def bounds(interval: tuple[float, float]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table with names on the left and numbers in other columns."""
+    """Return the lines of a Markdown table with names in the first column, then numbers."""
     lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
     return lines + [f"| {' | '.join([markdown_cell(row[0]), *row[1:]])} |" for row in rows]
 
 
 def markdown_cell(text: str) -> str:
-    """Return a name escaped so that it neither ends its cell nor is parsed as markup."""
+    """Return a name escaped so that it neither ends its table cell nor is parsed as Markdown."""
     return "".join(f"\\{c}" if c in "\\|`*_<>[]#" else c for c in visible(text))

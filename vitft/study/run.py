@@ -1,8 +1,8 @@
 """Computation of a study: selection of images, features, linear heads and their accuracies.
 
-For each seed, the training images are nested: those for 5 shots are among those for 10. The test
-images are the same for all feature sources and numbers of shots, and only measure the accuracy: the
-penalty of each head is selected by cross-validation on its training images.
+For each seed, the training sets are nested: the images for 5 shots are a subset of the images for
+10. The test images are the same for all feature sources and numbers of shots. They are used only to
+measure accuracy: the penalty of each head is selected by cross-validation on its training images.
 """
 
 import functools
@@ -39,9 +39,9 @@ class FewShotSplit:
     """Training and test images for one seed, as row indices."""
 
     candidates: tuple[NDArray[np.int64], ...]
-    """Shuffled training rows of each class, of which the first k are used for k shots."""
+    """Shuffled training rows of each class. The first k rows are used for k shots."""
     test: NDArray[np.int64]
-    """Rows of the test images, for any number of shots, in ascending order."""
+    """Rows of the test images in ascending order, the same for every number of shots."""
 
     def train(self, shots: int) -> NDArray[np.int64]:
         """Return the rows (classes * shots,) of the training images, grouped by class."""
@@ -49,7 +49,7 @@ class FewShotSplit:
 
 
 def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
-    """Return each distinct image of a folder once, leaving out images with several labels.
+    """Return each distinct image of a folder once, leaving out images with conflicting labels.
 
     An image in both the training and the test part of the folder is kept in the test part. The
     number of files left out is logged.
@@ -64,7 +64,7 @@ def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
             kept.setdefault(file.sha256, file)
     if left := len(inspected.good) - len(kept):
         log.info(
-            f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
+            f"skipped {count(left, 'file')}: duplicates or identical images with different labels"
         )
     return list(kept.values())
 
@@ -77,9 +77,9 @@ def few_shot_split(
     Args:
         files: Images to split.
         classes: Number of classes.
-        most: Largest number of shots. If the folder has no test images, the test images are those
-            of each class after the first `most`.
-        seed: Random seed. Each class has its own stream and is not affected by other classes.
+        most: Largest number of shots. If the folder has no test images, all images of a class after
+            the first `most` are used for testing.
+        seed: Random seed. Each class is shuffled independently of the images of other classes.
     """
     labels = np.array([file.label for file in files])
     is_test = np.array([file.part == "val" for file in files])
@@ -155,7 +155,7 @@ def run_study(
 
 
 def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
-    """Return the plan, limited to the numbers of shots that the usable images allow.
+    """Return the plan without the numbers of shots for which there are too few usable images.
 
     Raises:
         DataError: No number of shots is possible, or there is no usable test image.
@@ -168,7 +168,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.root} has no usable test images",
-            fix="add readable images to the folder val that do not occur elsewhere with another "
+            fix="add readable images to the val folder that are not copies of images with another "
             "label",
         )
     if not shots:
@@ -199,10 +199,7 @@ def evaluate_heads(
 def evaluate_head(
     x: Tensor, y: Tensor, split: FewShotSplit, shots: int, *, classes: int, seed: int
 ) -> NDArray[np.bool_]:
-    """Fit a head to the training images, and return a mask of the test images.
-
-    The mask (m,) is true for the test images that are classified correctly.
-    """
+    """Fit a head to the training images, and return a mask (m,) of correct test predictions."""
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
     with one_thread(
         when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / CV_FOLDS
@@ -215,11 +212,11 @@ def evaluate_head(
 
 
 def reduce_dimensions(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Return standardised features (n, D) and (m, D), rotated into at most n dimensions.
+    """Standardise features (n, D) and (m, D), and rotate them into at most n dimensions.
 
-    The weights of a head with an L2 penalty lie in the span of its training rows, and a rotation
-    changes neither the penalty nor the logits. The result is therefore exact, at a much lower cost
-    if there are fewer images than dimensions.
+    With an L2 penalty, the weights of a head lie in the span of its training features, and a
+    rotation changes neither the penalty nor the logits. The reduction is therefore exact. It makes
+    fitting much faster if there are fewer images than dimensions.
 
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """

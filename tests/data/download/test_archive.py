@@ -122,12 +122,12 @@ A15 = {
     "pipe in a zip": (lambda: zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a device"),
     "bomb by ratio": (
         lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True),
-        "up to the entry 'b.jpg'",
+        "entries up to 'b.jpg' unpack to",
     ),
-    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "up to the entry 'b.jpg'"),
+    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "entries up to 'b.jpg' unpack to"),
     "bomb behind the end": (
         lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
-        "unpacks to more than",
+        "unpacks to at least",
     ),
     "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice"),
     "file and folder": (
@@ -184,7 +184,7 @@ def test_a_bomb_by_size_is_refused_by_its_header(tmp_path: Path) -> None:
 
     with pytest.raises(
         DataError,
-        match=r"1,536 bytes .* at least 1,000,000,000,000,000 bytes up to the entry 'huge\.bmp'",
+        match=r"1,536 bytes.* up to 'huge\.bmp' unpack to 1,000,000,000,000,000 bytes",
     ):
         unpacked(tmp_path, huge.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
 

@@ -213,7 +213,7 @@ def test_passwords_are_in_neither_names_nor_reasons(site: str) -> None:
         pytest.param("http://169.254.169.254/x", "169.254.169.254 is a private", id="link-local"),
         pytest.param("http://[::1]:9/x", "::1 is a private address", id="loopback, IPv6"),
         pytest.param("http://[::ffff:10.0.0.1]/x", "is a private address", id="mapped to IPv6"),
-        pytest.param("http://0x7f.1/x", "leads to 127.0.0.1, a private", id="an odd spelling"),
+        pytest.param("http://0x7f.1/x", "resolves to 127.0.0.1, a private", id="an odd spelling"),
     ],
 )
 def test_private_addresses_are_refused(site: str, url: str, said: str) -> None:

@@ -131,7 +131,7 @@ REFUSED = {
     "loop": "does not respond like a Hugging Face hub",
     "no_commit": "does not respond like a Hugging Face hub",
     "no_etag": "does not respond like a Hugging Face hub",
-    "token": "the hub has no repository test/token, or it is private",
+    "token": "repository test/token does not exist on the hub or is private",
 }
 """What is said of a fault that stays."""
 MENDED = ("corrupt", "shorter", "status", "drop", "reset", "stall", "retry_after", "busy", "xet")
@@ -160,7 +160,7 @@ def answers(hub: HubServer, cache: Path) -> Answers:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("missing repository", "the hub has no repository test/missing"),
+        ("missing repository", "repository test/missing does not exist on the hub"),
         ("missing revision", "test/plain has no revision v9"),
         ("missing file", "test/empty has no file model.safetensors"),
         ("wrong digest", "test/plain/model.safetensors is damaged: sha256"),

@@ -1,1 +1,1 @@
-"""Downloads of archives, known data sets and single images."""
+"""Download of archives, known datasets and single images."""

@@ -1,30 +1,30 @@
-"""Protection of this machine's own network against addresses in lists, archives and redirects.
+"""Refusal of downloads from addresses of this machine or of its own network.
 
-A web server can redirect a download to an address that only this machine can reach, such as that of
-a router or of a cloud's metadata service. Names are therefore resolved and checked before every
-connection, including those after redirects.
+An address from an untrusted list or from a redirect can point to a host that only this machine can
+reach, such as a router or a cloud metadata service. Host names are therefore resolved and checked
+before every connection, including connections after redirects.
 """
 
 import ipaddress
 import socket
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""IPv6 addresses that represent the IPv4 address in their last 32 bits (RFC 6052)."""
+"""Network of IPv6 addresses that contain an IPv4 address in their last 32 bits (RFC 6052)."""
 
 
 class PrivateAddressError(ValueError):
-    """Refusal of an address of this machine or of its own network.
+    """Error raised for an address of this machine or of its own network.
 
-    The message is short enough for an error row.
+    The message is short enough for the error field of a prediction.
     """
 
     def __init__(self, host: str, address: str) -> None:
-        whose = f"{host} is" if host == address else f"{host} leads to {address},"
+        whose = f"{host} is" if host == address else f"{host} resolves to {address},"
         super().__init__(f"refused: {whose} a private address")
 
 
 def check_public(host: str, port: int) -> None:
-    """Resolve a host name and check that all its addresses are public.
+    """Resolve a host name and check that all of its addresses are public.
 
     Raises:
         PrivateAddressError: An address is private.
@@ -41,7 +41,7 @@ def check_address(host: str, address: str) -> None:
 
 
 def check_name(host: str) -> None:
-    """Raise PrivateAddressError if a name to be resolved by a proxy is evidently private."""
+    """Raise PrivateAddressError if a host name is clearly private, without resolving it."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         raise PrivateAddressError(host, host)
     try:
@@ -53,7 +53,7 @@ def check_name(host: str) -> None:
 
 def is_public(address: str) -> bool:
     """Return whether a numeric address belongs to the public internet."""
-    ip = ipaddress.ip_address(address.partition("%")[0])  # without the interface
+    ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone, e.g. %eth0
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
         embedded = inner or ip.ipv4_mapped or ip.sixtofour

@@ -1,9 +1,8 @@
 """Safe unpacking of tar and zip archives from untrusted sources.
 
 All entries are checked before the first is written, and each is checked again when it is written.
-An archive is refused if an entry has no place in an image folder: a link, a device, a path that
-leads out of the folder, or disproportionate contents. Only new regular files and folders are
-created, in an empty folder.
+An archive is refused if it contains a link, a device or a path that leads out of the folder, or if
+its contents are too large. Only new regular files and folders are created, in an empty folder.
 
 The entries are read by `download.entries`.
 """
@@ -40,7 +39,7 @@ ARCHIVE_ERRORS = (
 
 
 class ArchiveContents(NamedTuple):
-    """Number of files, their total bytes, and the folders that wrap all contents."""
+    """Number of files, their total size in bytes, and the outer folders that contain them all."""
 
     files: int
     content: int
@@ -50,14 +49,15 @@ class ArchiveContents(NamedTuple):
 def unpack(
     archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
 ) -> ArchiveContents:
-    """Unpack an archive into an empty folder, leaving out folders that wrap all contents.
+    """Unpack an archive into an empty folder, without the outer folders that contain all files.
 
-    The archive is a tar, gzipped tar or zip file, whatever its suffix. Messages use `name`.
-    After an error, the caller must remove the contents of the folder.
+    The archive must be a tar, gzipped tar or zip file; its suffix is ignored. Messages refer to the
+    archive as `name`. After an error, the caller must remove the contents of the folder.
 
     Raises:
         DataError: The file is not an archive, is incomplete or damaged, or has a refused entry.
-            Only damage inside a file of a zip is detected after something has been written.
+            All of this is detected before anything is written, except damage to the contents of a
+            file in a zip archive.
         ResourceError: The disk is full or too small.
         RunError: A file cannot be written.
     """
@@ -84,7 +84,7 @@ def unpack(
         ):
             for entry, parts in accepted_entries(entries, packed, limits):
                 written.advance(not entry.is_folder)
-                if parts[: len(inside.wrapper)] == inside.wrapper:  # else: empty folder outside
+                if parts[: len(inside.wrapper)] == inside.wrapper:  # skip empty folders outside
                     write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
     return inside
 
@@ -100,17 +100,17 @@ def counted(
 
 @contextlib.contextmanager
 def as_data_error(name: str) -> Iterator[None]:
-    """Convert refusals and errors of Python's archive readers to a DataError."""
+    """Convert refusals and the errors of Python's archive readers to a DataError."""
     try:
         yield
     except ArchiveRefusedError as refusal:
         raise DataError(
             f"{name} was refused: {refusal}; nothing was kept",
-            fix="get the archive from another source, or extract only the files you trust, by hand",
+            fix="get the archive from another source, or manually extract only the files you trust",
         ) from refusal
     except (*ARCHIVE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # EINVAL: zipfile seeks to a negative position
+            raise  # EINVAL: zipfile tried to seek to a negative position
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise DataError(
             f"{name} is incomplete or damaged ({reason}); nothing was kept",
@@ -121,11 +121,11 @@ def as_data_error(name: str) -> Iterator[None]:
 def accepted_entries(
     entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
-    """Yield each entry with the parts of its name, leaving out macOS resource forks.
+    """Yield each entry with the parts of its path, skipping macOS resource forks.
 
     Raises:
-        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice or is inside a file,
-            or the contents exceed the limits.
+        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice, or has a path that
+            leads through a file; or there are too many entries or bytes.
     """
     content = 0
     files: set[tuple[str, ...]] = set()
@@ -137,8 +137,8 @@ def accepted_entries(
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"it has {packed:,} bytes but unpacks to at least {content:,} bytes up to the "
-                f"entry '{entry.name}'; the limits are {limits.content / 1e9:g} GB and "
+                f"it has {packed:,} bytes, but its entries up to '{entry.name}' unpack to "
+                f"{content:,} bytes; the limits are {limits.content / 1e9:g} GB and "
                 f"{limits.ratio} times its size"
             )
         if entry.is_folder and not parts:
@@ -154,16 +154,16 @@ def accepted_entries(
         folders |= above
         if not entry.is_folder:
             files.add(parts)
-        if parts[0] != "__MACOSX":  # macOS resource forks
+        if parts[0] != "__MACOSX":  # skip macOS resource forks
             yield entry, parts
 
 
 def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
-    """Return the name of an entry, split into folders and a file name.
+    """Return the path of an entry, split into folder names and a file name.
 
     Raises:
         ArchiveRefusedError: The entry is of a refused kind, its name is not a valid file name, or
-            its path leads out of the folder.
+            its path leads out of the target folder.
     """
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
@@ -186,7 +186,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
 
 
 def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> ArchiveContents:
-    """Read all entries and return a summary of the contents."""
+    """Consume all entries and return a summary of their contents."""
     files = content = 0
     wrapper: tuple[str, ...] | None = None
     for entry, parts in entries:
@@ -202,10 +202,10 @@ def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> Arch
 
 
 def write_entry(entry: ArchiveEntry, place: Path) -> None:
-    """Create a folder or a new file, never opening an existing file.
+    """Create the folder or file of an entry, never overwriting an existing file.
 
     Raises:
-        ArchiveRefusedError: The file does not have the size stated in the entry's header.
+        ArchiveRefusedError: The file does not have the size given in the entry's header.
         ResourceError: The disk is full.
         RunError: The folder or file cannot be written.
     """

@@ -1,8 +1,8 @@
-"""Entries of tar and zip archives from untrusted sources.
+"""Reader for the entries of tar and zip archives from untrusted sources.
 
-Header values are checked against limits before use, tar files are only read forwards and must have
-an end marker, and the checksums of gzip and zip are verified. `download.archive` decides which
-entries are accepted.
+Header values are checked against limits before they are used. Tar files are only read forwards and
+must have an end marker. The checksums of gzip and zip files are verified. `download.archive`
+decides which entries are accepted.
 """
 
 import gzip
@@ -19,9 +19,9 @@ ArchiveKind = Literal["tar", "tar.gz", "zip"]
 
 CHUNK_BYTES = 2**20
 TAR_BLOCK = 512
-"""Block size of a tar in bytes. Headers and contents fill whole blocks; two zero blocks end it."""
+"""Tar block size in bytes. Headers and contents fill whole blocks; two zero blocks mark the end."""
 MAX_READ = 4 * CHUNK_BYTES
-"""Maximum number of bytes that tarfile may read at once, so that no header can fill the memory."""
+"""Maximum number of bytes that tarfile may read at once, so that no header can exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class ArchiveLimits:
 
     entries: int = 1_000_000
     content: int = 100 * 10**9  # total bytes of all files
-    ratio: int = 200  # bytes of contents per byte of the archive
-    small: int = 2**24  # bytes up to which the ratio is ignored
+    ratio: int = 200  # maximum bytes of contents per byte of the archive
+    small: int = 2**24  # bytes of contents up to which the ratio is not checked
 
     def allows(self, content: int, packed: int) -> bool:
-        """Return whether `content` bytes may come from an archive of `packed` bytes."""
+        """Return whether an archive of `packed` bytes may unpack to `content` bytes."""
         return content <= self.content and (content <= self.small or content <= self.ratio * packed)
 
 
@@ -45,12 +45,12 @@ class ArchiveEntry:
     name: str
     size: int = 0
     is_folder: bool = False
-    refused: str = ""  # reason why its kind is refused, if it is
+    refused: str = ""  # why an entry of this kind is refused; empty if it is not
     content: Callable[[], Iterator[bytes]] = lambda: iter(())
 
 
 class ArchiveRefusedError(Exception):
-    """Refusal of an archive, with the reason; `archive.unpack` converts it to a DataError."""
+    """Error with the reason for refusing an archive; `archive.unpack` turns it into a DataError."""
 
 
 def archive_kind(file: BinaryIO) -> ArchiveKind:
@@ -76,7 +76,7 @@ def open_entries(
 ) -> Generator[ArchiveEntry, None, None]:
     """Yield every entry in archive order.
 
-    The contents of an entry can be read until the next entry is yielded.
+    The contents of an entry can be read only until the next entry is yielded.
     """
     file.seek(0)
     if kind == "zip":
@@ -88,7 +88,7 @@ def open_entries(
 
 
 class TarStream:
-    """Forward-only stream of a tar's bytes, decompressed if needed, for use by tarfile."""
+    """Forward-only stream of the uncompressed bytes of a tar file, for use by tarfile."""
 
     def __init__(self, file: IO[bytes], packed: int, limits: ArchiveLimits) -> None:
         self.file, self.packed, self.limits = file, packed, limits
@@ -105,7 +105,7 @@ class TarStream:
         self.place, self.last = self.place + len(data), data
         if not self.limits.allows(self.place, self.packed):
             raise ArchiveRefusedError(
-                f"it unpacks to more than {self.place:,} bytes; the limit is "
+                f"it unpacks to at least {self.place:,} bytes; the limit is "
                 f"{self.limits.ratio} times its size"
             )
         return data
@@ -128,11 +128,11 @@ class TarStream:
     def finish(self) -> None:
         """Check that the last header block and all bytes after it are zeros.
 
-        tarfile takes any invalid header for the end of the archive, so without this check, entries
-        could be missing unnoticed.
+        tarfile treats an invalid header as the end of the archive, so without this check, missing
+        entries could go unnoticed.
 
         Raises:
-            ArchiveRefusedError: There is no end marker, or bytes other than zero follow it.
+            ArchiveRefusedError: The end marker is missing, or nonzero bytes follow it.
         """
         if len(self.last) < TAR_BLOCK:
             raise ArchiveRefusedError("its end marker is missing")
@@ -146,7 +146,7 @@ class TarStream:
 def tar_entries(
     file: BinaryIO, packed: int, limits: ArchiveLimits, *, is_zipped: bool
 ) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a tar, reading it once from front to back."""
+    """Yield the entries of a tar file, reading it once from start to end."""
     raw = gzip.GzipFile(fileobj=file) if is_zipped else file
     stream = TarStream(cast("IO[bytes]", raw), packed, limits)
     # TarStream has all methods that tarfile calls.
@@ -167,7 +167,7 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
     elif member.issparse():
         refused = "is a sparse file"
     elif not member.isreg():
-        refused = "is a device or another special file"
+        refused = "is a device or other special file"
     return ArchiveEntry(
         name=member.name,
         size=max(0, member.size),
@@ -180,7 +180,7 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
 
 
 def zip_entries(file: BinaryIO, limits: ArchiveLimits) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a zip in the order of its central directory."""
+    """Yield the entries of a zip file in the order of its central directory."""
     if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory at once
         raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
     with zipfile.ZipFile(file) as archive:
@@ -189,9 +189,9 @@ def zip_entries(file: BinaryIO, limits: ArchiveLimits) -> Generator[ArchiveEntry
 
 
 def directory_size(file: BinaryIO) -> int:
-    """Return the size of a zip's central directory in bytes.
+    """Return the size in bytes of a zip file's central directory.
 
-    Source: APPNOTE.TXT of PKWARE, sections 4.3.14 to 4.3.16.
+    Source: PKWARE's APPNOTE.TXT, sections 4.3.14 to 4.3.16.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 2**17))
@@ -215,7 +215,7 @@ def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
     if kind == stat.S_IFLNK:
         refused = "is a link"
     elif kind not in (0, stat.S_IFREG):
-        refused = "is a device or another special file"
+        refused = "is a device or other special file"
     elif info.flag_bits & 1:
         refused = "is encrypted"
     elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -1,8 +1,8 @@
 """Download of an image folder as an archive (`vitft data fetch`).
 
-The steps are: download into a `.part` file beside the folder, compare the size and digest, unpack
-into a hidden folder, check that this contains an image folder, and finally rename the hidden
-folder.
+The archive is downloaded to a `.part` file beside the target folder. After a check of its size and
+digest, it is unpacked into a hidden folder. If the hidden folder contains an image folder, it is
+renamed to the target.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class FetchedFolder:
     folder: Folder
     sha256: str  # digest of the archive
     record: Path | None = None
-    """Path of the file in which the digest was recorded, or None if the digest was known."""
+    """File in which the digest was recorded, or None if the digest was already known."""
 
 
 def fetch_folder(
@@ -49,11 +49,11 @@ def fetch_folder(
 ) -> FetchedFolder:
     """Download an archive and create `target` from its contents.
 
-    A partial download by an earlier process is resumed. A refused archive is deleted; after a lost
-    connection or on a full disk, the partial download is kept.
+    A partial download left by an earlier process is resumed. A refused archive is deleted. If the
+    connection is lost or the disk is full, the partial download is kept.
 
     Raises:
-        RunError: `target` exists already, or cannot be written.
+        RunError: `target` already exists or cannot be written.
         DataError: The archive cannot be downloaded, has the wrong size or digest, is refused (see
             `archive.unpack`) or contains no image folder.
         ResourceError: The disk is full or too small.
@@ -64,7 +64,7 @@ def fetch_folder(
     with writing(part, option="--to"):
         target.parent.mkdir(parents=True, exist_ok=True)
     with locked_target(target):
-        check_target(target)  # again, now that it is locked
+        check_target(target)  # check again, now that it is locked
         fetch_to_part(archive.url, part, size=archive.size, limits=patience)
         with part.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -100,9 +100,9 @@ def check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes, on systems with fcntl.
+    """Lock the target against other processes, on systems that have fcntl.
 
-    A lock ends with the process that holds it.
+    The lock is released even if the process that holds it is killed.
 
     Raises:
         LockedError: Another process holds the lock.
@@ -130,7 +130,9 @@ def locked_target(target: Path) -> Iterator[None]:
 
 
 def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Check an archive's size and digest, and return the digest recorded earlier, or "".
+    """Check an archive's size and digest, and return the recorded digest of an earlier download.
+
+    The result is empty if no digest was recorded, or if the archive has a known digest.
 
     Raises:
         DataError: The size is wrong, or the digest differs from the known or recorded one.
@@ -167,13 +169,13 @@ def read_record(record: Path) -> str:
 
 
 def image_root(folder: Path, name: str) -> Path:
-    """Return the topmost folder with classes in the unpacked archive.
+    """Return the topmost image folder in an unpacked archive.
 
     Raises:
         DataError: There is no such folder.
     """
     place, problem = folder, ""
-    for _ in range(5):  # maximum number of wrapping folders
+    for _ in range(5):  # maximum number of nested folders to try
         try:
             scan(place)
             return place
@@ -194,10 +196,10 @@ def image_root(folder: Path, name: str) -> Path:
 
 
 def folder_name(url: str) -> str:
-    """Return the folder name for an address: the last part of its path without the suffix.
+    """Return a folder name for an address: the last part of its path without the suffix.
 
     Raises:
-        UsageError: The path has no usable last part.
+        UsageError: The last part of the path does not yield a folder name.
     """
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
@@ -215,13 +217,14 @@ def select_archive(
     folder: str | None = None,
     sha256: str | None = None,
 ) -> Archive:
-    """Return the archive to download: a known one, perhaps from a mirror, or one at any address.
+    """Return the archive to download, selected by its name, its address or both.
 
-    An archive given only by address is named `folder` or, if that is None, after the address.
+    If both are given, the known archive of that name is downloaded from that address. An archive
+    selected only by its address is named `folder` or, if that is None, after the address.
 
     Raises:
-        UsageError: The name is unknown or missing, the address or digest is invalid, or the address
-            does not contain a folder name.
+        UsageError: The name is unknown or missing, the address or digest is invalid, or no folder
+            name can be derived from the address.
     """
     names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:

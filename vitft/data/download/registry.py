@@ -1,6 +1,6 @@
-"""Public image archives known to `vitft data fetch` by name.
+"""Public image archives that `vitft data fetch` knows by name.
 
-Sizes and digests are included only if a trustworthy publisher states them.
+Sizes and digests are included only if a trustworthy source publishes them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Archive:
     """An archive that contains an image folder."""
 
-    name: str  # also the folder's name
+    name: str  # also used as the folder's name
     url: str
     size: int | None = None  # in bytes; None if unknown
     sha256: str = ""  # digest of the archive; empty if unknown

@@ -1,8 +1,8 @@
 """Resumable download of one large file.
 
-The bytes are collected in a `.part` file; `.part.json` beside it records the address and version
-(ETag or Last-Modified) of the remote file, so that a later process can resume the download, or
-start again if the file on the server has changed.
+The data is written to a `.part` file. A `.part.json` file beside it records the address and version
+(ETag or Last-Modified) of the remote file. This allows a later process to resume the download, or
+to start over if the remote file has changed.
 """
 
 import contextlib
@@ -35,26 +35,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLimits:
-    """Limits on a download."""
+    """Limits and retry settings of a download."""
 
     max_bytes: int = 100 * 10**9
     stall_s: float = 30.0
-    """Seconds within which the first response, and then each `pace` bytes, must arrive."""
+    """Maximum time in seconds to wait for the response, and then for each `pace` bytes."""
     pace: int = 2**16
     attempts: int = 4
-    """Maximum number of consecutive connections that deliver fewer than `pace` bytes."""
-    wait_s: float = 1.0  # seconds before the second attempt; doubled for each further one
+    """Maximum number of failed attempts in a row.
+
+    An attempt that delivers at least `pace` bytes restarts the count at 1.
+    """
+    wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
-    """Whether addresses of this machine and of its network are allowed, also after redirects."""
+    """Whether to allow addresses of this machine and its network, including after redirects."""
 
 
 class BrokeOffError(Exception):
-    """A connection that ended early; another attempt may succeed."""
+    """Error raised when an attempt to download fails but another one may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteVersion:
-    """The version of a remote file to which a partial download belongs."""
+    """Version of the remote file that a partial download belongs to."""
 
     url: str
     etag: str = ""
@@ -63,7 +66,7 @@ class RemoteVersion:
 
     @property
     def validator(self) -> str:
-        """Value of If-Range, which must not be a weak ETag (RFC 9110, 13.1.5)."""
+        """Value of the If-Range header, which must not be a weak ETag (RFC 9110, 13.1.5)."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
 
 
@@ -75,8 +78,8 @@ def fetch_to_part(
     The caller must remove the part and its version file after use.
 
     Raises:
-        DataError: The file does not exist, has a private address or the wrong size, is too large or
-            does not arrive.
+        DataError: The file does not exist, has a private address or the wrong size, is too large,
+            or cannot be downloaded in the allowed number of attempts.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """
@@ -107,11 +110,11 @@ def file_size(path: Path) -> int:
 
 
 def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
-    """Open one connection and store what it delivers.
+    """Make one attempt to download the file, or the rest of it.
 
     Raises:
         BrokeOffError: The attempt failed, but another one may succeed.
-        DataError: Another attempt would fail as well.
+        DataError: The attempt failed, and another one would fail too.
         ResourceError: There is not enough disk space.
         RunError: The part cannot be written.
     """
@@ -132,7 +135,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
                 raise error_for_status(url, part, error) from error
         except PrivateAddressError as error:
             raise DataError(
-                f"{url} cannot be fetched: {error}",
+                f"cannot fetch {url}: {error}",
                 fix="if you trust this address, add --allow-private-addresses",
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -145,10 +148,10 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
 
 
 def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    """Return the error for an unsuccessful response.
+    """Return the error for a response with an error status.
 
-    It is a BrokeOffError if another attempt may succeed. If the remote file is shorter than the
-    part, the part is removed.
+    The error is a BrokeOffError if another attempt may succeed, and a DataError otherwise. If the
+    remote file is shorter than the part, the part is removed.
     """
     status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
@@ -168,7 +171,7 @@ def receive(
     limits: DownloadLimits,
     clock: Deadline,
 ) -> None:
-    """Append the body of a response to the part, or overwrite the part from the start."""
+    """Append the body of a response to the part, or overwrite a part that cannot be continued."""
     total, start = body_range(answer, start)
     if size is not None and total not in (None, size):
         raise DataError(
@@ -231,7 +234,7 @@ def copy_body(
     limits: DownloadLimits,
     clock: Deadline,
 ) -> int:
-    """Copy the body until it ends, is too large or exceeds the deadline; return the file size."""
+    """Copy the body to the part until it ends or exceeds a limit, and return the part's size."""
     done = paced = start
     label = f"fetching {console.visible(part.name.removesuffix('.part'))}"
     if start:
@@ -257,7 +260,7 @@ def file_too_large(url: str, limits: DownloadLimits) -> DataError:
     """Return the error for a file that exceeds the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",
-        fix="download and unpack it by other means, and pass its folder with --data",
+        fix="download and unpack it by other means, and pass the unpacked folder with --data",
     )
 
 
@@ -267,7 +270,7 @@ def version_file(part: Path) -> Path:
 
 
 def read_version(part: Path, url: str) -> RemoteVersion | None:
-    """Return the version of an existing part, or None if the part cannot be used."""
+    """Return the recorded version of a part, or None if the part cannot be reused."""
     try:
         fields = json.loads(version_file(part).read_text(encoding="utf-8"))
         version = RemoteVersion(**fields)

@@ -1,8 +1,8 @@
 """Download of a single image, with limits on size, time and redirects.
 
 Only http and https are allowed, including after redirects. Redirects from https to http are
-refused, as are private addresses (see `addresses`). A user name and password in the address are
-sent only to the host of that address. The bytes are decoded in `data.images`.
+refused, as are private addresses by default (see `addresses`). A user name and password in the
+address are sent only to its host, not to redirect targets. The bytes are decoded in `data.images`.
 """
 
 import base64
@@ -35,11 +35,11 @@ class WebLimits:
     seconds: float = 30.0  # from first connection to last byte, including redirects
     redirects: int = 5
     allow_private: bool = False
-    """Whether addresses of this machine and of its network are allowed, also after redirects."""
+    """Whether to allow addresses of this machine and its network, including after redirects."""
 
 
 class Deadline:
-    """A deadline after which a request's connections are shut down, even while bytes arrive."""
+    """Deadline after which a request's connections are shut down, even while data is arriving."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -51,13 +51,13 @@ class Deadline:
         return self
 
     def set(self) -> None:
-        """Set the deadline to the full time from now, without starting the timer."""
+        """Set the deadline to `seconds` from now, and create its timer without starting it."""
         self.deadline = time.monotonic() + self.seconds
         self.timer = threading.Timer(self.seconds, self.cut)
         self.timer.daemon = True
 
     def renew(self) -> None:
-        """Restart the timer with the full time."""
+        """Move the deadline to `seconds` from now, and restart its timer."""
         self.timer.cancel()
         self.set()
         self.timer.start()
@@ -66,14 +66,14 @@ class Deadline:
         self.timer.cancel()
 
     def cut(self) -> None:
-        """Shut down the open sockets, which wakes their readers."""
+        """Shut down all open sockets, which unblocks any pending reads."""
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def left(self) -> float:
-        """Remaining seconds, at least 0.01."""
+        """Seconds until the deadline, at least 0.01."""
         return max(0.01, self.deadline - time.monotonic())
 
     @property
@@ -82,12 +82,12 @@ class Deadline:
 
 
 def is_url(name: str) -> bool:
-    """Return whether a name is a web address."""
+    """Return whether a name is a web address (http or https)."""
     return name[:8].lower().startswith(SCHEMES)
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
-    """Return the bytes at an address.
+    """Download the file at a web address and return its bytes.
 
     Raises:
         ImageError: The address is refused or cannot be reached, or the response has an error
@@ -113,7 +113,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
 def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
-    """Open an address and return the response, with its body not yet read."""
+    """Open an address and return the response without reading its body."""
     address, login = split_login(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
     opener = urllib.request.OpenerDirector()
     for handler in (
@@ -132,7 +132,7 @@ def open_url(
 
 
 def split_login(address: str) -> tuple[str, str]:
-    """Return an address without its login, and the login as `user:password`."""
+    """Split an address into the address without its login and the login as `user:password`."""
     parts = urlsplit(address)
     login, _, host = parts.netloc.rpartition("@")
     if not login:
@@ -173,7 +173,7 @@ def status_line(error: urllib.error.HTTPError) -> str:
 
 
 def connection_failure(error: Exception) -> str:
-    """Return a short description of a failure, without Python's class names."""
+    """Return a short description of a connection failure, without Python class names."""
     cause = getattr(error, "reason", error)  # urllib wraps the cause
     if isinstance(cause, TimeoutError):
         return "no response in time"
@@ -186,9 +186,12 @@ def connection_failure(error: Exception) -> str:
 
 
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows only a few redirects, to http or https, never from https to http."""
+    """Handler that follows a limited number of redirects.
 
-    max_repeats = max_redirections = 1000  # redirect_request counts them instead
+    Redirects from https to http, and to any other scheme, are refused.
+    """
+
+    max_repeats = max_redirections = 1000  # redirect_request enforces the limit
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -214,7 +217,7 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Handler that opens http and https connections with a deadline, to public addresses."""
+    """Handler that opens connections with a deadline, by default only to public addresses."""
 
     def __init__(self, clock: Deadline, *, allow_private: bool) -> None:
         super().__init__()
@@ -229,10 +232,10 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     def connection(
         self, kind: "type[DeadlineConnection]", req: urllib.request.Request
     ) -> "Callable[..., DeadlineConnection]":
-        """Return a function that makes the connection for a request.
+        """Return a function that creates the connection for a request.
 
-        The address of a proxy is not checked, because the user has chosen it. A proxy resolves the
-        name of the host itself, so only the name can be checked.
+        The address of a proxy is not checked because the user has chosen it. The proxy resolves
+        host names itself, so for proxied requests, only the name can be checked.
         """
         parts = urlsplit(req.full_url)
         is_proxied = req.host != unquote(parts.netloc)
@@ -243,7 +246,7 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
 
 class DeadlineConnection(http.client.HTTPConnection):
-    """A connection that is shut down when its deadline has passed."""
+    """Connection that is shut down when its deadline passes."""
 
     def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
@@ -261,9 +264,9 @@ class DeadlineConnection(http.client.HTTPConnection):
             check_public(self.host, self.port)
         super().connect()
         self.clock.sockets.append(self.sock)
-        if self.check:  # again: the name may have been resolved to another address
+        if self.check:  # check again: the name may have resolved to another address
             check_address(self.host, self.sock.getpeername()[0])
 
 
 class DeadlineTLSConnection(DeadlineConnection, http.client.HTTPSConnection):
-    """An encrypted connection with a deadline; the server's certificate is verified."""
+    """TLS connection with a deadline. The server's certificate is verified."""

@@ -1,4 +1,4 @@
-"""Export formats. Each module defines one subclass of `base.ExportFormat`."""
+"""Export formats, which are subclasses of `base.ExportFormat`."""
 
 from vitft.export.formats.base import ExportFormat
 from vitft.export.formats.graph import TorchExportFormat
@@ -11,7 +11,7 @@ from vitft.export.plan import ExportPlan
 
 
 def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
-    """Return a mapping from name to format, configured with the options of a plan."""
+    """Return the formats of a plan by name, configured with the options of the plan."""
     takes_bytes = plan.with_preprocessing
     known: dict[str, ExportFormat] = {
         "safetensors": SafetensorsFormat(),

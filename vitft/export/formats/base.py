@@ -1,4 +1,4 @@
-"""Interface of export formats: write a model, and reopen it with its target tool."""
+"""Interface of export formats: write a model, and reopen it with the target tool."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class ExportFormat(ABC):
     """A file format for trained models."""
 
     reads_last_block: bool = False
-    """Whether heads in this format can read the last block only."""
+    """Whether heads in this format can read only the last block."""
 
     def source(self, trained: TrainedRun) -> TrainedRun:
         """Return the run as this format represents it."""
@@ -65,7 +65,7 @@ class ExportFormat(ABC):
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
-    """Return a module that maps pixels to logits as an opened model with vitft's preprocessing."""
+    """Wrap a module that maps pixels to logits as an opened model with vitft's preprocessing."""
     return OpenedModel(
         by=by,
         classes=card.classes,
@@ -75,7 +75,7 @@ def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
 
 
 def normalised_input(transform: EvalTransform, image: Image.Image) -> NumericArray:
-    """Return an image as model input, float32 (channels, S, S)."""
+    """Convert an image to model input, float32 (channels, S, S)."""
     view = torch.from_numpy(transform.pixels(image)[None])
     return np.asarray(transform.normalise(view)[0].contiguous().numpy())
 

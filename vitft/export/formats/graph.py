@@ -1,4 +1,4 @@
-"""Format --torch-export, and code shared with the ONNX formats: exported computation graphs.
+"""Format --torch-export, and code for computation graphs that it shares with the ONNX formats.
 
 Any module that maps pixels to logits can be exported. The preprocessing and the class names are
 stored in the file as JSON. With `--with-preprocessing`, the graph takes bytes and normalises them;
@@ -58,7 +58,7 @@ class NormalisingModel(nn.Module):
 
 
 def to_grey(planes: Tensor) -> Tensor:
-    """Return RGB images (B, 3, S, S) in [0, 255] as grey (B, 1, S, S), exactly as Pillow does.
+    """Convert RGB images (B, 3, S, S) in [0, 255] to grey (B, 1, S, S), exactly as Pillow does.
 
     All intermediate values are integers below 2^24, which float32 represents exactly.
     """
@@ -148,7 +148,7 @@ def silenced() -> Iterator[None]:
 def open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
-    """Return an opened graph with the preprocessing stated in its description."""
+    """Wrap a graph as an opened model with the preprocessing from its description."""
     transform = EvalTransform.from_json(described["transform"])
     takes_bytes = described["input"]["bytes"]
     return OpenedModel(

@@ -1,8 +1,8 @@
 """Format --int8: an ONNX graph with 8-bit matrices.
 
-The output of a layer for a token depends on no other token's scale: each row of an activation is
-quantised by its own largest value, so an image is classified in the same way whatever else is in
-its batch (onnxruntime's own dynamic quantisation uses one scale for the whole batch).
+Each row of an activation, which belongs to one token, is quantised with its own scale. The
+prediction for an image therefore does not depend on the other images in the batch, unlike with
+onnxruntime's dynamic quantisation, which uses one scale for the whole batch.
 
 Notation: B images, N tokens, D inputs and F outputs of a linear layer.
 """
@@ -24,7 +24,7 @@ from vitft.system.files import writing
 from vitft.system.text import percent
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Last operators of activation functions; the exact GELU ends in a product."""
+"""Last operators of activation functions; the exact GELU ends with a product."""
 MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128
@@ -35,11 +35,12 @@ ZERO = 128
 class Int8Format(ExportFormat):
     """The file model.onnx with 8-bit matrices, one scale per output; the rest stays float32.
 
-    The file has about a quarter of the size and is faster on CPUs with integer products. Outputs of
-    LayerNorm and attention are quantised to 8 bits at run time, so that integers are multiplied; no
-    calibration images are needed. The output of a GELU contains a few outliers, which a single
-    scale cannot represent: there, only the weights are quantised and the product is computed in
-    float32 (docs/experiments.md).
+    The file is about a quarter of the float32 size, and the model is faster on CPUs with
+    instructions for integer products. Outputs of LayerNorm and attention are quantised to 8 bits at
+    run time so that they can be multiplied as integers; no calibration images are needed. The
+    output of a GELU contains a few outliers, for which a single scale is too coarse. In layers that
+    follow a GELU, only the weights are quantised, and the product is computed in float32
+    (docs/experiments.md).
     """
 
     takes_bytes: bool = False
@@ -60,7 +61,7 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(model.graph) / size
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
+                f"--int8 would reduce this model only to {percent(remaining, 0)} of its size, "
                 "because most of its weights are not in linear layers",
                 fix="use --onnx",
             )
@@ -78,7 +79,7 @@ def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
 
 
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
-    """Replace the constant matrices of a graph by int8 ones, in place.
+    """Replace the constant matrices of a graph with int8 matrices, in place.
 
     A MatMul that does not follow an activation function is computed in integers. For the other
     products, the weights are converted to float32 at run time.
@@ -119,9 +120,9 @@ def add_quantized(
     *,
     axis: int,
 ) -> tuple[str, str]:
-    """Add an int8 matrix and scales (F,) to a graph, and return the names of both.
+    """Add an int8 matrix and its scales (F,) to a graph, and return the names of both.
 
-    The inputs of the layer are on the axis `axis` of `weights`.
+    Axis `axis` of `weights` corresponds to the inputs of the layer.
     """
     from onnx import numpy_helper
 

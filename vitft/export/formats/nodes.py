@@ -38,7 +38,7 @@ class GraphBuilder:
         return self.constants.setdefault((str(value), array.dtype), (name, array))[0]
 
     def tensors(self) -> list[Any]:
-        """Return the constants as tensors of onnx."""
+        """Return the constants as ONNX tensors."""
         from onnx import numpy_helper
 
         return [numpy_helper.from_array(array, name) for name, array in self.constants.values()]

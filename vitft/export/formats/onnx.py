@@ -1,4 +1,4 @@
-"""Format --onnx: an ONNX graph for onnxruntime and other tools, any batch size."""
+"""Format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size."""
 
 import functools
 import json
@@ -24,9 +24,9 @@ from vitft.models.find import ONNX_FILE
 from vitft.system.files import writing
 
 OPSET = 18
-"""Newest operator set supported by onnxruntime 1.14 and later and by most other tools."""
+"""Newest operator set that onnxruntime 1.14 supports; most other tools also support it."""
 MAX_INLINE_BYTES = 1_800_000_000
-"""Size in bytes above which weights go into a second file; protobuf's limit is 2 GiB."""
+"""Size in bytes above which weights are saved in a second file; protobuf allows up to 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class OnnxFormat(ExportFormat):
 
 @functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
 def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
-    """Return the model as an ONNX graph for any batch size, without local paths.
+    """Convert the model to an ONNX graph for any batch size, without local paths.
 
     Raises:
         RunError: torch cannot export the model.

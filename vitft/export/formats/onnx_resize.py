@@ -2,13 +2,14 @@
 
 Runtimes implement the operator Resize differently (OpenVINO ignores its antialiasing for bicubic
 and rounds to bytes at another step), so the nodes compute Pillow's filter as two matrices, one for
-rows and one for columns, and multiply by them: in every runtime, the view equals Pillow's, except
-for differences of one grey level where a value is close to a rounding boundary. Differences are
-measured on the user's images and rejected above `MAX_GREY_LEVELS`. Decoding, EXIF rotation and thin
-images (`transforms.MAX_ASPECT`) are up to the caller.
+rows and one for columns, and multiply the image by them. In every runtime, the view then equals
+Pillow's, except for small differences, usually of one grey level, where a value is close to a
+rounding boundary. With `--with-resize`, the differences are measured on the user's images, and the
+export is rejected if they exceed `MAX_GREY_LEVELS`. The caller must decode the image, apply the
+EXIF rotation and handle very elongated images (`transforms.MAX_ASPECT`).
 
-Notation: B images, C colours, h and w sides of an image (h' and w' of the part that matters), H and
-W sides after resizing, S sides of the view.
+Notation: B images, C colour channels, h and w sides of an image (h' and w' for the part on which
+the view depends), H and W sides after resizing, S sides of the view.
 """
 
 from collections.abc import Iterable
@@ -27,26 +28,27 @@ from vitft.system.errors import RunError
 
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "resize_view"
 PLANES_INPUT = "pixel_values"
-"""Name of an input in float32 with the colours first, as transformers.js passes it."""
+"""Name of a float32 input with the channels first, as transformers.js passes it."""
 RESIZED = ("bilinear", "bicubic", "lanczos")
-"""Interpolations that the graph can compute."""
+"""Interpolation methods that the graph can compute."""
 MAX_GREY_LEVELS = 2
 """Maximum difference between views, in grey levels (out of 255).
 
-If the first pass rounds a value near a boundary differently, the second can amplify the difference.
+If the first pass rounds a value near a boundary differently, the second pass can amplify the
+difference.
 """
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
-"""Pillow's weights of red, green and blue in grey, as multiples of 1 / 65536."""
+"""Pillow's weights of red, green and blue for conversion to grey, in units of 1 / 65536."""
 
 
 def resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize as the model's transform does, or an empty string."""
+    """Return why a graph cannot resize as the model's transform does; empty if it can."""
     transform = card.transform
     if transform.interpolation not in RESIZED:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
     height, width = transform.image_size
     if transform.fit == "crop" and height != width:
-        return f"the size after resizing, for a view of {height}x{width} pixels is not an integer"
+        return f"the size after resizing is not an integer for a view of {height}x{width} pixels"
     return ""
 
 
@@ -55,8 +57,8 @@ def resize_graph(
 ) -> Any:  # noqa: ANN401 - onnx's protobuf
     """Return an ONNX model that maps images to views, uint8 (B, S, S, 3).
 
-    The input `source` is RGB in bytes (B, h, w, 3), or for `PLANES_INPUT` the same numbers in
-    float32 (B, 3, h, w).
+    The input `source` contains RGB bytes (B, h, w, 3) or, if it is `PLANES_INPUT`, the same values
+    in float32 (B, 3, h, w).
     """
     from onnx import TensorProto, helper
 
@@ -97,7 +99,7 @@ def resize_graph(
 
 
 def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
-    """Add `EvalTransform.resized`; return the name of the sides (H, W) before the centre crop."""
+    """Add nodes for `EvalTransform.resized` and return the name of their output (H, W)."""
     wide, tall = transform.resized(1, 1)  # for a square image
     if transform.fit == "squash":
         return graph.add("Identity", [tall, wide])
@@ -117,7 +119,7 @@ class Window(NamedTuple):
 
 
 def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:
-    """Add the position of the view in the resized image and in the original image."""
+    """Add nodes for the position of the view in the resized image and in the original image."""
     from onnx import TensorProto
 
     add, view = graph.add, [*transform.image_size]
@@ -134,11 +136,11 @@ def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: st
 def filter_matrix(
     graph: GraphBuilder, transform: EvalTransform, axis: int, old: str, new: str, window: Window
 ) -> str:
-    """Add the weights of the pixels along one axis in each pixel of the view.
+    """Add nodes for the weight of each image pixel in each pixel of the view, along one axis.
 
     Pixel i of the image contributes to pixel j of the resized image with the filter's weight at the
-    distance of their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)), whose numerator is
-    an exact integer.
+    distance between their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)). The numerator
+    is an exact integer.
 
     Returns:
         The name of a matrix (S, h') for rows (axis 0) or (w', S) for columns (axis 1).
@@ -163,7 +165,7 @@ def filter_matrix(
 
 
 def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
-    """Add the values of Pillow's filter at the distances `x`, before normalisation."""
+    """Add nodes for the values of Pillow's filter at the distances `x`, before normalisation."""
     add = graph.add
     if interpolation == "bilinear":
         return add("Max", add("Sub", 1.0, x), 0.0)
@@ -180,7 +182,7 @@ def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
 
 
 def sinc(graph: GraphBuilder, x: str, scale: int) -> str:
-    """Add sin(y) / y, with y = pi x / `scale`."""
+    """Add nodes for sin(y) / y, where y = pi x / `scale`."""
     y = graph.add("Max", graph.add("Mul", x, np.pi / scale), 1e-6)  # sin(y) / y is 1 there
     return graph.add("Div", graph.add("Sin", y), y)
 
@@ -188,13 +190,13 @@ def sinc(graph: GraphBuilder, x: str, scale: int) -> str:
 def two_passes(
     graph: GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
 ) -> str:
-    """Add the products with the filters of rows and columns, each rounded to bytes.
+    """Add nodes that apply the row and column filters, each followed by rounding to bytes.
 
-    Pillow 13 begins with the rows if their number decreases by more than twice as much as that of
-    the columns; otherwise, and in older versions, the columns come first.
+    Pillow 13 resizes rows first if it removes any rows and more than twice as many rows as columns;
+    otherwise, and in older versions, columns come first.
 
     Returns:
-        The name of the views (B, C, S, S), whole numbers in float32.
+        The name of the views (B, C, S, S), float32 with integer values.
     """
     from onnx import TensorProto, helper
 
@@ -273,12 +275,12 @@ def view_difference(
 
 
 def rgb_planes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
-    """Return an image as the input `PLANES_INPUT`, (3, height, width)."""
+    """Convert an image to the input `PLANES_INPUT`, float32 (3, height, width)."""
     return rgb_bytes(image).transpose(2, 0, 1).astype(np.float32)
 
 
 def rgb_bytes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
-    """Return an image as the input of the graph, (height, width, 3)."""
+    """Convert an image to the input `RESIZE_INPUT`, uint8 (height, width, 3)."""
     return np.asarray(image.convert("RGB"))
 
 
@@ -290,9 +292,9 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Prepend nodes that resize the input `source` to the graph in a file.
+    """Insert nodes that resize the input `source` at the start of the graph in a file.
 
-    Replace the description of the graph.
+    The description of the graph is replaced.
     """
     import onnx
 

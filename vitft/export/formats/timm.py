@@ -32,7 +32,7 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-"""Mapping from the bottlenecks per stage of a ResNet stem to a timm hybrid with this stem."""
+"""Mapping from bottlenecks per stage of a ResNet stem to the timm model that has this stem."""
 
 
 class SafetensorsFormat(ExportFormat):
@@ -91,7 +91,7 @@ def timm_obstacle(card: Card) -> str:
 
 
 def timm_config(trained: TrainedRun) -> dict[str, Any]:
-    """Return config.json in timm's hub format, for a model without a `timm_obstacle`."""
+    """Return the content of config.json in timm's hub format, for a model that timm can build."""
     card, shape, model = trained.card, trained.card.architecture, trained.model
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
@@ -122,7 +122,7 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
 
 
 def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any]:
-    """Return the evaluation transform as timm's settings."""
+    """Convert the evaluation transform to timm's settings."""
     return {
         "input_size": [channels, *transform.image_size],
         "interpolation": transform.interpolation,

@@ -1,9 +1,9 @@
 """Format --transformers: a folder that transformers opens as one of its Vision Transformers.
 
-The image processors of transformers resize torchvision tensors, with results that differ from
-Pillow by one grey level in most pixels, and round odd margins down where timm and torchvision round
-half to even. The folder therefore specifies the processor for timm models, the only one in
-transformers that computes vitft's transform exactly.
+The image processors of transformers resize torchvision tensors, and the results differ from
+Pillow's by one grey level in most pixels. They also round odd margins down, whereas timm and
+torchvision round half to even. The folder therefore specifies the processor for timm models, the
+only one in transformers that computes vitft's transform exactly.
 """
 
 import re
@@ -139,7 +139,7 @@ def side_or_sides(size: tuple[int, int]) -> int | list[int]:
 
 
 def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by their transformers names, with separate queries, keys and values."""
+    """Return the tensors by their names in transformers, with separate queries, keys and values."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)

@@ -7,13 +7,13 @@ The steps, in order:
     convert   tensor names and layouts of other tools -> vitft's
     infer     tensor shapes -> the architecture
     adapt     tensors -> another class count, image size, patch size, channel count or pooling
-    load      all steps: `load_pretrained`, and `load_backbone` for timm models as well
+    load      all steps: `load_pretrained`, or `load_backbone`, which also supports timm models
 
 Supporting modules:
     catalog       entries of weights/catalog.toml                 (without torch)
     hub           huggingface_hub with readable errors
     sidecar       facts from the config.json next to a weight file
-    weights       `open_pretrained`: locate to infer, returns checked `PretrainedWeights`
+    weights       `open_pretrained`: the steps from locate to infer, with checks
     timm_weights  timm:NAME, any timm model
-    report        the content of a file, and the effects of loading it
+    report        descriptions of the content of a file and of the effects of loading it
 """

@@ -1,6 +1,6 @@
 """Adaptation of weights to another image size, patch size, class count, channel count or pooling.
 
-The functions use tensors with vitft's names, and do not modify any tensor.
+The functions expect vitft's tensor names, and do not modify any tensor in place.
 
 Notation: B images, P patches, N tokens, D width, C classes, g grid side in patches.
 """
@@ -49,9 +49,10 @@ def resize_positions(
     """Resample learned position embeddings for another grid of patches.
 
     Args:
-        pos: Position embeddings, (1, prefix + rows*columns, D), patches in row-major order.
+        pos: Position embeddings, (1, prefix + rows*columns, D), with patches in row-major order.
         grid: Target numbers of rows and columns of patches (image side / patch side).
-        prefix: Number of leading position embeddings, for prefix tokens, which are left unchanged.
+        prefix: Number of leading position embeddings that belong to prefix tokens; they are left
+            unchanged.
         source_grid: Numbers of rows and columns with which `pos` was trained (default: a square).
         mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
 
@@ -61,7 +62,7 @@ def resize_positions(
 
     Raises:
         WeightsError: The number of position embeddings of patches does not match `source_grid` or,
-            without it, is not a square number.
+            if that is None, is not a square number.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
@@ -77,7 +78,7 @@ def resize_positions(
     table = pos[:, prefix:].float().unflatten(1, source).permute(0, 3, 1, 2)  # (1, D, g, g)
     if mode == "bicubic":
         table = F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
-    else:  # scipy.ndimage.zoom(order=1), as in vit_jax's checkpoint.py; it computes in float64
+    else:  # scipy.ndimage.zoom(order=1), as in vit_jax's checkpoint.py; zoom computes in float64
         table = F.interpolate(table.double(), grid, mode="bilinear", align_corners=True)
     patches = table.flatten(2).mT.to(pos.dtype)  # (1, P, D)
     return torch.cat([pos[:, :prefix], patches], dim=1)
@@ -94,8 +95,9 @@ def adapt(
     """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
     The configurations may differ in image size, patch size, channel count, class count, pre_logits
-    and pooling, and a distillation token may become a register. With `new_head`, the head is
-    dropped and, if `target` has classes, replaced with zeros, even if the class counts are equal.
+    and pooling, and a distillation token may become a register. If `new_head` is true, the head is
+    dropped even if the class counts are equal, and if `target` has classes, a zero-initialised head
+    replaces it.
 
     Raises:
         WeightsError: The position embeddings do not match the grid of `source`.
@@ -131,7 +133,7 @@ def adapt(
     notes += adapt_pixels(result, source, target)
     loaded = len(result)
     if target.num_classes and "head.weight" not in result:
-        # Zero, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
+        # Zeros, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
         for head in ("head", "head_dist") if target.distilled else ("head",):
             result[f"{head}.weight"] = torch.zeros(target.num_classes, target.width)
             result[f"{head}.bias"] = torch.zeros(target.num_classes)
@@ -144,10 +146,11 @@ def target_config(
     image_size: Sides,
     **changes: Any,  # noqa: ANN401 - fields of ViTConfig
 ) -> ViTConfig:
-    """Return the configuration for another class count and image size; None keeps that of `source`.
+    """Return the configuration for another class count and image size.
 
-    The fields of `ViTConfig` given in `changes` are replaced as well. In a model with a new head,
-    the distillation token becomes a register, and the head reads only the last block.
+    None keeps the value in `source`. `changes` contains new values for other fields. If a class
+    count is given, the model has a new head: the distillation token becomes a register, and the
+    head reads only the last block.
 
     Raises:
         UsageError: A value is invalid, or the values are incompatible.
@@ -168,8 +171,8 @@ def target_config(
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Return channel statistics for another number of channels.
 
-    The values are averaged for one channel and otherwise repeated in order, to match the kernels
-    from `fit_channels`.
+    For one channel, the values are averaged; otherwise, they are repeated in order. This matches
+    the kernels from `fit_channels`.
     """
     if channels == 1 and len(values) > 1:
         return (sum(values) / len(values),)
@@ -196,7 +199,7 @@ def check_statistics(
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
-    """Replace the kernels in `tensors` that depend on the channels and patch size; return notes.
+    """Adapt the kernels in `tensors` to the channels and patch size of `target`; return notes.
 
     Raises:
         UsageError: The convolutional stem does not support the patch size of `target`.
@@ -216,7 +219,7 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
             raise UsageError(
                 f"the convolutional stem supports patch size {source.patch_size}, but not "
                 f"{target.patch_size}",
-                fix="omit the patch size to keep that of the weights",
+                fix="omit the patch size to use the patch size of the weights",
             )
         kernel = tensors["patch_embed.proj.weight"]
         sides = target.patch_size[0] // target.stride, target.patch_size[1] // target.stride
@@ -231,9 +234,10 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
     """Adapt kernels (outputs, old, height, width) to another number of input channels.
 
-    For one channel, the kernels are summed, so the response to a grey image equals the former
-    response to equal channels. For other numbers, they are repeated and scaled, so that the
-    response to equal channels keeps its magnitude. This is timm's `adapt_input_conv`.
+    For one channel, the kernels are summed over the input channels, so the response to a grey image
+    equals the old response to the same image repeated in all channels. For other numbers of
+    channels, the kernels are repeated and scaled so that the response to equal channels keeps its
+    magnitude. This is timm's `adapt_input_conv`.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -244,9 +248,9 @@ def fit_channels(kernel: Tensor, channels: int) -> Tensor:
 def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
     """Resize patch kernels (D, channels, h, w) to another patch size.
 
-    Resizing a patch is a linear map. The kernels multiplied by the pseudo-inverse of this map
-    respond to the resized patch as the old kernels respond to the original patch (exactly, if
-    patches become larger).
+    Resizing a patch is a linear map. The new kernels are the old ones multiplied by the
+    pseudo-inverse of this map, so they respond to a resized patch as the old kernels respond to the
+    original patch (exactly if patches become larger, otherwise approximately).
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

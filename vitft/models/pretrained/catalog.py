@@ -23,18 +23,18 @@ class CatalogEntry:
     name: str
     licence: str
     architecture: str = ""
-    """Name for `vitft.create_model`; empty if the file states its architecture."""
+    """Name for `vitft.create_model`; empty if the architecture is inferred from the file."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the `ViTConfig` fields that differ from that architecture."""
+    """Values of the `ViTConfig` fields in which the model differs from `architecture`."""
     data: str = ""
-    """Names of the training data, in the order of training."""
+    """Names of the training datasets, in the order of training."""
     repo: str = ""
     """Hub repository, owner/name; empty for a bundled file."""
     file: str = ""
     """Name of the file in the repository."""
     revision: str = "main"
     path: str = ""
-    """Path of a bundled file relative to the catalogue's folder, instead of `repo` and `file`."""
+    """Path of a bundled file relative to the catalogue's folder; replaces `repo` and `file`."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels of the images used in training."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -49,7 +49,7 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     note: str = ""
     sha256: str = ""
-    """Digest stated by the publisher; if empty, the hub states one."""
+    """Digest from the publisher; empty if only the hub provides a digest."""
     local: str = ""
     """Path of the user's own file, which replaces the published one (timm:NAME=FILE)."""
     was: str = ""
@@ -84,11 +84,11 @@ class CatalogEntry:
             "pre_logits": "yes" if self.pre_logits else "no",
             "pixels": f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
             f"{self.crop}, mean {self.mean}, std {self.std}",
-            "sha256": self.sha256 or ("as stated by the hub" if self.repo else ""),
+            "sha256": self.sha256 or ("as published on the hub" if self.repo else ""),
             "formerly": self.was,
             "note": self.note,
         }
-        if self.path:  # bundled weights have a card, which states these
+        if self.path:  # the card of bundled weights contains these facts
             rows |= dict.fromkeys(("head", "pre_logits", "pixels"), "")
         return [f"{key + ':':<12}{value}" for key, value in rows.items() if value]
 
@@ -156,8 +156,8 @@ def select_entries(
 ) -> list[CatalogEntry]:
     """Return the entries that match all filters; None matches everything.
 
-    The licence `commercial` matches all licences without an -nc clause. `data` matches any part of
-    the description of the training data.
+    The licence `commercial` matches all licences without an -nc clause. `data` matches if it is
+    part of the description of the training data.
     """
     wanted = (licence or "").lower()
     return [

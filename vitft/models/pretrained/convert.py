@@ -1,9 +1,9 @@
-"""Conversion of other tools' tensor names and layouts to vitft's, which are timm's.
+"""Conversion of other tools' tensor names and layouts to vitft's, which are the same as timm's.
 
 Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
 listed in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one
-exception: with register tokens, the class token's position embedding is added to the token, as in
-timm.
+exception: if the file contains register tokens, the position embedding of the class token is added
+to the class token, as in timm.
 
 Notation: D width, H heads, K head width.
 
@@ -34,7 +34,7 @@ VITFT_NAMES = re.compile(
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Pattern of vitft's tensor names, except for those of `convs`, which only a card describes."""
+"""Pattern of vitft's tensor names, except for layers of `convs`, which only a card describes."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
 HF_TOKENS = {
@@ -132,9 +132,9 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     """Detect the flavour of tensors and convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: The flavour is unknown; a name has no counterpart, or two have the same; the
-            queries, keys and values of a block do not match; or a tensor is not of a floating-point
-            type.
+        WeightsError: The flavour is unknown; a name has no counterpart in vitft, or two names have
+            the same counterpart; the queries, keys and values of a block do not match; or a tensor
+            is not of a floating-point type.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
@@ -146,7 +146,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     elif flavour == "npz":
         names, heads = convert_npz(names)
     if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
-        names["reg_token"] = names.pop("register_tokens")  # which have no positions
+        names["reg_token"] = names.pop("register_tokens")  # which have no position embeddings
         names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
         names["pos_embed"] = names["pos_embed"][:, 1:]
     refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
@@ -165,7 +165,7 @@ def flavour_of(names: Iterable[str]) -> Flavour:
     """Return the flavour of tensors, detected from their names.
 
     Raises:
-        WeightsError: No flavour has such names, or there are no tensors.
+        WeightsError: The names do not match any flavour, or there are no tensors.
     """
     present = set(names)
     if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
@@ -183,7 +183,10 @@ def flavour_of(names: Iterable[str]) -> Flavour:
 
 
 def hf_name(name: str) -> str | None:
-    """Return vitft's name for a Hugging Face tensor (q, k and v still separate), or None."""
+    """Return vitft's name for a Hugging Face tensor, or None if there is none.
+
+    The queries, keys and values are still separate (q, k and v).
+    """
     name = HF_PREFIX.sub("", name)
     if name in HF_TOKENS:
         return HF_TOKENS[name]
@@ -198,7 +201,7 @@ def hf_name(name: str) -> str | None:
 
 
 def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Return tensors converted from Google's layout, and the number of heads, if an axis shows it.
+    """Convert tensors from Google's layout; return them and the number of heads (None if unknown).
 
     Raises:
         WeightsError: As in `rename_all` and `fuse_qkv`.
@@ -207,13 +210,13 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
     names = rename_all(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
-    if not any("backbone.stages" in name for name in names):  # timm's name for a root alone
+    if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
     return fuse_qkv({n: from_flax(n, t) for n, t in names.items()}), heads
 
 
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split each array in which big_vision stacks all blocks into one array per block."""
+    """Split arrays in which all blocks are stacked, as in big_vision, into one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
     for name, stack in tensors.items():
@@ -224,7 +227,10 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def npz_name(name: str) -> str | None:
-    """Return vitft's name for one of Google's arrays (q, k and v still separate), or None."""
+    """Return vitft's name for one of Google's arrays, or None if there is none.
+
+    The queries, keys and values are still separate (q, k and v).
+    """
     if name in NPZ_TOKENS:
         return NPZ_TOKENS[name]
     stem, _, leaf = name.rpartition("/")
@@ -246,7 +252,7 @@ def npz_name(name: str) -> str | None:
 
 
 def from_flax(name: str, array: Tensor) -> Tensor:
-    """Return an array converted to torch's layout."""
+    """Convert an array from Flax's layout to torch's."""
     if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
     if re.search(r"attn\.[qkv]\.bias$", name) or ("backbone" in name and "norm" in name):
@@ -263,7 +269,7 @@ def from_flax(name: str, array: Tensor) -> Tensor:
 def rename_all(
     tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
 ) -> dict[str, Tensor]:
-    """Return the tensors under the names that `rule` returns.
+    """Return the tensors, renamed by the function `rule`.
 
     Raises:
         WeightsError: `rule` returns None for a name, or the same name for two tensors.
@@ -325,7 +331,7 @@ def refuse_unmapped(names: Iterable[str]) -> None:
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors in float32; contiguous float32 tensors are not copied.
+    """Convert all tensors to float32; contiguous float32 tensors are not copied.
 
     Raises:
         WeightsError: A tensor is not of a floating-point type.

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
 BUSY_PATIENCE_S = 60.0
-"""Time in seconds during which requests to a busy hub are retried; the hub may state a delay."""
+"""Time in seconds during which requests to a busy hub are retried; the hub may set the delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Fetched:
 def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    A copy whose content differs from what the hub or the publisher announced is deleted and fetched
-    once more.
+    A copy whose digest differs from the one announced by the hub or the publisher is deleted and
+    fetched once more.
 
     Raises:
         WeightsError: The hub is unreachable or refuses the request, a bundled file is missing, the
@@ -87,10 +87,10 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def find_damage(path: Path, sha256: str, published: str) -> str:
-    """Return how a cached file differs from the announced one, or an empty string.
+    """Return how a cached file differs from the announced digest, or an empty string.
 
     huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
-    sha1 of a small one. `published` is the sha256 stated by the publisher, if any.
+    sha1 of a small one. `published` is the sha256 given by the publisher, if any.
     """
     announced = path.resolve().name
     if published and published != sha256:
@@ -120,14 +120,14 @@ def sha256_of(path: Path) -> str:
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository with the name of a weight file that exists there.
+    """Return the entry of a hub repository with the name of its weight file.
 
-    This is model.safetensors or, if there is none and pickles are allowed, pytorch_model.bin. The
-    file model.safetensors is downloaded.
+    This is model.safetensors, which is downloaded to check that it exists. If it does not exist and
+    pickles are allowed, this is pytorch_model.bin, whose existence is not checked.
 
     Raises:
-        WeightsError: There is no model.safetensors and pickles are not allowed, or the file cannot
-            be fetched.
+        WeightsError: There is no model.safetensors and pickles are not allowed, or
+            model.safetensors cannot be fetched.
         ResourceError: The disk is full.
     """
     try:
@@ -148,7 +148,7 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
 def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
     """Fetch the files that describe a repository's weights, if any, from the same commit.
 
-    Files that are damaged or cannot be fetched are left out.
+    Files that cannot be fetched are skipped, and damaged files are deleted.
 
     Raises:
         ResourceError: The disk is full.
@@ -161,7 +161,7 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
 
 
 def log_leftovers(path: Path) -> None:
-    """Log partial downloads of the same repository that killed processes left in the cache."""
+    """Log partial downloads of the same repository left in the cache by killed processes."""
     partial = path.resolve().parent.glob("*.incomplete")
     parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
     if parts:
@@ -173,7 +173,7 @@ def log_leftovers(path: Path) -> None:
 
 
 def cached_or_downloaded(entry: CatalogEntry) -> Path:
-    """Return the path of the cached file, downloaded if necessary; its content is not verified.
+    """Return the path of the cached file, downloading it if necessary; its content is not verified.
 
     Raises:
         WeightsError: The file is not in the cache and cannot be downloaded.
@@ -196,7 +196,8 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
     """Return the path of the file in the cache, without network access.
 
     Raises:
-        WeightsError: The file is not in the cache. The message gives `why` the hub is not used.
+        WeightsError: The file is not in the cache. The message includes `why`, the reason for not
+            using the hub.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -215,15 +216,16 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
 def check_reachable(entry: CatalogEntry) -> str:
     """Return why the hub cannot be reached, or an empty string if it can.
 
-    The metadata of the file are requested, repeatedly if the hub is busy.
+    This requests the metadata of the file, with retries if the hub is busy.
 
     Raises:
-        WeightsError: The hub is reached but refuses the request, stays busy, or is not a hub.
+        WeightsError: The server can be reached but refuses the request, stays busy, or is not a
+            Hugging Face hub.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
-    timeout: Any = (1.5, ANSWER_S, ANSWER_S, ANSWER_S)  # seconds to connect, read, write, pool
+    timeout: Any = (1.5, ANSWER_S, ANSWER_S, ANSWER_S)  # seconds: connect, read, write, pool
     started = time.monotonic()
     for attempt in range(1, 10):
         try:
@@ -264,7 +266,7 @@ def download_from_hub(entry: CatalogEntry) -> Path:
         try:
             with hub.readable_errors(entry), hub.plain_http():
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
-        except (hub.http_error(), OSError) as error:  # OSError: the content has another length
+        except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
             hub.check_disk(entry, error)
             failure = error
             wait = retry_delay(error, attempt)
@@ -281,7 +283,7 @@ def download_from_hub(entry: CatalogEntry) -> Path:
 def retry_delay(error: Exception, attempt: int) -> float | None:
     """Return the delay in seconds before the next attempt, or None if retrying would not help.
 
-    `attempt` is the number of attempts so far. A delay that the hub states takes precedence.
+    `attempt` is the number of attempts so far. A delay that the hub sets takes precedence.
     """
     status = hub.status_of(error)
     if status is not None and status not in (408, 429) and status < 500:

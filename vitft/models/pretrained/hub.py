@@ -13,7 +13,7 @@ from vitft.system.errors import ResourceError, WeightsError
 
 @contextlib.contextmanager
 def plain_http() -> Iterator[None]:
-    """Use plain HTTP instead of Xet, with fewer log messages and shorter timeouts, inside `with`.
+    """Inside `with`, use plain HTTP instead of Xet, with fewer log messages and shorter timeouts.
 
     The Xet client waits indefinitely if its storage cannot be reached. Every repository can also be
     read over plain HTTP, and vitft verifies the digest in any case.
@@ -24,7 +24,7 @@ def plain_http() -> Iterator[None]:
     quiet: Any = logging
     level, xet_was_disabled = logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    quiet.set_verbosity_error()  # its warnings contain signed URLs; vitft logs the same events
+    quiet.set_verbosity_error()  # the warnings contain signed URLs; vitft logs the same events
     constants.HF_HUB_DISABLE_XET = True
     # Seconds without data after which huggingface_hub reconnects, at most five times.
     constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, 8)
@@ -36,7 +36,7 @@ def plain_http() -> Iterator[None]:
 
 
 class DownloadBar:
-    """vitft's progress bar with the part of tqdm's interface that huggingface_hub uses."""
+    """vitft's progress bar, with the part of tqdm's interface that huggingface_hub uses."""
 
     def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -86,7 +86,7 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise WeightsError(
-            f"the hub has no repository {entry.repo}, or it is private",
+            f"repository {entry.repo} does not exist on the hub or is private",
             fix="check the name, or set HF_TOKEN to a token with access to the repository",
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -111,12 +111,12 @@ def not_a_hub() -> WeightsError:
 
     return WeightsError(
         f"{constants.ENDPOINT} does not respond like a Hugging Face hub",
-        fix="check HF_ENDPOINT, and whether the network requires a login in the browser",
+        fix="check HF_ENDPOINT and whether the network requires a login in the browser",
     )
 
 
 def check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise an error if a download failed because of the disk, as retrying would not help.
+    """Raise an error if a download failed because of a disk problem, which retrying cannot solve.
 
     Raises:
         ResourceError: The disk is full.
@@ -138,9 +138,10 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 
 
 def http_error() -> type[Exception]:
-    """Return the base class of the hub client's errors; httpx or its successor defines this class.
+    """Return the HTTP library's base class of the hub client's errors.
 
-    huggingface_hub does not export it (see tests/models/pretrained/test_hub.py).
+    The library is httpx or its successor. huggingface_hub does not export the class (see
+    tests/models/pretrained/test_hub.py).
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -148,7 +149,7 @@ def http_error() -> type[Exception]:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of the response that caused an exception, or None."""
+    """Return the HTTP status of the response that caused an exception, or None if there is none."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
@@ -161,6 +162,6 @@ def describe_failure(error: Exception | None) -> str:
 
 
 def short_message(error: Exception | None) -> str:
-    """Return the first line of an exception, cut to 200 characters and without access tokens."""
+    """Return the first line of an exception, cut to 200 characters, with access tokens masked."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

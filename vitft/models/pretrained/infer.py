@@ -36,8 +36,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: A required tensor is missing, the shapes are inconsistent or of an unsupported
-            architecture, or the number of heads is unknown.
+        WeightsError: A required tensor is missing, the shapes are inconsistent or belong to an
+            unsupported architecture, or the number of heads is unknown.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -56,7 +56,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             fix="use weights with a GELU MLP, e.g. DINOv2-large",
         )
     ratio = hidden / width
-    if int(width * ratio) != hidden:  # as the model computes it
+    if int(width * ratio) != hidden:  # the same computation as in the model
         ratio = math.nextafter(ratio, math.inf)
     head = tensors.get("head.weight")
     try:
@@ -87,7 +87,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the bottlenecks per stage of a hybrid's ResNet, or None for a plain model.
+    """Return the number of bottlenecks per stage of a hybrid's ResNet, or None for a plain model.
 
     Raises:
         WeightsError: A stage has no bottlenecks, or there are more than four stages.
@@ -124,7 +124,7 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of a required tensor with this number of dimensions.
+    """Return the shape of a required tensor, after checking its number of dimensions.
 
     Raises:
         WeightsError: The tensor is missing or empty, or has another number of dimensions.
@@ -145,11 +145,11 @@ def grid_of(
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid, and the number of position embeddings of prefix tokens.
 
-    In some models, only the patches have position embeddings, so this number is 0. An image size
-    that does not match the number of position embeddings is ignored; the grid is then a square.
+    In models where only the patches have position embeddings, the second value is 0. An image size
+    that does not match the number of position embeddings is ignored; the grid must then be square.
 
     Raises:
-        WeightsError: The patches do not form a square grid either.
+        WeightsError: The position embeddings match neither the image size nor a square grid.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
@@ -163,7 +163,9 @@ def grid_of(
 
 
 def heads_of(width: int, hinted: int | None) -> int:
-    """Return the number of heads: the stated one, the usual one for this width, or width / 64.
+    """Return the number of heads: `hinted` if given, else the usual number for this width.
+
+    For a width without a usual number, it is width / 64.
 
     Raises:
         WeightsError: The number is unknown, or the width is not a multiple of it.
@@ -183,7 +185,7 @@ def heads_of(width: int, hinted: int | None) -> int:
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Check that tensors are exactly those of `config`.
+    """Check that tensors are exactly those of a model with this configuration.
 
     Raises:
         WeightsError: Tensors are missing, unexpected, or of the wrong shape or type. The message

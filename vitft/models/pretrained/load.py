@@ -65,7 +65,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         pool: Input of the head (default: as in the file).
         pos_embed: Resampling of position embeddings: timm's rule (bicubic) or Google's (jax).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
-        mean: Channel means in [0, 1], specified together with `std` (default: those of the
+        mean: Channel means in [0, 1], specified together with `std` (default: the means of the
             weights).
         std: Channel standard deviations.
         allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
@@ -75,7 +75,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         The model in eval mode, on the CPU in float32, and a report of what was loaded.
 
     Raises:
-        WeightsError: The weights are not found, refused, damaged or unsuited to the options.
+        WeightsError: The weights cannot be found, are refused or damaged, or do not suit the
+            options.
         UsageError: An option is invalid, e.g. the image size, the class count or the statistics.
         ResourceError: The disk is full.
     """
@@ -96,7 +97,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
     )
-    # Half precision is converted to float32; float32 tensors stay memory-mapped, uncopied.
+    # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
     return model, make_report(
         model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
@@ -111,16 +112,18 @@ def load_backbone(
     seed: int = 0,
     **options: Any,  # noqa: ANN401 - those of load_pretrained
 ) -> tuple[Model, LoadReport]:
-    """Load a model of either kind with a new zero-initialised head, ready for fine-tuning.
+    """Load a Vision Transformer or timm model with a new zero-initialised head for fine-tuning.
 
     The arguments are those of `load_pretrained`, but the name can also be `timm:NAME`,
     `timm:NAME=FILE` or a run of a timm model. For timm models, pre_logits="keep" and
-    pos_embed="jax" are refused; of the other options, mean, std and allow_pickle are used, and only
-    with `timm:`. With `random:NAME`, the model has the architecture and transform of NAME and new
-    random weights drawn with `seed`; for `random:timm:NAME`, nothing is downloaded.
+    pos_embed="jax" are refused. Of the other options, only mean, std and allow_pickle are used, and
+    only if the name begins with `timm:`. If the name is `random:NAME`, the model has the
+    architecture and transform of NAME, but new random weights drawn with `seed`; for
+    `random:timm:NAME`, nothing is downloaded.
 
     Raises:
-        WeightsError: The weights are not found, refused, damaged or unsuited to the options.
+        WeightsError: The weights cannot be found, are refused or damaged, or do not suit the
+            options.
         UsageError: An option is invalid, or timm models do not support it.
         ResourceError: The disk is full.
     """
@@ -144,7 +147,7 @@ def load_backbone(
 
 
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
-    """Return the model of `random:NAME`, with weights drawn with `seed`, and its report.
+    """Return the model of `random:NAME`, with random weights drawn with `seed`, and its report.
 
     The arguments and errors are those of `load_backbone`.
     """
@@ -167,8 +170,8 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     """Check that the head and the pre_logits layer can be used as chosen.
 
     Raises:
-        WeightsError: A layer to be kept does not exist, or the head to be kept cannot be used or
-            depends on a layer to be dropped.
+        WeightsError: `choice` keeps a pre_logits layer that does not exist or drops one that the
+            kept head needs, or the kept head cannot be used.
     """
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0

@@ -14,11 +14,11 @@ from vitft.system.files import resource
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
 FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
-"""Suffixes that identify a string as a path rather than a name if no such file exists."""
+"""Suffixes that identify a string as a path rather than a name, even if no such file exists."""
 
 
 RANDOM = "random:"
-"""Prefix of a name; it requests the architecture and transform of NAME with random weights."""
+"""Prefix of `random:NAME`, which means NAME's architecture and transform with random weights."""
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
@@ -43,7 +43,7 @@ def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     """Return the catalogue entry or the path of the weight file for a name or path.
 
-    Catalogue names take precedence. Names that begin with `hf:` or `timm:` give new entries.
+    Catalogue names take precedence. A name that begins with `hf:` or `timm:` gets a new entry.
 
     Raises:
         WeightsError: The name is unknown, invalid or not supported, or the file is missing or of an
@@ -118,7 +118,7 @@ def parse_timm_name(name: str) -> CatalogEntry:
             "timm:convnext_tiny.in12k_ft_in1k",
         )
     if not has_file:
-        return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
+        return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
     path = Path(file).expanduser()
     if not file or not path.exists():
         raise WeightsError(
@@ -152,10 +152,10 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Check by the suffix that a file is not a pickle, unless the user has allowed pickles.
+    """Check by the suffix that a file is not a pickle, unless pickles are allowed.
 
     Raises:
-        WeightsError: The file is a pickle and not allowed.
+        WeightsError: The file is a pickle, and pickles are not allowed.
     """
     if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
@@ -181,7 +181,7 @@ def bundled_file(entry: CatalogEntry) -> Path:
 
 
 def locate_entry(name: str) -> CatalogEntry | Path:
-    """Return the result of `locate`, with timm's metadata in the entry of a timm model.
+    """Return the result of `locate`, after adding timm's metadata to the entry of a timm model.
 
     Raises:
         WeightsError: As in `locate`, or timm does not publish these weights.

@@ -1,4 +1,4 @@
-"""Reader for weight files of any supported kind; never executes anything in a file.
+"""Reader for weight files of any supported kind; never executes code from a file.
 
 Names and layouts remain as they are in the file; `convert` interprets them.
 """
@@ -43,11 +43,11 @@ class RawWeights:
 def read_weights(
     path: Path, *, allow_pickle: bool = False, sha256: str | None = None, digest: str | None = None
 ) -> RawWeights:
-    """Read all tensors of a weight file; those of a .safetensors file are memory-mapped.
+    """Read all tensors of a weight file; tensors of a .safetensors file are memory-mapped.
 
     Args:
         path: Path of the file; its suffix determines the format.
-        allow_pickle: Whether .pth, .pt and .bin files are read too (with `weights_only=True`).
+        allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
         sha256: Expected digest of the file.
         digest: Actual digest of the file, if already computed.
 
@@ -77,7 +77,9 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Check the digest of a file named like a published one, whose name contains 8 of its digits.
+    """Check the digest of a file that has the name of a published file.
+
+    Such a name contains the first 8 digits of the digest.
 
     Raises:
         WeightsError: The digest does not begin with these digits.
@@ -92,7 +94,7 @@ def check_published_digest(path: Path, digest: str) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Return the memory-mapped tensors and the metadata in the header.
+    """Return the memory-mapped tensors and the header's metadata of a safetensors file.
 
     Raises:
         WeightsError: The file is damaged, or a tensor has an unsupported type.
@@ -112,8 +114,8 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """Return the state dict in a torch pickle, without the wrappers that training scripts add.
 
     Raises:
-        WeightsError: The installed torch reads pickles unsafely; the file is damaged, or contains
-            anything else than named dense tensors.
+        WeightsError: The installed torch reads pickles unsafely, or the file is damaged or contains
+            anything other than named dense tensors.
     """
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
@@ -121,12 +123,12 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             fix="update to torch 2.10 or later, or use a .safetensors file",
         )
     with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # torch's format; older files are plain pickles
+        zipped = file.read(4) == b"PK\x03\x04"  # torch's zip format; older files are plain pickles
     if zipped:
         open_archive(path, "torch file").close()  # refuses zip bombs
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sparse tensors and others that are refused
+            warnings.simplefilter("ignore")  # about tensors that are refused below
             content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
         raise
@@ -145,8 +147,8 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
     """Return the named tensors in an object that a training script has saved.
 
     Raises:
-        WeightsError: The object does not contain named tensors, contains other values as well, or
-            has tensors that `check_storage` refuses.
+        WeightsError: The object does not contain named tensors, contains other values in addition,
+            or has tensors that `check_storage` refuses.
     """
     for _ in WRAPPERS:
         inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
@@ -170,7 +172,7 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
 
 
 def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Check that the tensors from a pickle are plain arrays of numbers in the file.
+    """Check that the tensors from a pickle are dense arrays whose values are all in the file.
 
     A pickled tensor may have no data, be sparse, or repeat a few bytes over a huge shape.
 
@@ -209,7 +211,7 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
     """Return the arrays of a NumPy archive, each checked against the archive's directory.
 
     Raises:
-        WeightsError: The archive is damaged or refused, or an array is not of floating-point
+        WeightsError: The archive is damaged or refused, or an array does not contain floating-point
             numbers.
     """
     tensors: dict[str, Tensor] = {}
@@ -220,14 +222,14 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
                     array = read_npy(file, member.file_size, kinds="f")
             except MemoryError:
                 raise
-            except Exception as error:  # zipfile, zlib, tokenize and ast raise different ones
+            except Exception as error:  # zipfile, zlib, tokenize and ast raise different errors
                 raise damaged_weights(".npz file", path, error) from error
             tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
     return tensors
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """Open a zip archive, unless its directory states an implausible unpacked size.
+    """Open a zip archive, unless the unpacked size given in its directory is implausible.
 
     Raises:
         WeightsError: The archive is damaged, or the unpacked size is implausible.

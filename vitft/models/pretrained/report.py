@@ -1,4 +1,4 @@
-"""Reports on weights: the content of a file, and the effects of loading it."""
+"""Reports on weights: the content of a file and the effects of loading it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class LoadReport:
     """Origin of mean and std."""
     provenance: Provenance
     classes: tuple[str, ...] = ()
-    """Class names of the head, if it was kept and the file states them."""
+    """Class names of the head, if the head was kept and the names are known."""
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -59,7 +59,7 @@ class LoadReport:
 
 
 def format_numbers(values: tuple[float, ...]) -> str:
-    """Return channel statistics as text: one number if all are equal, otherwise all of them."""
+    """Return channel statistics as text: one number if all are equal, otherwise all numbers."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
 
@@ -107,10 +107,11 @@ def inspect(
     pos_embed: PosEmbed = "bicubic",
     allow_pickle: bool = False,
 ) -> list[str]:
-    """Return a description of weights and, given `classes` or `image_size`, of loading them.
+    """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
 
     Raises:
-        WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
+        WeightsError: The weights cannot be found, are refused or damaged, or are not those of a
+            supported ViT.
         UsageError: The image size or the number of classes is invalid.
         ResourceError: The disk is full.
     """

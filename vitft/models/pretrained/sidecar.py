@@ -1,8 +1,8 @@
 """Facts about weights from the config.json (and preprocessor_config.json) in the same folder.
 
-The files are written by timm, by transformers or possibly by an attacker: the type of every value
-that is used is checked, nothing is executed, and shapes stated in the files are used only if the
-tensors agree.
+The files are written by timm, by transformers or possibly by an attacker, so the type of every
+value that is used is checked, nothing is executed, and shapes from the files are used only if they
+match the tensors.
 """
 
 import json
@@ -17,12 +17,12 @@ from vitft.system.errors import WeightsError
 
 MAX_STATED_SIDE = 16384
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Mapping from Pillow's filter numbers, which transformers writes, to names."""
+"""Mapping from the Pillow filter numbers that transformers writes to filter names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFacts:
-    """Facts about a model that its tensors do not contain; None if the files do not state them."""
+    """Facts about a model that its tensors do not contain; defaults where the files lack them."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None
@@ -35,10 +35,10 @@ class SidecarFacts:
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
     averages: bool = False
-    """Whether the head reads the patch mean after the last LayerNorm, as in some timm models."""
+    """Whether the head reads the mean of the tokens after the last LayerNorm (some timm models)."""
     classes: tuple[str, ...] = ()
     source: str = ""
-    """Origin of the pixel statistics."""
+    """Origin of mean and std."""
     notes: tuple[str, ...] = ()
 
 
@@ -104,11 +104,11 @@ def is_number(value: object) -> bool:
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
-    """Return the facts stated in the folder of a weight file; defaults if there is no config.json.
+    """Return the facts in the files next to a weight file, or defaults if there is no config.json.
 
     Raises:
-        WeightsError: A file is too large or not a JSON object; a value (named by its key) has the
-            wrong type or is out of range; or the model does not use GELU.
+        WeightsError: A file is too large or not a JSON object; a value has the wrong type or is out
+            of range (the message names its key); or the model does not use GELU.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -157,7 +157,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
 
 
 def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
-    """Return the fields of `SidecarFacts` that timm's pretrained_cfg states."""
+    """Return the fields of `SidecarFacts` that timm's pretrained_cfg contains."""
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
     names = ("", "random", *RESAMPLING)  # "random" is an option for training
     known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
@@ -188,7 +188,7 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
 
 
 def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
-    """Return the fields of `SidecarFacts` that transformers' image processor states."""
+    """Return the fields of `SidecarFacts` given by transformers' image processor settings."""
     if "pretrained_cfg" in processor.values:  # the processor for timm models
         return timm_preprocessing_facts(processor.table("pretrained_cfg"))
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
@@ -200,7 +200,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
         "std": std if mean else None,
         "interpolation": PIL_FILTERS.get(number) if number else None,
         "source": f"from {processor.path}" if mean and std else "",
-        "fit": "squash",  # its ViT processor ignores the aspect ratio
+        "fit": "squash",  # transformers' ViT processor ignores the aspect ratio
         "crop": 1.0,
     }
     size = processor.values.get("size")
@@ -237,12 +237,12 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
 
 
 def check_gelu(table: JsonTable, key: str) -> None:
-    """Check that the activation function is GELU, if the file states it.
+    """Check that the activation function is GELU, if the file names one.
 
     Another function would change the outputs of the model but not the shapes of its tensors.
 
     Raises:
-        WeightsError: The function is not GELU.
+        WeightsError: The activation function is not GELU.
     """
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):

@@ -37,7 +37,7 @@ def load_timm(
 ) -> tuple[TimmModel, LoadReport]:
     """Return a timm model with pretrained weights and a zero-initialised head, and a report.
 
-    With `is_random`, the weights are random and nothing is downloaded or read.
+    If `is_random` is true, the weights are random and nothing is downloaded or read.
 
     Raises:
         WeightsError: timm or the hub does not have the model; or the file cannot be fetched, is
@@ -131,7 +131,10 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
 def timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report of a timm model; `old_classes` is 0 if no pretrained head was dropped."""
+    """Return the report of a timm model.
+
+    `old_classes` is the number of classes of the dropped pretrained head, or 0 if there was none.
+    """
     config = model.config
     return LoadReport(
         source=provenance["source"],
@@ -150,11 +153,11 @@ def timm_report(
 
 
 def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> CatalogEntry:
-    """Return the entry of a `timm:NAME`, completed with timm's metadata.
+    """Return the entry of `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm has no weights of this name or, with `is_published`, does not publish
-            them on the hub.
+        WeightsError: timm has no weights with this name, or `is_published` is true but timm does
+            not publish them on the hub.
     """
     import timm
     from timm.models import get_pretrained_cfg
@@ -201,7 +204,7 @@ def timm_transform(
 ) -> EvalTransform:
     """Return timm's evaluation transform for this model at the given height and width.
 
-    Given statistics replace those of timm.
+    If `mean` and `std` are given, they replace timm's statistics.
 
     Raises:
         UsageError: Only one of mean and std is given, or `mean` does not have one value per

@@ -50,7 +50,7 @@ class PretrainedWeights:
     dropped: tuple[str, ...] = ()
     """Tensors that vitft does not use, each with its shape."""
     unusable_head: str = ""
-    """Reason why the head cannot be used; empty if it can."""
+    """Reason why the head cannot be used; empty if it can be used."""
     notes: tuple[str, ...] = ()
 
 
@@ -62,14 +62,15 @@ def open_pretrained(
     `sha256` is the expected digest of the file, if known.
 
     Raises:
-        WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
+        WeightsError: The weights cannot be found, are refused or damaged, or are not those of a
+            supported ViT.
         ResourceError: The disk is full.
     """
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
         if found.is_timm:
             raise WeightsError(
-                f"{found.name} is a timm model, not vitft's own Vision Transformer",
+                f"{found.name} is a timm model, not one of vitft's own Vision Transformers",
                 fix="use vitft.models.pretrained.load.load_backbone, or a name from "
                 "`vitft weights list`",
             )
@@ -99,7 +100,7 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
 
 
 def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
-    """Return the facts that the catalogue states about weights."""
+    """Return the facts about weights that are recorded in the catalogue."""
     size = SIZES.get(entry.size)
     return SidecarFacts(
         heads=size.heads if size else None,
@@ -114,7 +115,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 
 def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
-    """Return the weights in a file, converted and checked with the help of known facts.
+    """Convert and check the content of a weight file, with the help of known facts.
 
     Raises:
         WeightsError: The weights are damaged, contradict the facts, or are not those of a supported
@@ -160,9 +161,10 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
 
 
 def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
-    """Return the facts with mean and std filled in if they are not stated but known.
+    """Return the facts, with missing mean and std filled in where their values can be deduced.
 
-    They are known if all published models with this kind of architecture or file share them.
+    This is possible if all published models with this kind of architecture or file share the same
+    values.
     """
     if facts.mean is not None or config.in_channels != 3:
         return facts
@@ -180,7 +182,7 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
 def from_checkpoint(
     raw: RawWeights, facts: SidecarFacts, provenance: Provenance
 ) -> PretrainedWeights:
-    """Verify the digest of a vitft checkpoint, and return its weights as described by its card.
+    """Verify the digest of a vitft checkpoint and return its weights as described by its card.
 
     Raises:
         WeightsError: The checkpoint is damaged, its card is not valid, or it contains a timm model.
@@ -191,8 +193,8 @@ def from_checkpoint(
         raise WeightsError(error.problem, fix=error.fix) from error
     if not isinstance(card.architecture, ViTConfig):
         raise WeightsError(
-            f"{raw.path} contains the timm model {card.architecture.timm}, not vitft's own Vision "
-            "Transformer",
+            f"{raw.path} contains the timm model {card.architecture.timm}, not one of vitft's own "
+            "Vision Transformers",
             fix="load it with vitft.models.pretrained.load.load_backbone",
         )
     check_fit(tensors, card.architecture)
@@ -212,9 +214,10 @@ def from_checkpoint(
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
-    """Return `provenance` with the first ancestor and the licence of the weights in `parent`.
+    """Return `provenance` with the name and licence of the original pretrained weights added.
 
-    What `parent` does not state is not added.
+    `parent` is the provenance of the weights that were fine-tuned. Values that it lacks are not
+    added.
     """
     if ancestor := parent.get("from") or parent.get("name"):
         provenance = {**provenance, "from": ancestor}
@@ -224,12 +227,13 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
 
 
 def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
-    """Return the stated evaluation transform, with timm's defaults for unstated values.
+    """Return the evaluation transform given by `facts`, with timm's defaults for missing values.
 
-    An unstated mean or std is 0.5 for each channel.
+    A missing mean or std is 0.5 for each channel.
 
     Raises:
-        WeightsError: A stated value is invalid, or there is not one mean and std per channel.
+        WeightsError: A value is invalid, or the number of mean or std values differs from the
+            number of channels.
     """
     half = (0.5,) * config.in_channels
     try:
@@ -256,7 +260,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
 
 
 def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes on assumed numbers of heads and on image sizes that do not match the weights."""
+    """Return notes on an assumed number of heads or an image size that contradicts the weights."""
     notes = []
     if facts.heads is None:
         notes.append(

@@ -1,5 +1,5 @@
 "use strict";
-// All functions work with nodes and text, so that no name is ever parsed as markup.
+// All functions work with nodes and text so that no name is ever parsed as markup.
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 function showCell(button) {

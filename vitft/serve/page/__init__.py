@@ -1,6 +1,6 @@
 """Web page for uploading images: an HTML document that may connect only to its own server.
 
-Class and file names are received as JSON and inserted as text; the HTML does not contain them.
+The HTML contains no class or file names. The script inserts them later, as text.
 """
 
 from dataclasses import dataclass

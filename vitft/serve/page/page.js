@@ -7,7 +7,7 @@ const AT_ONCE = 2, TRIES = 8;
 const waiting = [];
 let running = 0, done = 0, added = 0, generation = 0;
 
-// Show invisible characters and those that change the text direction as escapes.
+// Escape invisible characters and characters that change the text direction.
 function visible(text) {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
     (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
@@ -40,7 +40,7 @@ async function ask(path, file) {
       continue;
     }
     let problem = "the server responded with status " + response.status;
-    try { problem = (await response.json()).error || problem; } catch { /* not JSON: a proxy's answer, for example */ }
+    try { problem = (await response.json()).error || problem; } catch { /* not JSON, e.g. a proxy's error page */ }
     throw new Error(problem);
   }
 }
@@ -175,5 +175,5 @@ fetch("labels").then((response) => response.json()).then(({ classes, run, top1, 
   const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? " (accuracy " + percent(top1) + ")" : "";
   const name = run ? "The model of run " + run + accuracy : "The model";
   document.getElementById("known").textContent = visible(name + " has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : "") +
-    (notes ? "" : ". It does not note images unlike its training images."));
-}).catch(() => { document.getElementById("known").textContent = "The server does not respond."; });
+    (notes ? "" : ". It does not flag images that are unlike its training images."));
+}).catch(() => { document.getElementById("known").textContent = "The server is not responding."; });
