@@ -269,7 +269,7 @@ def test_predictions_and_evaluations_note_the_first_of_several_pages(
     assert main(["predict", str(scan_file), "--run", str(run), "--format", "csv"]) == 0
     assert "first of several pages" in capsys.readouterr().out
     assert main(["evaluate", "--data", str(image_folder), "--run", str(run)]) == 0
-    assert "first of several pages used: 1 image" in capsys.readouterr().err
+    assert "used only the first of several pages in 1 image" in capsys.readouterr().err
 
 
 def test_colour_of_16_bits_is_noted() -> None:

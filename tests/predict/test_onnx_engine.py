@@ -182,7 +182,7 @@ def test_a_graph_that_is_not_completely_described_is_refused_with_the_reason(
     ("fields", "reason"),
     [
         pytest.param(
-            {"classes": ["a", "b"]}, r"2 classes, but its output is of shape \(1, 3\)", id="classes"
+            {"classes": ["a", "b"]}, r"2 classes, but its output has shape \(1, 3\)", id="classes"
         ),
         pytest.param({"transform": {"image_size": [8, 8]}}, "dimension", id="image size"),
         pytest.param({"input": {"name": "x", "bytes": False, "any_size": False}}, "x", id="name"),

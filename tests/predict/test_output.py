@@ -127,7 +127,7 @@ def test_a_file_is_renamed_when_it_is_complete(style: str, tmp_path: Path) -> No
 
     assert not out.exists()
     assert part_path(out, shard).exists()
-    with pytest.raises(RunError, match="already exists: another run is incomplete"):
+    with pytest.raises(RunError, match="another run is incomplete"):
         check_output(out, shard, resume=False)
     check_output(out, shard, resume=True)
 

@@ -121,7 +121,7 @@ def test_a_run_without_the_note_says_so_everywhere(
     assert f"images unlike the training images are not noted: {reason}" in caplog.text
     assert not (tmp_path / "run" / REFERENCE_FILE).exists()
     model = vitft.load(tmp_path / "run", device="cpu")
-    assert "it does not note images unlike its training images" in model.postprocess.describe()
+    assert "images unlike the training images are not noted" in model.postprocess.describe()
     page = write_report(tmp_path / "run").read_text().replace("\xa0", " ")
     assert f"not include a note on images unlike the training images: {reason}." in page
 
@@ -137,7 +137,7 @@ def test_the_power_is_logged_and_stated_with_every_prediction(
     assert f"about {power} of the images of an unknown class (95 % interval" in caplog.text
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
     assert described.endswith(
-        f"; notes about {power} of the images of an unknown class as unlike the training images"
+        f"; about {power} of the images of an unknown class are noted as unlike the training images"
     )
 
 

@@ -199,7 +199,7 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Return the connections (B, N, N) with the weakest `fraction` of each image set to 0.
+    """Set the weakest `fraction` of the connections (B, N, N) of each image to 0.
 
     The connection of the first token to itself is kept.
     """

@@ -171,7 +171,7 @@ class Extractor:
     def compute(
         self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
     ) -> None:
-        """Compute and cache the features of those files that have none in the cache.
+        """Compute and cache the features of all files that are not yet in the cache.
 
         Raises:
             ImageError: A file is no longer a readable image.
@@ -260,7 +260,7 @@ class Extractor:
         return result
 
     def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
-        """Run the prefix on the images of a batch whose output is not yet known.
+        """Run the prefix on the images in a batch that have no output yet.
 
         Raises:
             DivergedError: The outputs are not finite or are too large to compute with.

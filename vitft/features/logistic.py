@@ -101,7 +101,7 @@ class CrossEntropyObjective:
         for begin in range(0, len(self.x), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            # Images are the last axis because a few classes would leave SIMD lanes empty.
+            # Images are last: if classes were last, a few of them would leave SIMD lanes empty.
             logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
             log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
             target = self.y[None, None, part].expand(problems, 1, -1)

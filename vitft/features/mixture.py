@@ -137,7 +137,7 @@ def choose_head_method(
         x: Standardised features in blocks, one for each view of the same images; only the first
             block is scored.
         y: Class indices of all rows.
-        sample_weight: Weights of the rows (K, rows), zero for those that the fold holds out.
+        sample_weight: Weights (K, rows), with zeros for the rows that each fold holds out.
         fold_id: Fold that holds out each image (n,).
         classes: Number of classes.
         l2: L2 penalty of the logistic regression.

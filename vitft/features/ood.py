@@ -2,9 +2,9 @@
 
 The distance of a feature from a class mean is measured in units of the within-class scatter. An
 image is out of distribution if its distance is above the 98th percentile of the distances of
-held-out images. This is a property of the image, not of its prediction. Nearest neighbours, the
-largest probability and combinations with these detect slightly more images of unknown classes, but
-fewer images of entirely different kinds (docs/experiments.md).
+held-out images. This is a property of the image, not of its prediction. Methods based on nearest
+neighbours, on the largest probability or on a combination detect slightly more images of unknown
+classes, but fewer images of entirely different kinds (docs/experiments.md).
 
 Notation: n images, D feature dimensions, C classes.
 
@@ -42,10 +42,10 @@ MIN_HELD_OUT = 20
 FOLDS = 5
 """Number of parts of the held-out images; each part is compared with a fit to all other images."""
 MAX_FITTED = 5_000
-"""Maximum number of held-out images, and maximum number of images in each fit."""
+"""Maximum number of held-out images, and maximum size of the fits with which they are compared."""
 PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
-"""Pairs of an upper limit and a number of fits: each left-out class is compared with this number of
-fits if there are fewer held-out images than the upper limit."""
+"""Pairs of an upper limit and a number of fits: with fewer held-out images than the limit, each
+left-out class is compared with this many fits."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out in turn."""
 
@@ -66,7 +66,7 @@ class Reference:
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
 
-        The features (n, D) may have more dimensions than the reference; the rest is ignored.
+        Only the leading dimensions of features (n, D) are used if the reference has fewer.
         """
         x = features[:, : len(self.centre)] - self.centre
         z = x.astype(np.float64) @ self.within
@@ -294,7 +294,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
 
 
 def are_statistics(arrays: Mapping[str, Features]) -> bool:
-    """Return whether the arrays have the names, types, ranks and values of a reference."""
+    """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
     required = {"centre": 1, "means": 2, "within": 2, "limit": 0}
     optional = {"unknown": 0, "trained": 0}
     if not required.keys() <= arrays.keys() <= (required | optional).keys():

@@ -121,9 +121,8 @@ def fit_temperature(
 
     T minimises the summed log loss plus the prior term, `log(T)^2 / (2 spread^2)`. At the
     minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
-    relative precision of 1e-4, far below the statistical uncertainty. If `near` is
-    given, the search begins around it, which saves time and does not change the result beyond this
-    precision.
+    relative precision of 1e-4, far below the statistical uncertainty. If `near` is given, the
+    search begins around it, which saves time and does not change the result beyond this precision.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))

@@ -33,9 +33,8 @@ def chance_level(results: RunResults) -> str:
 def constant_class(results: RunResults) -> tuple[str, float] | None:
     """Return the class predicted for nearly all images, and their fraction, or None.
 
-    The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction,
-    if there are fewer than two classes, or if the results of an older run lack the confusion
-    matrix.
+    The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction, if
+    there are fewer than two classes, or if the results of an older run lack the confusion matrix.
     """
     names, matrix = list(results.get("per_class", {})), results.get("confusion", [])
     counts = [sum(column) for column in zip(*matrix, strict=True)]

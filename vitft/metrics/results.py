@@ -126,8 +126,8 @@ class HeadChoice(TypedDict):
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
     last_block_top1: Share | None
-    """Validation accuracy of a head that reads only the last block; None if the chosen head is such
-    a head."""
+    """Validation accuracy of a head that reads only the last block; None if the chosen head
+    reads no other block."""
 
 
 class TrialResults(TypedDict):
@@ -187,7 +187,7 @@ class RunResults(Metrics):
     epochs: AtLeastOne  # 1 for a solved head
     best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
     selected_on_validation: bool  # whether the epoch was selected on the validation images
-    first_loss: NotRequired[Loss]  # this and the next four: as in `SolvedHeadResults`
+    first_loss: NotRequired[Loss]  # this and the next four fields: see `SolvedHeadResults`
     l2: NotRequired[Positive]
     knn_top1: NotRequired[Share]
     head: NotRequired[HeadChoice]
@@ -282,10 +282,10 @@ class OodResults(TypedDict):
     images: Natural  # number of images to which the class statistics were fitted
     held_out: Natural  # number of images from which the limit was estimated
     reason: str | None  # why the run does not give the note; None if it does
-    false_alarms: Share | None  # expected fraction of noted images of known classes
-    unknown_class: Share | None  # fraction of noted images of left-out classes
+    false_alarms: Share | None  # expected fraction of images of known classes that get the note
+    unknown_class: Share | None  # fraction of images of left-out classes that get the note
     unknown_class_interval: Interval | None
-    unknown_class_range: Interval | None  # lowest and highest fraction of one left-out class
+    unknown_class_range: Interval | None  # lowest and highest fraction for a single class
     classes_left_out: Natural
     features_trained: bool
     """Whether the features were trained on all classes, even those left out; `unknown_class` may

@@ -76,7 +76,7 @@ class Evaluation:
     results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
-    """One prediction per image in the order of the data, then one per file in `LabelledImages.bad`."""
+    """One prediction per image in the order of the data, then one per file in the data's `bad`."""
 
     def write(self, folder: Path) -> Path:
         """Write eval.json and predictions.csv to a new folder, and return its path.
@@ -306,8 +306,8 @@ def warn_of_bias(results: EvaluationResults) -> None:
         log.warning(f"skipped {more}")
     if data["trained"] is None:
         log.warning(
-            "the model may have been trained on some of these images: there is no split.csv next to "
-            "it to check"
+            "the model may have been trained on some of these images; this cannot be checked "
+            "because there is no split.csv next to the model"
         )
     reasons = (
         (data["trained"], "the model was trained on them"),

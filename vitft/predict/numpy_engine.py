@@ -75,7 +75,7 @@ class NumpyEngine:
 
 
 def start_digest(path: Path) -> Callable[[], str] | None:
-    """Start computing a checkpoint's digest in a thread; return a function that waits for the result.
+    """Compute a checkpoint's digest in a thread; return a function that waits for the digest.
 
     If the checkpoint was written by another tool, return None instead.
 

@@ -59,7 +59,9 @@ class OnnxEngine:
         """Do nothing; workers need no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3), or the decoded one (H, W, 3) if the graph resizes.
+        """Return the preprocessed image (S, S, 3).
+
+        If the graph resizes images itself, return the decoded image (H, W, 3) instead.
 
         Raises:
             ImageError: The bytes are not a usable image.
@@ -69,7 +71,7 @@ class OnnxEngine:
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3), or of one view (1, H, W, 3) if the graph resizes.
+        """Return the scores of views (B, S, S, 3), or (1, H, W, 3) if the graph resizes images.
 
         Raises:
             RunError: onnxruntime cannot run the graph, or its output has the wrong shape.

@@ -1,7 +1,7 @@
 """Output of predictions, one row per image, to the terminal and to files.
 
-A text file is first written as `NAME.part`. An interrupted run can be resumed from this file if it is
-JSONL or CSV. Several processes write `NAME.part-0-of-2` and so on; the last process to finish
+A text file is first written as `NAME.part`. An interrupted run can be resumed from this file if it
+is JSONL or CSV. Several processes write `NAME.part-0-of-2` and so on; the last process to finish
 merges the rows in the order of the images.
 """
 
@@ -69,7 +69,7 @@ class RowWriter:
         self.width = 0
 
     def begin(self) -> None:
-        """Write the CSV header or the opening bracket of JSON, unless it has already been written."""
+        """Write the CSV header or the opening bracket of JSON, if not yet written."""
         if not self.has_begun and self.style in ("csv", "json"):
             self.write(csv_line(column_names(self.top_k)) if self.style == "csv" else "[")
         self.has_begun = True

@@ -84,7 +84,7 @@ class PredictRequest:
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "prediction with several processes needs a JSONL or CSV output file, and cannot read "
+                "prediction in several processes needs a JSONL or CSV output file and cannot read "
                 "standard input",
                 fix="use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
             )

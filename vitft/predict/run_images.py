@@ -1,7 +1,7 @@
 """Recognition of the training and validation images of a run among images to evaluate.
 
-An image is recognised by its digest, by its fingerprint if it is a near-duplicate, or by its path if
-the training image at that path cannot be read for a comparison. Does not import torch.
+An image is recognised by its digest, by its fingerprint if it is a near-duplicate, or by its path
+if the training image at that path cannot be read for a comparison. Does not import torch.
 """
 
 import hashlib

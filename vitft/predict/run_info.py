@@ -1,7 +1,7 @@
 """Facts about the run that makes the predictions: name, classes, accuracy and age.
 
-The facts are read from files next to the checkpoint. Predictions do not depend on them, so facts from
-missing or damaged files are unknown; damaged files are logged. Does not import torch.
+The facts are read from files next to the checkpoint. Predictions do not depend on these files: if
+one is missing or damaged, its facts are unknown, and damage is logged. Does not import torch.
 """
 
 import contextlib

@@ -32,8 +32,8 @@ SPARE_MISTAKES = 1.0
 threshold could be based on a single image; with it, p = 0.99 needs at least 100 predictions at or
 above the threshold."""
 SIGNIFICANCE = 0.05
-"""Significance level of the binomial test: p is rejected if the probability of k or more mistakes at
-precision p is below this level."""
+"""Significance level of the binomial test: p is rejected if the probability of k or more mistakes
+at precision p is below this level."""
 LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
 """Candidates for the alternative suggested if the requested precision cannot be reached."""
 
@@ -118,8 +118,8 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 def smallest_cover(answers: Answers, precision: float) -> int:
     """Return how many predictions are at or above the smallest accepted threshold; 0 for none.
 
-    A threshold is accepted if e + `SPARE_MISTAKES` is at most (1 - p) n, and if a binomial test does
-    not reject p given the k actual mistakes.
+    A threshold is accepted if e + `SPARE_MISTAKES` is at most (1 - p) n and a binomial test does
+    not reject p, given the k actual mistakes.
 
     The first condition is based on e because k varies more: it depends on single wrong labels with
     high probabilities. With 300 photos of flowers and p = 0.99, one such label moved a threshold

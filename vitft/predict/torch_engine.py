@@ -35,10 +35,10 @@ WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Number of images per call to `scores` by device type. Larger batches do not help on a CPU
 (docs/experiments.md)."""
 CLOSE_CALL = 4.0
-"""Gap between the two largest logits, in multiples of the typical bf16 error of the gap, below which
-an image is scored in float32."""
+"""Gap between the two largest logits below which an image is scored in float32, in multiples of the
+typical bf16 error of the gap."""
 BF16_ERROR = 0.0155
-"""Norm of the error of a bf16 feature, relative to the norm of the feature (docs/experiments.md)."""
+"""Ratio of the norm of a bf16 feature's error to the norm of the feature (docs/experiments.md)."""
 
 
 class Predictor:
@@ -142,15 +142,15 @@ class Predictor:
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Return features and logits computed in bf16, or in float32 if the top two logits are close.
+        """Return features and logits in bf16, or in float32 if the top two logits are close.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
         the norm of the feature. It typically changes the gap between two logits by the norm of the
         error, times the distance between the two rows of the head, divided by the square root of
         the number of values in a row. An image is computed again in float32 if the gap between its
         two largest logits is below `CLOSE_CALL` times this value. The estimate for an image does
-        not depend on the rest of the batch. In contrast, `training.finish` measures the change of
-        the logits on validation images.
+        not depend on the rest of the batch. In contrast, `training.finish` uses the largest change
+        observed in recomputed validation images.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 

@@ -101,7 +101,7 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
             path,
-            f"logits must be finite and of shape {(images, classes)}; their shape is {logits.shape}",
+            f"logits must be finite and of shape {(images, classes)}; the shape is {logits.shape}",
         )
     return logits
 
@@ -121,9 +121,7 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     correct = as_array(path, arrays.get("train_correct", ()), np.bool_)
     inside = ((probability >= 0) & (probability <= 1)).all()
     if probability.ndim != 1 or probability.shape != correct.shape or not inside:
-        raise damaged_file(
-            path, "train_probability and train_correct do not contain valid predictions"
-        )
+        raise damaged_file(path, "train_probability or train_correct is not valid")
     return probability, correct
 
 

@@ -1,6 +1,6 @@
 """Terminal output: the package's log and progress bars.
 
-As a library, the package only logs through `logging`; the command line calls `show_log`.
+When used as a library, the package only logs through `logging`; the command line calls `show_log`.
 Results are printed by `vitft.cli.output`.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLAIN_INTERVAL_S = 5.0  # seconds between log records of progress
+PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
 
 
 def visible(text: str) -> str:
@@ -77,7 +77,10 @@ class LogHandler(logging.Handler):
 
 
 def show_log(level: int = logging.INFO) -> None:
-    """Print the package's log records of at least `level`; a second call only sets the level."""
+    """Print the package's log records of at least `level` to stderr.
+
+    A second call only sets the level.
+    """
     logger = logging.getLogger("vitft")
     logger.setLevel(level)
     if not is_shown():

@@ -12,10 +12,10 @@ from vitft.system.text import count
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return the device of a given name.
+    """Return the device with a given name.
 
-    `auto` is the CUDA GPU `number` if CUDA is available, otherwise MPS if it is available,
-    otherwise the CPU.
+    `auto` selects CUDA GPU `number` if CUDA is available, otherwise MPS if available, otherwise the
+    CPU.
 
     Raises:
         UsageError: The device does not exist on this machine, or vitft does not support it.
@@ -51,7 +51,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 def describe_device(device: torch.device) -> str:
     """Return a description of the device for the log.
 
-    It includes the model of a CUDA GPU, or else the machine type and the number of threads.
+    It includes the model of a CUDA GPU or, for other devices, the machine type and thread count.
     """
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"

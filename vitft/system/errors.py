@@ -11,7 +11,8 @@
     └── LockedError       8   another process is writing to the run directory
 
 Any other exception, e.g. an AssertionError, is a bug; it prints a traceback and exits with code 1.
-An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP), a closed pipe with 141.
+An interruption exits with code 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP), and a closed pipe
+with code 141.
 """
 
 from typing import ClassVar
@@ -20,7 +21,7 @@ from vitft.system.redaction import redacted
 
 
 class VitftError(Exception):
-    """An error that the user can fix. Passwords in URLs are removed from its texts."""
+    """An error that the user can fix. Passwords in URLs are removed from its message."""
 
     exit_code: ClassVar[int] = 1
 

@@ -1,4 +1,4 @@
-"""Bundled files, and atomic writes: an interruption or a full disk leaves no partial file."""
+"""Bundled files, bounded reads, and atomic writes that never leave a partial file."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1]
 def resource(name: str) -> Path:
     """Return the path of a bundled file or folder, such as `recipes` or `weights/catalog.toml`.
 
-    Bundled files are at the top of the repository; in a wheel they are inside the package.
+    Bundled files are at the top level of the repository; in a wheel, they are inside the package.
     """
     packed = PACKAGE / name
     return packed if packed.exists() else PACKAGE.parent / name
@@ -56,10 +56,10 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash it has either the old or the new content.
 
-    The content may be given in parts, so that large parts need not be joined by copying.
+    The content may be given as a sequence of parts, which avoids copying large parts to join them.
 
     Raises:
-        ResourceError: The disk is full or broken.
+        ResourceError: The disk is full or faulty.
         RunError: The file cannot be written for another reason.
     """
     text = content.encode() if isinstance(content, str) else content
@@ -73,7 +73,7 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write indented strict JSON atomically; raises the errors of `write_atomically`."""
+    """Write indented strict JSON atomically, raising the same errors as `write_atomically`."""
     write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
@@ -88,7 +88,7 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
     try:
         yield descriptor, temporary
     finally:
-        with contextlib.suppress(OSError):  # already renamed, or a further error
+        with contextlib.suppress(OSError):  # already renamed, or cannot be removed
             temporary.unlink()
 
 
@@ -97,7 +97,7 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
     """Turn an OSError raised while writing to `path`, chosen with `option`, into a VitftError.
 
     Raises:
-        ResourceError: The disk is full or broken.
+        ResourceError: The disk is full or faulty.
         RunError: Writing failed for another reason, e.g. because the folder is not writable.
     """
     try:
@@ -123,7 +123,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder that is renamed to `path` at the end, or removed on an error.
 
     Raises:
-        ResourceError: The disk is full or broken.
+        ResourceError: The disk is full or faulty.
         RunError: The folder cannot be written, or `path` is no longer empty.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
@@ -154,7 +154,7 @@ def flush_files(files: Sequence[Path]) -> None:
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:
-    """Return `path` or, if it exists, the first free path of path-2, path-3, and so on.
+    """Return `path` or, if it exists, the first free path among path-2, path-3, and so on.
 
     The number comes before the suffix.
     """

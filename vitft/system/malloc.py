@@ -16,9 +16,10 @@ from typing import Any
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, as numbered in malloc.h."""
 LARGEST_KEPT = 1 << 30
-"""Size in bytes of the largest freed block kept; older glibc (e.g. 2.33) allows only `DEFAULT`."""
+"""Maximum size in bytes of a freed block that is kept. Older versions of glibc, such as 2.33, allow
+only `DEFAULT`."""
 DEFAULT = 1 << 25
-"""Maximum of glibc's own dynamic threshold in bytes."""
+"""Maximum of glibc's own dynamic threshold, in bytes."""
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
@@ -27,9 +28,9 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
     """If `when` is true, keep the memory freed by a training step for the next one.
 
     By default, glibc returns large blocks to the system at once. The system then has to clear every
-    page for the next step, which takes a fifth of the time of a small model. At the end of the
-    block, the memory is returned. The dynamic threshold of glibc cannot be restored, and stays at
-    its maximum (`DEFAULT`).
+    page for the next step, which takes a fifth of the step time of a small model. At the end of
+    the `with` block, the memory is returned. The dynamic threshold of glibc cannot be restored; it
+    stays at its maximum (`DEFAULT`).
     """
     if not when or any(name in os.environ for name in VARIABLES):
         yield
@@ -43,9 +44,10 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
 
 
 def set_thresholds(largest: int, *, trim: int) -> None:
-    """Have malloc keep freed blocks of up to `largest` bytes and `trim` bytes on top of the heap.
+    """Set how much freed memory malloc keeps.
 
-    If `trim` is -1, there is no limit for the top of the heap.
+    It keeps blocks of up to `largest` bytes, and up to `trim` bytes at the top of the heap. If
+    `trim` is -1, there is no limit at the top of the heap.
     """
     if (mallopt := glibc("mallopt")) is None:
         return
@@ -54,9 +56,10 @@ def set_thresholds(largest: int, *, trim: int) -> None:
 
 
 def return_memory() -> None:
-    """Return unused memory to the system, which takes a few milliseconds.
+    """Return unused memory to the system.
 
-    After two threads had decoded images of 50 million pixels, this reduced 300 MB to 0.4 MB.
+    Two threads that had decoded 49-megapixel images left 200 to 350 MB unused; returning this
+    memory took 50 ms (docs/experiments.md).
     """
     gc.collect()
     if (trim := glibc("malloc_trim")) is not None:
@@ -64,7 +67,7 @@ def return_memory() -> None:
 
 
 def glibc(name: str) -> Any:  # noqa: ANN401 - a ctypes function
-    """Return a function of glibc, or None if the C library is a different one."""
+    """Return a function of glibc, or None if the C library is not glibc."""
     if sys.platform != "linux":
         return None
     try:

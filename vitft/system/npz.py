@@ -10,9 +10,9 @@ import numpy as np
 from vitft.system.files import open_regular
 
 MAX_EXPANSION = 20
-"""Ratio of unpacked to packed size above which an archive is refused."""
+"""Ratio of unpacked to packed size above which an archive is rejected."""
 SMALL_BYTES, LARGEST_BYTES = 2**26, 16 * 2**30
-"""Unpacked sizes below which any ratio is accepted, and above which none is."""
+"""Unpacked size up to which any ratio is accepted, and maximum unpacked size."""
 
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -22,7 +22,8 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
 
     Raises:
         OSError: The file is missing, not regular, or cannot be read.
-        ValueError: The file is damaged, holds other objects, or unpacks to an implausible size.
+        ValueError: The file is damaged, contains anything other than arrays of numbers, or unpacks
+            to an implausible size.
     """
     with open(path, "rb", opener=open_regular) as file:
         packed = file.seek(0, 2)
@@ -37,19 +38,19 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
                 return arrays
         except (MemoryError, OSError, ValueError):
             raise
-        except Exception as error:  # zipfile, zlib, tokenize and ast raise different ones
+        except Exception as error:  # zipfile, zlib, tokenize and ast raise various errors
             raise ValueError(str(error) or type(error).__name__) from error
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
-    """Refuse an archive whose directory states an implausible unpacked size.
+    """Reject an archive whose directory gives an implausible unpacked size.
 
     Raises:
-        ValueError: The archive is refused.
+        ValueError: The unpacked size is implausible.
     """
     unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, MAX_EXPANSION * packed)):
-        raise ValueError(f"{packed:,} bytes that unpack to {unpacked:,}")
+        raise ValueError(f"its {packed:,} bytes would unpack to {unpacked:,}")
 
 
 def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
@@ -66,10 +67,10 @@ def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
     shape, fortran, dtype = header(file)
     if dtype.kind not in kinds or dtype.itemsize > 8:
         what = "a floating-point type" if kinds == "f" else "a numeric type"
-        raise ValueError(f"an array of type {dtype}, not of {what}")
+        raise ValueError(f"an array has type {dtype}, which is not {what}")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(f"shape {shape} of {dtype} does not match its {size} bytes")
+        raise ValueError(f"an array of {dtype} with shape {shape} does not match its {size} bytes")
     content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))
     if dtype.byteorder == ">":
-        raise ValueError("big-endian numbers")
+        raise ValueError("big-endian numbers are not supported")
     return content.reshape(shape, order="F" if fortran else "C")

@@ -5,18 +5,18 @@ import re
 LOGIN = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#]*|[^\s/?#@]*:(?!\d*[/?#])[^\s@]*)@", re.IGNORECASE
 )
-"""User name and password before the host. A password that contains a slash is found as well,
-because only a port number can follow the colon of a host."""
+"""User name and password before the host. The password may contain a slash, because a colon that is
+not followed by a port number cannot belong to the host."""
 PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|passw(?:or)?d|signature|credential|api[_-]?key)|sig|pwd)=)"
     r"[^&#;\s'\"]+",
     re.IGNORECASE,
 )
-"""Values of query parameters such as those of signed URLs."""
+"""Query parameters that contain secrets, such as those of signed URLs."""
 
 
 def redacted(text: str) -> str:
-    """Return text in which `***` replaces passwords, user names and tokens in URLs."""
+    """Return text with passwords, user names and tokens in URLs replaced by `***`."""
     if "://" not in text:
         return text
     return PARAMETER.sub(r"\1***", LOGIN.sub(r"\1***@", text))

@@ -1,7 +1,7 @@
-"""Readers for the files of a run directory, which may have been edited or written by a stranger.
+"""Readers for the files of a run directory, which may be damaged, edited or untrusted.
 
 Reading never waits for a pipe, sizes are limited, and JSON values are checked against types. Every
-problem is a RunError that names the file. Does not import torch.
+problem raises a RunError that names the file. Does not import torch.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Content = TypeVar("Content")
 MAX_TEXT_BYTES = 256 * 2**20
-"""Maximum size of a text file, e.g. a confusion matrix of 5,000 classes."""
+"""Maximum size of a text file, enough for a confusion matrix of 5,000 classes."""
 
 
 def damaged_file(path: Path, reason: str) -> RunError:
@@ -60,7 +60,7 @@ def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
         RunError: The file cannot be read or is too large, a line is not strict JSON, or a value has
             the wrong type or is out of range.
     """
-    lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # the rest was cut off by a crash
+    lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # without an incomplete last line
     return tuple(checked_json(path, line, kind) for line in lines if line.strip())
 
 
@@ -82,7 +82,7 @@ def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
     Raises:
         RunError: The file cannot be read, is damaged, or unpacks to an implausible size.
     """
-    from vitft.system.npz import read_npz  # it imports numpy
+    from vitft.system.npz import read_npz  # imports numpy
 
     try:
         return read_npz(path)

@@ -4,13 +4,13 @@
     split.csv           path, label, split and SHA-256 of every image
     model.safetensors   best weights, with a card in the metadata
     class_indices.json  mapping from index to class name
-    metrics.jsonl       one line per epoch or per penalty tried
+    metrics.jsonl       one line per epoch, or per penalty tried for a solved head
     eval.json           final metrics (`metrics.results`)
-    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv;
-                        after a solved head, `train_probability` (m,) and `train_correct` (m,) of
-                        the predictions for training images in cross-validation
+    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv
+                        and, for a solved head, `train_probability` (m,) and `train_correct` (m,)
+                        of the cross-validated predictions for training images
     thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
-    report.html         report (`report`)
+    report.html         HTML report (`report`)
     reference.npz       statistics of the training features (`features.ood`)
     audit.json          problems found in the images (`training.audit`)
     environment.json    versions, device, precision and status
@@ -58,9 +58,9 @@ class RunEnvironment(TypedDict):
     packages: dict[str, str]
     """Versions of packages, by name."""
     ended: NotRequired[str]
-    """Time of the end of the run, in ISO format with time zone; absent while it is running."""
+    """Time of the end of the run, in ISO format with time zone; absent until then."""
     peak_memory_mib: NotRequired[dict[str, int]]
-    """Peak memory use in MiB, once the run has ended: `resident`, and on a GPU `gpu`."""
+    """Peak memory use in MiB, present once the run has ended: `resident` and, on a GPU, `gpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class RunDir:
 
     path: Path
     writes: bool = True
-    """Whether this process writes files; of several processes, only the main one does."""
+    """Whether this process writes files; only the main process of a job does."""
 
     @property
     def model(self) -> Path:
@@ -96,8 +96,8 @@ class RunDir:
             write_json(self.path / name, fields)
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
-        """Write named arrays as an .npz file."""
-        import numpy as np  # late: not needed by most commands
+        """Write named arrays as a .npz file."""
+        import numpy as np  # imported late: most commands do not need it
 
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -171,7 +171,7 @@ def plan_run(
 
 
 def is_writable(folder: Path) -> bool:
-    """Return whether a file can be created in a folder, by trying to create one."""
+    """Return whether a temporary file can be created in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -245,7 +245,7 @@ def check_empty(path: Path, option: str = "--out") -> None:
 
 
 def point_latest(run: RunDir) -> None:
-    """Point the link `runs/latest` to the run atomically.
+    """Atomically point the link `runs/latest` to the run.
 
     Do nothing if the run is not in `runs`, or if the user has created a folder of that name.
     """

@@ -1,8 +1,7 @@
-"""Safetensors files: a checked header, and the bytes of each tensor as views of the mapped file.
+"""Safetensors files: a checked header, and the bytes of each tensor as memory-mapped views.
 
-The safetensors library validates the header (offsets, sizes, no gaps); this module refuses what
-remains possible: duplicate names, huge headers, and files that are not regular. Does not import
-torch.
+The safetensors library validates the header (offsets, sizes, no gaps); this module also rejects
+duplicate names, huge headers and files that are not regular. Does not import torch.
 
 Source: the layout of safetensors files, https://github.com/huggingface/safetensors.
 """
@@ -22,14 +21,14 @@ MAX_TENSORS = 50_000
 
 
 class TensorFacts(NamedTuple):
-    """Type, as named in the header of a safetensors file, and shape of a tensor."""
+    """Type of a tensor, as named in the header of a safetensors file, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class TensorEntry(NamedTuple):
-    """Facts about a tensor, and the place of its bytes after the header."""
+    """Type and shape of a tensor, and the position of its bytes after the header."""
 
     facts: TensorFacts
     begin: int
@@ -100,7 +99,7 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Return the content of a safetensors file, in two parts, with the metadata sorted by name.
+    """Return the content of a safetensors file with its metadata sorted by name, in two parts.
 
     The safetensors library writes the metadata in a random order, so files with the same metadata
     and tensors would differ in their bytes.

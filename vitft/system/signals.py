@@ -21,7 +21,7 @@ SIGNALS = {
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
     if hasattr(signal, name)
 }
-"""Exit codes by signal; job schedulers send any of the four."""
+"""Exit code for each signal; job schedulers may send any of the four."""
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -35,7 +35,7 @@ def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Itera
     In threads other than the main thread, this has no effect.
 
     With `signal.SIG_DFL`, a signal kills the process even during a blocking call, when Python's
-    handlers do not run; nothing that needs to be closed may be open then.
+    handlers do not run. Use this only while nothing is open that needs to be closed.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
@@ -57,7 +57,7 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and, recursively, the errors from which or during which it was raised."""
+    """Yield an error and, recursively, its causes and contexts."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
@@ -74,7 +74,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 class Stopper:
-    """Context manager that turns signals and a time limit (0 for none) into `Stopped`."""
+    """Context manager that raises `Stopped` on a signal or after a time limit (0 for none)."""
 
     def __init__(self, max_seconds: float = 0.0) -> None:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
@@ -82,7 +82,7 @@ class Stopper:
         """Exit code for the signal received, if any."""
         self.depth = 0
         self.all_reduce_max: Callable[[int], int] = lambda request: request
-        """All-reduce (maximum) of the stop requests of all processes."""
+        """Function that returns the maximum of the stop requests of all processes."""
         self.defers_all = False
         """Whether the first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
@@ -105,15 +105,15 @@ class Stopper:
     def caused(self, error: BaseException | None) -> bool:
         """Return whether an error is the consequence of a signal that this object has handled.
 
-        Either a library converted Stopped into its own error, as safetensors and torch.compile do,
-        or the signal, sent to the whole process group, ended a compiler that torch.compile started.
+        A library may convert Stopped into its own error, as safetensors and torch.compile do. A
+        signal to the whole process group may also end a compiler that torch.compile has started.
         """
         if self.exit_code is None or not isinstance(error, Exception):
             return False
         return self.has_raised or any(map(is_interruption, causes(error)))
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Record the signal; stop at once if it is the second one or if no block defers it."""
+        """Record the signal; stop at once if it is the second signal or no block defers it."""
         self.is_urgent = self.exit_code is not None
         self.exit_code = SIGNALS[number]
         if self.is_urgent or not (self.depth or self.defers_all):
@@ -145,7 +145,7 @@ class Stopper:
         signal is not deferred.
 
         Raises:
-            Stopped: At the end of the block, a signal has arrived or the time limit has been
+            Stopped: By the end of the block, a signal has arrived or the time limit has been
                 exceeded.
         """
         self.defers_all = when

@@ -1,4 +1,4 @@
-"""JSON values checked against annotated types: dataclasses, TypedDicts, lists, ranges of numbers.
+"""Validation of JSON values against annotated types: dataclasses, TypedDicts, lists and ranges.
 
 The types are the only definition of what a file may contain. JSON itself is read strictly: no
 duplicate keys, no NaN, no unencodable text, and a limited depth.
@@ -33,7 +33,7 @@ class Range:
         return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
-        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of 1 or more`."""
+        """Return the bounds as words to follow `a number`, e.g. `from 0 to 1` or `of 1 or more`."""
         if math.isfinite(self.ge) and math.isfinite(self.le):
             return f"from {self.ge:.9g} to {self.le:.9g}"
         if math.isfinite(self.ge):
@@ -52,11 +52,11 @@ AtLeastOne = Annotated[int, Range(ge=1)]
 
 
 class StructureError(ValueError):
-    """A value of the wrong type or out of range; the message names its place."""
+    """A value of the wrong type or out of range; the message begins with its location."""
 
 
 def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value of strict JSON text.
+    """Parse strict JSON text and return its value.
 
     Raises:
         ValueError: The text is not strict JSON in UTF-8, or is nested too deeply.
@@ -78,18 +78,19 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> float:
-    """Raise ValueError for NaN or Infinity, which are not JSON."""
+    """Raise ValueError for NaN or Infinity, which are not valid JSON."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 - any type
-    """Return a JSON value as an instance of `kind`, which may nest types.
+    """Convert a JSON value to an instance of `kind`, which may be a nested type.
 
-    Lists become tuples where `kind` says so, and objects become dataclasses. Keys that a TypedDict
-    does not define are kept unchecked; a dataclass refuses them.
+    Lists become tuples and objects become dataclasses where `kind` requires this. Keys that a
+    TypedDict does not define are kept unchecked; keys that a dataclass does not define are errors.
 
     Raises:
-        StructureError: The value does not conform to `kind`; `place` begins the message.
+        StructureError: The value does not conform to `kind`. The message begins with `place`, the
+            location of the value.
     """
     if kind is Any:
         return value
@@ -112,10 +113,10 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
 
 
 def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a string, number, boolean or None of the given type; an integer may become a float.
+    """Return a string, number, boolean or None if it is of type `kind`; integers may become floats.
 
     Raises:
-        StructureError: The value is of another type, or too large, or is text that is not valid
+        StructureError: The value is of another type, is too large, or is text that is not valid
             Unicode.
     """
     if kind is float and type(value) in (int, float) and abs(value) <= float(LARGEST) ** 19:
@@ -133,7 +134,7 @@ def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether text can be encoded as UTF-8; escaped invalid bytes of file names can be."""
+    """Return whether text is encodable as UTF-8, apart from escaped invalid bytes of file names."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -154,10 +155,11 @@ def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
 
 
 def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
-    """Return a value as an instance of the first of several types to which it conforms.
+    """Convert a value to the first of several types to which it conforms.
 
     Raises:
-        StructureError: The value does not conform to any of the types; the error is for the last.
+        StructureError: The value does not conform to any of the types; the error is that of the
+            last type.
     """
     if value is None and types.NoneType in kinds:
         return None
@@ -194,7 +196,7 @@ def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # no
 
 
 def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return an object that conforms to a TypedDict; other keys are kept unchecked.
+    """Convert an object to a TypedDict; keys that it does not define are kept unchecked.
 
     Raises:
         StructureError: The value is not an object, a required key is missing, or the value of a key
@@ -213,7 +215,7 @@ def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return an object as an instance of a dataclass, which may make checks of its own.
+    """Convert an object to an instance of a dataclass, which may perform its own checks.
 
     Raises:
         StructureError: The value is not an object, a key is unknown or missing, or a check fails.
@@ -250,12 +252,12 @@ def hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
 
 
 def joined(place: str, name: str) -> str:
-    """Return the place of a key inside an object, such as `architecture.width`."""
+    """Return the location of a key inside an object, such as `architecture.width`."""
     return f"{place}.{name[:60]}" if place else name[:60]
 
 
 def mismatch(value: object, wanted: str, place: str) -> StructureError:
-    """Return the error for a value at a place where something else is wanted."""
+    """Return the error for an invalid value; `wanted` describes a valid one."""
     shown = ascii(value)[:40] if isinstance(value, str | int | float | None) else ""
     found = shown or ("an object" if isinstance(value, dict) else "a list")
     return StructureError(f"{place or 'the content'} is {found} instead of {wanted}")

@@ -17,7 +17,7 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 def whole_percent(probability: float | None) -> str:
     """Return a probability in whole percent, or a dash for None.
 
-    Probabilities that would be rounded to 0 % and 100 % become `< 1 %` and `> 99 %`.
+    Probabilities that would be rounded to 0 % or 100 % become `< 1 %` and `> 99 %`.
     """
     if probability is None or round(probability, 2) not in (0.0, 1.0):
         return percent(probability, 0)
@@ -89,7 +89,7 @@ def csv_line(cells: Sequence[object]) -> str:
 
 
 def escape_formula(cell: str) -> str:
-    """Return a cell with an apostrophe in front if a spreadsheet would evaluate it as a formula.
+    """Prefix a cell with an apostrophe if a spreadsheet would evaluate it as a formula.
 
     Numbers are returned unchanged.
     """
