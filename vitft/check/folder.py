@@ -53,12 +53,10 @@ def check_folder(
 
     Args:
         root: The data folder.
-        weights: Weights of the model that computes the features. If the name is empty, labels are
-            not checked.
+        weights: Weights that compute the features; without a name, labels are not checked.
         train: Settings for the device, precision, cache and seed.
         max_pixels: Maximum number of pixels per image.
-        split: Mapping from image paths to their parts in a run (`train`, `val` or `test`), or None
-            to use the parts of the folder itself.
+        split: Parts of a run (`train`, `val` or `test`) by image path; None for those of the folder.
 
     Raises:
         DataError: The folder contains no classes with images, or none of the images of the run.

@@ -66,9 +66,7 @@ def add_explain(parser: Parser) -> None:
         "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
     )
     parser.add_argument(
-        "--arrays",
-        action="store_true",
-        help="also write the attribution maps and logits to .npz files",
+        "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"
     )
     parser.add_argument(
         "--model",

@@ -54,8 +54,7 @@ def run_prediction(
         request: Images, model, destination and options.
         write: Function called with each line, without its line break, if there is no output file.
         stdin: Stream that is read if the images of the request include `-`.
-        illustrate: Function that writes relevance overlays. It is passed in because it belongs to
-            `vitft.explain`, a higher-level package.
+        illustrate: Function that writes relevance overlays, from the higher package `explain`.
 
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
