@@ -95,8 +95,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         allow_pickle: Whether to read .pth files (with weights_only=True).
         freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
             frozen), or several stages, e.g. `head,none`.
-        budget: Time for the whole run, e.g. `10m`, in which layers other than the head are trained
-            if trials on the training images show a gain.
+        budget: Time for the whole run, e.g. `10m`; layers other than the head are trained if trials
+            on the training images show a gain.
         solver: Optimiser: `lbfgs` for a head on cached features, or `sgd` or `adamw`.
         epochs: Number of passes over the training images.
         batch_size: Number of images per step.

@@ -256,7 +256,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
 
 def print_selection(metrics: RunResults) -> None:
-    """Print what was selected: an epoch on the validation images, or layers in trials."""
+    """Print a note on the selection of the epoch and the results of the time budget, if any."""
     if metrics["selected_on_validation"]:
         output.note(
             f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
@@ -267,16 +267,16 @@ def print_selection(metrics: RunResults) -> None:
 
 
 def print_budget(budget: BudgetResults) -> None:
-    """Print what was tried within the time budget, what was chosen, and what needs more time."""
+    """Print the trials of a run with a time budget, the choice, and the layers not tried."""
     for trial in budget["trials"]:
         output.result(
             f"trial: after training {layers_text(trial['layers'])} for "
             f"{count(trial['epochs'], 'epoch')}, {percent(trial['top1'])} of "
-            f"{trial['held_out']:,} held-out training images are classified correctly; with the "
-            f"head alone {percent(trial['head_top1'])}"
+            f"{trial['held_out']:,} held-out training images are classified correctly (with the "
+            f"head alone: {percent(trial['head_top1'])})"
         )
     if budget["chosen"] == "head":
-        output.result("only the head was trained: no trial was clearly better")
+        output.result("only the head was trained: no trial was clearly better than the head")
     elif budget["chosen"]:
         output.result(
             f"after the head, {layers_text(budget['chosen'])} were trained for "
@@ -284,8 +284,8 @@ def print_budget(budget: BudgetResults) -> None:
         )
     for skipped in budget["skipped"]:
         output.note(
-            f"not tried for lack of time: {layers_text(skipped['layers'])}; this needs about "
-            f"--budget {math.ceil(skipped['seconds_needed'] / 60)}m"
+            f"training {layers_text(skipped['layers'])} was not tried for lack of time: it needs "
+            f"about --budget {math.ceil(skipped['seconds_needed'] / 60)}m"
         )
 
 

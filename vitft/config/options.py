@@ -120,7 +120,7 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "train.budget",
-        "time for the whole run, e.g. 10m: train more than the head if trials on the training "
+        "time for the whole run, e.g. 10m; more than the head is trained if trials on the training "
         "images show a gain",
         metavar="TIME",
         default="train the layers of --freeze",

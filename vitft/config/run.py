@@ -69,10 +69,10 @@ class Config:
         )
 
     def check_blocks_read(self) -> None:
-        """Check that the trained layers include all blocks that the head reads.
+        """Check that a head that may read several blocks is solved and reads no frozen block.
 
         Raises:
-            UsageError: The head reads a block whose output is not an input of the trained layers.
+            UsageError: The head would not be solved, or would read a frozen block.
         """
         blocks, stages = self.train.head_blocks, self.train.stages
         trained = [int(s.removeprefix("blocks:")) for s in stages if s.startswith("blocks:")]
@@ -85,7 +85,7 @@ class Config:
         require(
             blocks < 2 or self.solves(stages[0]),
             f"train.head_blocks={blocks} needs a solved head",
-            fix="use --freeze head, or head as the first of several stages, e.g. head,none",
+            fix="use --freeze head, or stages that begin with head, e.g. --freeze head,none",
         )
 
     def check_solver(self) -> None:
@@ -104,9 +104,9 @@ class Config:
         require(
             not self.train.budget or is_lbfgs,
             f"train.budget={self.train.budget} chooses the layers to train, but other settings "
-            "already do",
-            fix="remove the budget; or remove --freeze, --solver, and the settings of a training "
-            "loop such as --epochs",
+            "already choose them",
+            fix="remove the budget, or remove --freeze, --solver and settings of the training loop "
+            "such as --epochs",
         )
         require(
             not (is_balanced and is_lbfgs),

@@ -317,7 +317,7 @@ def stage_rank(stage: str) -> float:
 
 
 def layers_text(stage: str) -> str:
-    """Return the layers that a stage trains in words, e.g. `the last 4 blocks`."""
+    """Return a phrase for the layers that a stage trains, e.g. `the last 4 blocks`."""
     number = stage.removeprefix("blocks:")
     if number != stage:
         return "the last block" if number == "1" else f"the last {number} blocks"

@@ -83,7 +83,7 @@ def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
 
 
 def last_block_size(model: Model) -> int:
-    """Return the number of dimensions of a pooled feature that belong to the last block."""
+    """Return the number of dimensions of a pooled feature that come from the last block."""
     return output_shape(model, pooled=True)[1]
 
 

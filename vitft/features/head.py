@@ -349,13 +349,13 @@ def solve_head(
 def solve_by_method(
     x: Tensor, y: Tensor, *, method: HeadMethod, classes: int, balanced: bool
 ) -> tuple[Tensor, Tensor]:
-    """Fit a head to raw float32 features (n, D) by a method that is already chosen.
+    """Fit a head to raw float32 features (n, D) by a given method.
 
     If `balanced` is set, every class has the same total weight.
 
     Returns:
-        The weight (C, D), or (C, read) if the method reads the leading features only, and the bias
-        (C,).
+        The weight (C, D) and the bias (C,). If the method reads only the leading `read` features,
+        the weight has the shape (C, read).
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)[0]
@@ -370,9 +370,12 @@ def fit_by_method(
     classes: int,
     method: HeadMethod,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return weight and bias of the head on raw features (n, D), and those for the last block.
+    """Fit a head to raw features (n, D), and a head that reads only the last block.
 
     `weights` (1, n) holds the sample weights, and `standardizer` is fitted to `x`.
+
+    Returns:
+        The weight and bias of each head. Both heads are the same if `method` reads one block only.
     """
     leading = standardizer.leading(method.read)
     logistic = fit_logistic(x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2)

@@ -131,7 +131,7 @@ class HeadChoice(TypedDict):
 
 
 class TrialResults(TypedDict):
-    """Layers trained on a part of the training images, scored on the others beside the head."""
+    """Results of a trial that compares trained layers with the head on held-out training images."""
 
     layers: str  # in the notation of `train.freeze`
     epochs: AtLeastOne
@@ -141,7 +141,7 @@ class TrialResults(TypedDict):
     head_top1: Share  # accuracy of a head fitted to the same images
     loss: Loss  # mean cross-entropy after temperature scaling
     head_loss: Loss
-    error: Loss  # standard error of the difference of the two losses
+    error: Loss  # standard error of the difference between the losses
     seconds: Loss  # time of the trial
     final_seconds: Loss  # expected time of training on all training images
 
@@ -150,14 +150,14 @@ class SkippedTrial(TypedDict):
     """Layers that were not tried for lack of time."""
 
     layers: str
-    seconds_needed: Loss  # budget with which they would have been tried
+    seconds_needed: Loss  # budget that would have been enough to try them
 
 
 class BudgetResults(TypedDict):
-    """What a run with a time budget tried and chose."""
+    """Trials and choice of a run with a time budget."""
 
     seconds: Loss  # the budget
-    used: Loss  # time from the start of the run to the last trial
+    used: Loss  # time from the start of the run to the end of the last trial
     trials: list[TrialResults]
     skipped: list[SkippedTrial]
     chosen: str | None  # layers trained after the head, or `head`; None before the choice

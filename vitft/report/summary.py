@@ -142,13 +142,13 @@ def describe_budget(run: Run) -> str:
     text = f"The run had a time budget of {duration(budget['seconds'])}."
     for trial in budget["trials"]:
         text += (
-            f" In a trial on {trial['images']:,} of the training images, training "
-            f"{layers_text(trial['layers'])} classified {percent(trial['top1'])} of "
-            f"{trial['held_out']:,} other training images correctly, and the head alone "
-            f"{percent(trial['head_top1'])}."
+            f" In a trial on {trial['images']:,} of the training images, the model with "
+            f"{layers_text(trial['layers'])} trained classified {percent(trial['top1'])} of the "
+            f"{trial['held_out']:,} other training images correctly; the head alone classified "
+            f"{percent(trial['head_top1'])} correctly."
         )
     if budget["chosen"] == "head":
-        text += " Only the head was trained, because no trial was clearly better."
+        text += " Only the head was trained, because no trial was clearly better than the head."
     for skipped in budget["skipped"]:
         text += (
             f" Training {layers_text(skipped['layers'])} was not tried: it needs a budget of about "

@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the number of seconds in a time such as `90s`, `10m`, `2h` or `90`, or None."""
+    """Return the seconds in a time such as `90s`, `10m`, `2h` or `90`; None for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 

@@ -1,8 +1,8 @@
 """Data audit at the end of a run: duplicates, leakage and suspected label errors.
 
 Identical files are found by their digests. If one feature vector per image is cached, the features
-also yield labels that are probably wrong and candidate near copies. Only these candidates are read
-again, to confirm them by fingerprints. The trained model does not depend on the audit.
+are also used to find probable label errors and candidate near copies. Only the candidate copies are
+read again, to confirm them by fingerprints. The trained model does not depend on the audit.
 """
 
 import logging
@@ -32,8 +32,9 @@ from vitft.training.stages import ScoredImages
 log = logging.getLogger(__name__)
 
 MIN_SIMILARITY = 0.75
-"""Minimum cosine of the centred features of candidate near copies. Features alone cannot tell
-copies from similar subjects (docs/experiments.md), so candidates are confirmed by fingerprints."""
+"""Minimum cosine similarity between the centred features of two candidate near copies. Features
+alone cannot tell copies from similar subjects (docs/experiments.md), so candidates are confirmed by
+fingerprints."""
 
 
 def audit_run(
@@ -50,9 +51,9 @@ def audit_run(
     Args:
         inputs: The inputs of the first stage.
         inspected: The loaded images and the files that could not be read.
-        scored: Features and held-out logits of all images, or None if no head was solved.
+        scored: Features and held-out logits of the distinct images, or None if no head was solved.
         seed: Seed for the cross-validation folds if no head was solved.
-        cache: The setting `train.cache`, the location of cached fingerprints.
+        cache: The setting `train.cache`, which says where fingerprints are cached.
         find_copies: Whether to search for near copies instead of reusing those found for the split.
     """
     data = inputs.data
@@ -77,16 +78,16 @@ def audit_run(
 
 
 def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
-    """Log the numbers of findings to review, if any, with the command that lists them."""
+    """Log how many findings there are to review, if any, and the command that lists them."""
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
         log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
-    """Return features and out-of-fold logits of the distinct images, at the default L2 penalty.
+    """Return features of the distinct images, and out-of-fold logits at the default L2 penalty.
 
-    There are no logits if there are too few images per class.
+    The logits are None if there are too few images per class.
     """
     data = inputs.data
     distinct = data.distinct
@@ -106,9 +107,9 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return index pairs of near copies among the distinct images, given features (n, D).
+    """Return index pairs of near copies among the distinct images, given their features (n, D).
 
-    There are none if there are more than `CV_IMAGES` images, or if a candidate file has changed.
+    The list is empty if there are more than `CV_IMAGES` images or a candidate file has changed.
     """
     distinct = data.distinct
     most = min(500, round(0.1 * len(distinct)))
@@ -134,9 +135,9 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
 
 
 def most_similar(x: Tensor, most: int) -> list[IndexPair]:
-    """Return up to `most` index pairs (i < j) of similar features (n, D), the most similar first.
+    """Return up to `most` index pairs (i < j) of similar features (n, D), most similar first.
 
-    The cosine of each pair of centred features is at least `MIN_SIMILARITY`.
+    After centring, the cosine similarity of each pair is at least `MIN_SIMILARITY`.
     """
     if most < 1 or len(x) < 2:
         return []
@@ -147,7 +148,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
         cosines.masked_fill_(
             torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
         )
-        # Few pairs pass the threshold; sorting all of them would take long.
+        # Few pairs reach the threshold; sorting all pairs would take much longer.
         near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY)[:, 0]
         best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
@@ -157,7 +158,10 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 
 
 def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
-    """Return the labels that are probably wrong, with one path per distinct image."""
+    """Return the probable label errors, with one path per distinct image.
+
+    Images whose identical copies have different labels are left out.
+    """
     if scored.held_out is None:
         return []
     rows, distinct = scored.held_out.rows, data.distinct

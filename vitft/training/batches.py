@@ -1,7 +1,7 @@
 """Training and validation batches of a stage, from cached features, memory or files.
 
-The training loop receives only inputs and labels. Random views depend only on the seed, the epoch,
-the image and the number of its earlier uses in the epoch.
+The training loop receives only inputs and labels. A random view depends only on the seed, the
+epoch, the image and how often the image has already been used in the epoch.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
-"""Function (epoch, step) that returns an iterator over the batches of an epoch from a step on."""
+"""Function of (epoch, step) that returns an iterator over an epoch's batches from that step on."""
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:
     """Return whether training inputs are cached.
 
-    Pooled features are always cached, tokens only without augmentation.
+    Pooled features are always cached; tokens are cached only without augmentation.
     """
     return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
@@ -42,10 +42,10 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 
 
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
-    """Return the views of each training image to cache.
+    """Return the views of a training image to cache.
 
-    Without augmentation, these are the plain view and `train.views` random crops; otherwise, one
-    crop per epoch.
+    With augmentation, the views are one random crop per epoch; otherwise, they are the plain view
+    and `train.views` random crops.
     """
     crop = training_crop(transform, train)
     if train.augment != "none":
@@ -60,10 +60,10 @@ def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
 
 
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
-    """Return the positions in `rows` of the images of an epoch, in their order of use.
+    """Return the indices into `rows` of the images used in an epoch, in order of use.
 
-    Without balanced sampling, these are all positions in random order. With balanced sampling,
-    every class has the same number of positions, some of which may repeat.
+    Without balanced sampling, these are all indices in random order. With balanced sampling, every
+    class occurs equally often, and an index may occur more than once.
     """
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
@@ -71,7 +71,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
 
 
 def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
-    """Return an iterator over batches of the images of `rows`, as plain views and in order."""
+    """Return an iterator over batches of the images of `rows`, in order and unaugmented."""
     data, size = inputs.data, EVAL_BATCH * 8
     if inputs.extractor is not None:
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -87,7 +87,7 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> EpochBatches:
     """Return a function that yields training batches.
 
-    If several views of each image are cached, the epochs use them in turn.
+    If several views of each image are cached, the epochs cycle through the views.
     """
     size, data = optim.batch_size, inputs.data
     if not caches_views(inputs.cut, train):
@@ -106,7 +106,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
 
 
 def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
-    """Return a function that yields training batches with new random views in each epoch."""
+    """Return a function that yields training batches whose views are made anew in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
     crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
@@ -145,9 +145,8 @@ def shift_augmentation(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that shifts and flips views (B, H, W, channels).
 
-    Its second argument holds the positions (B,) of the views in `order`.
-
-    The function returns the views unchanged unless `train.augment` is `shift`.
+    The second argument of the function holds the positions (B,) of the views in `order`. The views
+    are returned unchanged unless `train.augment` is `shift`.
     """
     if train.augment != "shift":
         return lambda views, _: views
@@ -165,5 +164,5 @@ def shift_augmentation(
 
 
 def view_key(key: str, row: Row, repeat: int) -> str:
-    """Return the seed key of a random view, which differs between uses of an image in an epoch."""
+    """Return the seed key of a random view; each use of an image in an epoch has its own key."""
     return f"{key}/{row.path}/{repeat}" if repeat else f"{key}/{row.path}"

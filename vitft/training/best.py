@@ -37,22 +37,22 @@ class BestFacts(TypedDict):
 
 
 class BestWeights:
-    """Trained weights with the best validation metrics so far, and those metrics.
+    """Trained weights with the best validation metrics so far, and the metrics themselves.
 
-    If `selects` is false, the validation metrics select nothing: the latest weights are kept.
+    If `selects` is false, the latest weights are kept, whatever their metrics.
     """
 
     def __init__(self, model: Model, *, selects: bool = True) -> None:
         self.model, self.selects = model, selects
         self.epochs = 0
-        """Number of epochs validated."""
+        """Number of validated epochs."""
         self.epochs_since_best = 0
         self.weights: dict[str, Tensor] = {}
         self.file = ""
         """Name of the file in `resume/` that holds `weights`; empty if they are not on disk."""
         self._validated = cast("RunResults", {})
         self.head_results: SolvedHeadResults | None = None
-        """Results of solving the head, reported whichever stage yields the best weights."""
+        """Results of solving the head; reported no matter which stage yields the best weights."""
 
     @property
     def results(self) -> RunResults:
@@ -64,15 +64,15 @@ class BestWeights:
     def update(self, metrics: Metrics) -> None:
         """Count an epoch, and copy the model's weights if the metrics are the best so far.
 
-        The first epoch is always the best so far; later ones are compared by `is_better` or, if
-        `selects` is false, always replace the earlier ones.
+        The first epoch always counts as the best so far; `is_better` compares later epochs with the
+        best one. If `selects` is false, every epoch counts as the best.
         """
         self.epochs += 1
         self.epochs_since_best += 1
         if self.epochs == 1 or not self.selects or is_better(metrics, self._validated):
             found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
             weights = self.copy_weights()
-            self._validated, self.weights = found, weights  # no call, so no signal in between
+            self._validated, self.weights = found, weights  # signals cannot interrupt this line
             self.epochs_since_best, self.file = 0, ""
         self._validated["epochs"] = self.epochs
         self._validated["selected_on_validation"] = self.selects and self.epochs > 1
@@ -85,27 +85,27 @@ class BestWeights:
         """
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
-                if name not in self.weights:  # it never changes
+                if name not in self.weights:  # this tensor never changes
                     continue
                 if self.weights[name].shape != tensor.shape:
                     raise RunError(
-                        f"the best weights in {self.file or 'resume/'} are not those of this "
-                        f"model: {name} has the wrong shape",
+                        f"the best weights in {self.file or 'resume/'} do not fit this model: "
+                        f"{name} has the wrong shape",
                         fix="start a new run in another directory with --out",
                     )
                 tensor.copy_(self.weights[name])
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Return copies of the trained tensors on the CPU, which saves GPU memory."""
+        """Return copies of the trained tensors, kept on the CPU to save GPU memory."""
         return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
 
     def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the names and tensors that training changes: trainable parameters and buffers."""
+        """Return the names and values of all trainable parameters and buffers."""
         trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
         return chain(trained, self.model.named_buffers())
 
     def facts(self) -> BestFacts:
-        """Return all fields that `load` restores, except the tensors and `file`."""
+        """Return the fields that `load` restores, except the weights and `file`."""
         return {
             "epochs": self.epochs,
             "since": self.epochs_since_best,
@@ -124,9 +124,9 @@ class BestWeights:
 def is_better(new: Metrics, best: Metrics) -> bool:
     """Return whether the metrics `new` are better than `best` on the same validation images.
 
-    The accuracy decides if the two differ by more than a standard error, and the loss otherwise:
-    with few images, the accuracy stays the same for many epochs or changes by chance, while the
-    loss keeps changing.
+    The accuracy decides if the two accuracies differ by more than a standard error; otherwise, the
+    loss decides. With few images, the accuracy stays the same for many epochs or changes by chance,
+    while the loss keeps changing.
     """
     difference = new["top1"] - best["top1"]
     if abs(difference) > accuracy_noise(min(new["top1"], best["top1"]), best["images"]):
@@ -137,7 +137,7 @@ def is_better(new: Metrics, best: Metrics) -> bool:
 def accuracy_noise(top1: float, images: int) -> float:
     """Return the binomial standard error of an accuracy.
 
-    One correct and one wrong image are added, so that the error is never 0.
+    One correct and one wrong image are added so that the standard error is never 0.
 
     Source: Agresti & Coull 1998, "Approximate is better than exact for interval estimation of
     binomial proportions", The American Statistician 52.

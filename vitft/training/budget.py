@@ -1,9 +1,10 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first solves its head. Each candidate then continues from a head fitted to two
-thirds of the training images, and is compared with this head on the last third. If a candidate is
-clearly better, the best one is trained again on all training images, starting from the head of the
-run; otherwise, the head is kept. The validation images take no part in the choice.
+A run with a budget first solves its head. Each candidate, which is a choice of further layers and
+their settings, is then trained on two thirds of the training images, starting from a head fitted to
+the same images, and compared with that head on the remaining third. If any candidate is clearly
+better than the head, the best candidate is trained again on all training images, starting from the
+head of the run; otherwise, only the head is trained. The validation images are not used to choose.
 """
 
 import logging
@@ -26,13 +27,13 @@ from vitft.training.trial import MIN_EPOCHS, LayerSettings, Trial, hold_out
 log = logging.getLogger(__name__)
 
 MIN_TRIAL_IMAGES = 60
-"""Number of training images below which only the head is trained: the held-out third would be too
+"""Minimum number of training images for trials; with fewer images, the held-out third would be too
 small to show a gain."""
 MARGIN = 0.85
-"""Fraction of the remaining time for which training is planned; the rest is for reports and for
-changes in the speed of the machine."""
+"""Fraction of the remaining time that trials and training may take; the rest is a reserve for
+reports and for variations in the speed of the machine."""
 EVIDENCE = 2.0
-"""Number of standard errors by which the held-out loss must be below that of the head."""
+"""Minimum reduction of the held-out loss, in standard errors, for a candidate to beat the head."""
 
 LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
 EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75})
@@ -40,25 +41,25 @@ CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
 
 
 def layers_to_try(model: Model) -> list[LayerSettings]:
-    """Return the candidates for a model, those with the fastest steps first."""
+    """Return the candidates for a model, in order of increasing time per training step."""
     everything = LayerSettings(layers="none", optim=EVERYTHING, train=CROPS)
     if not isinstance(model, VisionTransformer):
         return [everything]
-    last = max(4, model.config.read_blocks)  # the head reads no block before the cut
+    last = max(4, model.config.read_blocks)  # all blocks that the head reads must be trained
     if last >= model.config.depth:
         return [everything]
     return [LayerSettings(layers=f"blocks:{last}", optim=LAST_BLOCKS), everything]
 
 
 def choose_layers(context: RunContext, method: HeadMethod) -> None:
-    """Try the candidates, and add the best one to the stages of the run if it beats the head.
+    """Try the candidates, and add the best one to the run's stages if it is better than the head.
 
-    Finished trials are saved, so a resumed run does not repeat them. The settings of the choice
-    replace the budget in config.toml, which therefore describes what was trained.
+    Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
+    replaced with the chosen settings, so the file describes what is trained.
 
     Args:
-        context: The run, with its head solved.
-        method: The way in which the head was fitted.
+        context: The run, whose head has been solved.
+        method: The method by which the head was fitted.
     """
     run = context.run
     found = read_budget(run.resume)
@@ -70,7 +71,7 @@ def choose_layers(context: RunContext, method: HeadMethod) -> None:
 
 
 def resume_budget(context: RunContext) -> None:
-    """Continue the clock of a stopped run with a time budget, and keep its choice."""
+    """Restore the used time and the choice, if any, of a stopped run with a time budget."""
     found = read_budget(context.run.resume)
     if found is None:
         return
@@ -81,7 +82,7 @@ def resume_budget(context: RunContext) -> None:
 
 
 def untried(context: RunContext) -> BudgetResults:
-    """Return the results of a run before its first trial."""
+    """Return the budget results of a run before its first trial."""
     return {
         "seconds": context.config.train.budget_s,
         "used": 0.0,
@@ -93,11 +94,13 @@ def untried(context: RunContext) -> BudgetResults:
 
 
 def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
-    """Run the trials for which there is enough time, and return all results with the choice."""
+    """Run the trials for which there is time; return the results of all trials and the choice."""
     images = len(context.inputs.data.manifest.train)
     every = layers_to_try(context.best.model)
     if images < MIN_TRIAL_IMAGES:
-        log.info(f"only the head is trained: {count(images, 'training image')} are too few to try")
+        log.info(
+            f"only the head is trained: {count(images, 'training image')} are too few for trials"
+        )
         every = []
     done = {trial["layers"] for trial in found["trials"]}
     remaining = [candidate for candidate in every if candidate.layers not in done]
@@ -112,13 +115,13 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
         best = best_trial(found["trials"])
         after = best["final_seconds"] if best else 0.0
         epochs = trial.affordable_epochs(left / (len(remaining) - number), after=after)
-        if epochs < MIN_EPOCHS:  # then the candidates after this one are not affordable either
+        if epochs < MIN_EPOCHS:  # later candidates are slower still, so use all the time left
             epochs = min(MIN_EPOCHS, trial.affordable_epochs(left, after=after))
         if epochs < MIN_EPOCHS:
             needed = used_seconds(context) + trial.seconds(MIN_EPOCHS) / MARGIN
             found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
             log.info(
-                f"not tried: training {layers_text(candidate.layers)}, which needs a budget of "
+                f"training {layers_text(candidate.layers)} was not tried: it needs a budget of "
                 f"about {duration(needed)}"
             )
             continue
@@ -133,12 +136,12 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
 
 
 def used_seconds(context: RunContext) -> float:
-    """Return the time used by the run so far, without interruptions; equal in all processes."""
+    """Return the seconds used by the run, without interruptions; the same in all processes."""
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
 def best_trial(trials: list[TrialResults]) -> TrialResults | None:
-    """Return the trial with the lowest loss of those that are clearly better than the head."""
+    """Return the trial with the lowest loss among those clearly better than the head, if any."""
     better = [t for t in trials if t["head_loss"] - t["loss"] > EVIDENCE * t["error"]]
     return min(better, key=lambda trial: trial["loss"], default=None)
 
@@ -147,13 +150,13 @@ def describe_trial(trial: TrialResults) -> str:
     """Return a log line about a trial."""
     return (
         f"trained {layers_text(trial['layers'])} for {count(trial['epochs'], 'epoch')}: "
-        f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images correct; "
-        f"{percent(trial['head_top1'])} with the head alone"
+        f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images correct "
+        f"(with the head alone: {percent(trial['head_top1'])})"
     )
 
 
 def with_choice(context: RunContext, found: BudgetResults) -> Config:
-    """Return the settings of a run that trains the chosen layers and has no budget."""
+    """Return the settings of the run, with the choice instead of the budget."""
     model, train = context.best.model, replace(context.config.train, budget="")
     if isinstance(model, VisionTransformer):
         train = replace(train, head_blocks=model.config.read_blocks)

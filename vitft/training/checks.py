@@ -1,4 +1,4 @@
-"""Checks made before torch is imported: data, weights, settings and the run directory."""
+"""Checks of data, weights, settings and run directory that are made before torch is imported."""
 
 import os
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ RESUME_CHANGES = frozenset(
 
 
 def check_request(config: Config, out: str | None) -> Path:
-    """Check data, weights, trackers and run directory; return the path of the run directory.
+    """Check data, weights, trackers and run directory, and return the path of the run directory.
 
     Raises:
         UsageError: Data or weights are missing, settings cannot be combined, the library of a
@@ -71,7 +71,7 @@ def check_request(config: Config, out: str | None) -> Path:
 
 
 def check_val_from(folder: Folder, spec: DataSpec) -> None:
-    """Raise a UsageError if the data has validation images and test images are to replace them."""
+    """Raise a UsageError if test images would be used although there are validation images."""
     present = {file.part for file in folder.files}
     if spec.val_from == "test" and {"val", "test"} <= present:
         raise UsageError(
@@ -83,7 +83,7 @@ def check_val_from(folder: Folder, spec: DataSpec) -> None:
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume (None if it has finished) and its directory.
 
-    `named` contains the dotted keys and values of the settings given for the resumed run.
+    `named` holds the dotted keys and values of the settings given when the run is resumed.
 
     Raises:
         RunError: The run does not exist or is damaged, or a changed setting would alter the
@@ -129,10 +129,10 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
 
 
 def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
-    """Return the names of settings that may change so that training goes on for more epochs.
+    """Return the names of the settings that may change to train for more epochs.
 
-    This is {"optim.epochs"} if the number of epochs grows and the learning rate is constant;
-    otherwise, it is empty.
+    The set is {"optim.epochs"} if the number of epochs grows and the learning rate is constant;
+    otherwise, the set is empty.
     """
     optim = before.get("optim", {})
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")

@@ -1,4 +1,4 @@
-"""Training and validation images of a run, and the inputs of the trained part of the model."""
+"""Images of a run, and the inputs that the trained part of the model receives."""
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
@@ -22,11 +22,11 @@ from vitft.system import console
 from vitft.training.distributed import ProcessGroup
 
 EVAL_BATCH = 32
-"""Number of images per evaluation batch; eight times as many for cached features and images in
-memory."""
+"""Number of images per evaluation batch; batches of cached features and of images in memory are
+eight times as large."""
 
 ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
-"""Generator of batches of rows and their views, uint8 of shape (B, H, W, channels)."""
+"""Generator of (rows, views) batches; the views are uint8 of shape (B, H, W, channels)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class ImageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Training and validation images of a run, the same for all stages."""
+    """Training, validation and test images of a run; the same for all stages."""
 
     manifest: Manifest
     transform: EvalTransform
     max_pixels: int
-    """Maximum number of pixels of an image; larger images cause errors."""
+    """Maximum number of pixels in an image; larger images raise an error."""
     device: torch.device
     group: ProcessGroup
     """Process group across which each batch is divided."""
     duplicates: Mapping[str, str]
-    """Mapping from digests of images that have near copies to the names of their groups."""
+    """Mapping from the digest of each image with near copies to the name of its group."""
 
     @property
     def distinct(self) -> list[Row]:
@@ -71,7 +71,7 @@ class Dataset:
         return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
-        """Return group numbers (n,) of `rows`; near copies share a number."""
+        """Return the group numbers (n,) of `rows`; near copies share a number."""
         return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
 
     def decode(
@@ -84,8 +84,8 @@ class Dataset:
     ) -> ImageBatches:
         """Decode the files of `rows` in threads and yield their views in order, `size` at a time.
 
-        If `crop` is given, views are random crops, seeded by `keys` (one key per row); otherwise,
-        they are plain.
+        If `crop` is given, the views are random crops, seeded by `keys` (one key per row);
+        otherwise, they are plain views.
 
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.
@@ -146,12 +146,15 @@ class StageInputs:
     """Decoded images; None if they are not needed or too large to keep in memory."""
 
     def last_features(self, rows: Sequence[Row]) -> Tensor:
-        """Return cached pooled features (n, D) of the last block."""
+        """Return the cached pooled features (n, D) of the last block."""
         assert self.extractor is not None
         return self.features(rows)[:, : self.extractor.prefix.leading]
 
     def features(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
-        """Return cached outputs of the prefix, (n, D) or (n, N, D), in float32 on the CPU."""
+        """Return the cached outputs of the frozen prefix in float32 on the CPU.
+
+        They are pooled features (n, D) or tokens (n, N, D).
+        """
         assert self.extractor is not None
         return self.extractor.rows(
             [row.sha256 for row in rows], view or eval_view(self.data.transform)

@@ -1,7 +1,7 @@
-"""`vitft demo`: two offline runs with the same budget on drawings of flowers.
+"""`vitft demo`: two offline runs on drawings of flowers.
 
-One run starts from the bundled weights, the other from random weights; the difference shows the
-benefit of pretraining.
+One run starts from the bundled weights, the other from random weights. All other settings are the
+same, so the difference in accuracy shows the benefit of pretraining.
 """
 
 import logging
@@ -51,7 +51,7 @@ def run_demo() -> DemoResults:
     config = config_from_table(read_recipe("demo"))
     config = replace(config, data=demo_data(config.data))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))
-    # The pretrained run is second, so that it is the latest run.
+    # The pretrained run comes second so that it becomes the latest run.
     _, random = finetune_demo(baseline)
     run, pretrained = finetune_demo(config)
     manifest = Manifest.read(RunDir(run).split, Path(config.data.path))

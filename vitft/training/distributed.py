@@ -7,11 +7,11 @@ and its shard of the features and validation images. Gradients are summed over t
 step uses the gradient of the whole batch. Only the main process (rank 0) logs and writes the run
 directory.
 
-Models too large to be trained whole in every process are sharded with
+Models too large for a full copy in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
-every process stores a slice of each weight, gradient, average and optimiser state, and the weights
-of a block are gathered only while it is computed. The DTensor modules that this requires take 0.4 s
-to import, so only sharded runs import them.
+every process stores a slice of each weight, gradient, moving average and optimiser state, and the
+weights of a block are gathered only while the block is computed. The DTensor modules that this
+requires take 0.4 s to import, so only sharded runs import them.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ Value = TypeVar("Value")
 class ProcessGroup:
     """Process group of a run.
 
-    With a single process, collectives return their input. With several, they raise a ResourceError
-    if a process has been lost.
+    With a single process, collectives return their input. With several processes, collectives raise
+    a ResourceError if a process has been lost.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
@@ -55,7 +55,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return every `size`-th item, starting at item `rank`."""
+        """Return this rank's shard of the items: every `size`-th item, starting at item `rank`."""
         return items[self.rank :: self.size]
 
     def batch_slice(self, count: int) -> slice:
@@ -102,7 +102,7 @@ class ProcessGroup:
         return values[0]
 
     def all_gather(self, rows: Tensor, count: int) -> Tensor:
-        """Return the rows (count, ...) of all ranks on the CPU, in the order before `shard`."""
+        """Return the rows (count, ...) of all ranks on the CPU, in their order before `shard`."""
         if self.size == 1:
             return rows
         parts: list[Any] = [None] * self.size
@@ -128,7 +128,7 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert a RuntimeError, caused by a broken connection, into a ResourceError with a fix.
+    """Convert a RuntimeError raised in the body into a ResourceError that reports a lost process.
 
     Raises:
         ResourceError: The body raised a RuntimeError.
@@ -145,7 +145,7 @@ def is_lost_process(error: RuntimeError) -> bool:
 
 
 def lost_process(message: str) -> ResourceError:
-    """Return the error for a dead or hanging process, given the message from gloo or NCCL."""
+    """Return the error that reports a dead or hanging process, given a gloo or NCCL message."""
     pair = distributed.is_initialized() and distributed.get_world_size() == 2
     who = f"process {1 - distributed.get_rank()}" if pair else "another process"
     reason = re.sub(r"^(\[[^\]]*\] )+", "", message.splitlines()[0])[:120]  # omits C++ locations
@@ -174,7 +174,7 @@ def rendezvous_store(timeout: timedelta) -> Store:
 
 @contextlib.contextmanager
 def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
-    """Join the process group that torchrun's environment variables describe, or a group of one.
+    """Join the process group described by torchrun's environment variables, or a group of one.
 
     A process that has not responded for `timeout_s` seconds is considered lost.
 
@@ -231,7 +231,7 @@ def check_sharding(
 
 
 def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
-    """Return a copy of the trainable part, sharded block by block over the process group.
+    """Return a copy of `module`, sharded block by block over the process group.
 
     The original is not sharded and is used for everything except the training steps.
     """
@@ -258,7 +258,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of the whole tensor `value`, sharded in the same way as `like`.
+    """Return this rank's slice of the full tensor `value`, sharded in the same way as `like`.
 
     If `like` is not sharded or has another shape, `value` is returned unchanged.
     """
@@ -272,7 +272,7 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy trained parameters from a sharded copy into the original module.
+    """Copy the trained parameters of a sharded copy into the original module.
 
     Every rank must call this function.
     """

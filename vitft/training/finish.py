@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
-    """Final results of a run and the calibration temperature used for them."""
+    """Final results of a run, and the temperature that calibrates the logits."""
 
     temperature: float
     logits: Tensor
@@ -61,9 +61,9 @@ def evaluate_run(
 ) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    Metrics in `results` are replaced by the final ones. `scored` holds cross-validated logits that
-    represent those of the model on new images, or is None if there are no such logits. `started`
-    is the start of the run as `time.monotonic` time.
+    The metrics in `results` are replaced with the final metrics. `scored` holds cross-validated
+    logits that are representative of the model's logits on new images; it is None if there are no
+    such logits. `started` is the value of `time.monotonic()` at the start of the run.
     """
     rows = inputs.data.manifest.val
     logits, confirmed = final_logits(inputs, model, precision, rows)
@@ -72,8 +72,8 @@ def evaluate_run(
     training = None if scored is None else cross_validated_set(inputs.data, scored)
     if training is not None and not are_comparable(validation, training):
         log.info(
-            "the validation images differ in difficulty from the training images under "
-            "cross-validation, so probabilities are calibrated on the validation images alone"
+            "the loss on the validation images clearly differs from the cross-validated loss on "
+            "the training images, so probabilities are calibrated on the validation images alone"
         )
         training = None
     fitted = calibrate_temperature(validation, training)
@@ -121,7 +121,7 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
     """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
 
     Images that are also in the validation set are left out. The result is None if there are no
-    cross-validated logits, or none are left.
+    cross-validated logits or all images are left out.
     """
     if scored.held_out is None:
         return None
@@ -137,15 +137,17 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
 def final_logits(
     inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
 ) -> tuple[Tensor, int | None]:
-    """Return logits with the same top class as in float32, the precision of predict and exports.
+    """Return logits that yield the same top classes as predict and exports, which use float32.
 
-    Features in bf16 change logits by a few thousandths, which matters only if the top two classes
-    are nearly equal. The images with the smallest margins are therefore recomputed from pixels in
-    float32, until the remaining margins exceed four times the largest change observed.
+    Features in bf16 change logits by a few thousandths, which matters only if the two largest
+    logits of an image are nearly equal. The images with the smallest margins between these two
+    logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
+    times the largest change observed.
 
     Returns:
-        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images;
-        None if the precision is fp32 or nothing is frozen, because nothing is recomputed then.
+        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images. The
+        number is None if the precision is fp32 or nothing is frozen, because no image needs to be
+        recomputed.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the run.
@@ -173,8 +175,8 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
 
     The logits of the validation images are written to validation.npz.
 
-    eval.json is removed while the weights are replaced, so that it never describes different
-    weights. Call this function only while signals are deferred.
+    eval.json is removed while the weights are replaced, so it never describes weights other than
+    those on disk. Call this function only while signals are deferred.
     """
     if run.writes:
         with writing(run.eval):

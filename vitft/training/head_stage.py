@@ -1,4 +1,4 @@
-"""Training stage that solves the head of a run, and its cross-validation."""
+"""Training stage that solves the linear head of a run and cross-validates it."""
 
 import logging
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def solve_head_stage(context: RunContext) -> HeadMethod:
     """Solve the linear head, validate it, and score all images by cross-validation.
 
     Returns:
-        The way in which the head was fitted.
+        The method by which the head was fitted.
     """
     config, inputs, best = context.config, context.inputs, context.best
     data, manifest = inputs.data, inputs.data.manifest
@@ -79,10 +79,10 @@ def solve_head_stage(context: RunContext) -> HeadMethod:
 
 
 def refit_last_head(context: RunContext) -> None:
-    """Fit the head for libraries that read the last block only to the trained model's features.
+    """Refit the last-block head to the features of the trained model.
 
-    Nothing is done if the head of the model itself reads the last block only, or if the features
-    have not been trained.
+    This is a second head, for libraries that can read only the last block. Nothing is done unless
+    the model has such a head, its main head was solved, and the features were trained afterwards.
     """
     best, inputs, data = context.best, context.inputs, context.inputs.data
     model, results = best.model, best.head_results
@@ -111,7 +111,7 @@ def refit_last_head(context: RunContext) -> None:
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
-    """Return inputs with the features of the last block only, and make the new head read these."""
+    """Limit the head to the last block, and return inputs with the features of that block only."""
     if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
         return inputs
     extractor = inputs.extractor.of_last_block()
@@ -120,10 +120,10 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
 
 
 def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
-    """Return what the solved head reads and why.
+    """Return which blocks the solved head reads, and the scores that led to this choice.
 
-    For the validation images, `x` (n, D) holds the features of the last block, and `y` (n,) the
-    class indices.
+    `x` (n, D) holds the last-block features of the validation images, and `y` (n,) their class
+    indices.
     """
     weight, bias = solved.last
     right = (x @ weight.T + bias).argmax(dim=-1) == y
@@ -137,7 +137,7 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
 
 
 def describe_choice(choice: HeadChoice) -> str:
-    """Return a log line about the blocks that the head reads, and why."""
+    """Return a log line that says how many blocks the head reads, and why."""
     last = choice["candidates"][0]["cv_top1"]
     if choice["blocks"] == 1:
         return f"the head reads the last block (cross-validated accuracy {percent(last)})"
@@ -151,7 +151,7 @@ def describe_choice(choice: HeadChoice) -> str:
 def cross_validate_images(
     data: Dataset, distinct: Tensor, config: Config, method: HeadMethod
 ) -> tuple[CrossValidation | None, ScoredImages]:
-    """Cross-validate a way to fit the head on the features (n, D) of the distinct images.
+    """Cross-validate a method of fitting the head, given features (n, D) of the distinct images.
 
     The results and the logits are None if there are too few images (see `cross_validate`).
     """
@@ -170,10 +170,10 @@ def cross_validate_images(
 
 
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
-    """Return cross-validated logits that represent the best weights on new images, or None.
+    """Return cross-validated logits that represent the model's logits on new images, or None.
 
-    The result is None unless the best weights are those of a head solved on plain views, because
-    cross-validation fits heads in this way, to 80 % of the images. `first` holds the inputs of the
+    Cross-validation solves heads on plain views of 80 % of the images, so the result is None unless
+    the best weights come from solving the head on plain views. `first` holds the inputs of the
     first stage; a run resumed after that stage computes the logits again.
     """
     config, best = context.config, context.best
@@ -193,8 +193,8 @@ def head_features(
     """Return the inputs of the head, in float32 on the CPU.
 
     Returns:
-        The training images, one block of rows per view (views * n, D), the validation images
-        (m, D), and one row per distinct image of both sets.
+        Features of the training images (views * n, D), one view after the other; of the validation
+        images (m, D); and of the distinct images of both sets, one row each.
     """
     data = inputs.data
     pre_logits = model.pre_logits.cpu()

@@ -31,8 +31,8 @@ from vitft.training.optim import WeightAverage, lr_at, make_optimizer
 log = logging.getLogger(__name__)
 
 MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Function that maps the inputs and labels (B,) of a batch to mixed inputs and mixed labels: class
-indices (B,) or probabilities (B, C)."""
+"""Function that maps the inputs and labels (B,) of a batch to mixed inputs and their targets, which
+are class indices (B,) or class probabilities (B, C)."""
 
 
 class Batch(NamedTuple):
@@ -65,12 +65,12 @@ class Trainer:
         model: Model that maps `Batch.inputs` to logits (B, C). It contains no frozen parts, or
             keeps them in eval mode itself.
         spec: Solver, learning rate, schedule, epochs, micro-batch size and label smoothing.
-        steps_per_epoch: Number of batches per epoch, from which the schedule gets its length.
+        steps_per_epoch: Number of batches per epoch, which determines the length of the schedule.
         precision: `bf16` or `fp16` to use autocast, otherwise `fp32`.
-        seed: Seed for random numbers (drop path, `mix`), combined with step and rank.
+        seed: Seed for random numbers (drop path, `mix`), combined with the step and the rank.
         mix: Function applied to each whole batch before the forward pass.
         class_weights: Loss factors of the classes (C,), with mean 1 over the images.
-        compiled: Whether to compile the forward and backward pass with torch.compile.
+        compiled: Whether to compile the forward and backward passes with torch.compile.
         group: Process group across which each batch is divided.
         sharded: Whether `model` was returned by `distributed.shard_module`.
     """
@@ -89,7 +89,7 @@ class Trainer:
         group: ProcessGroup | None = None,
         sharded: bool = False,
     ) -> None:
-        assert spec.lr is not None, "the learning rate is resolved when the model is known"
+        assert spec.lr is not None, "the learning rate has not been resolved"
         self.model, self.spec, self.peak_lr, self.sharded = model, spec, spec.lr, sharded
         self.steps_per_epoch = steps_per_epoch
         self.total_steps = steps_per_epoch * spec.epochs
@@ -101,7 +101,7 @@ class Trainer:
         self.average = WeightAverage(self.parameters, spec.ema)
         self.forward = torch.compile(model) if compiled else model
         self.micro_batch = spec.micro_batch or spec.batch_size
-        """Number of images per pass; halved whenever memory runs out."""
+        """Number of images per micro-batch; halved whenever memory runs out."""
         self.seed, self.precision = seed, precision
         self.mix, self.class_weights = mix, class_weights
         self.steps = 0
@@ -221,15 +221,16 @@ class Trainer:
         return total, correct
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
-        """Return slices that split this rank's `own` images, of a batch of `images`, into passes.
+        """Return slices that split this rank's `own` images of a batch into micro-batches.
 
-        A sharded model needs the same number of passes on every rank, so some slices may be empty.
+        The whole batch has `images` images. A sharded model needs the same number of micro-batches
+        on every rank, so some slices may be empty.
         """
         most = -(-images // self.group.size) if self.sharded else own
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
-        """Sum the gradients over the process group, and return the sums of the other arguments.
+        """Sum the gradients over the process group, and return the sums of `loss` and `correct`.
 
         Raises:
             ResourceError: A process was lost.
@@ -237,7 +238,7 @@ class Trainer:
         if self.group.size == 1:
             return loss, correct
         gradients: list[Tensor] = []
-        if not self.sharded:  # with FSDP, the backward pass has already summed them
+        if not self.sharded:  # FSDP has summed the gradients in the backward pass
             for parameter in self.parameters.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -276,9 +277,9 @@ def predict_logits(
 def autocast(
     device: torch.device, precision: str, *, cache_weights: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a torch.autocast context for `bf16` and `fp16`, otherwise a context without effect.
+    """Return a torch.autocast context for `bf16` and `fp16`, otherwise a context that does nothing.
 
-    With `cache_weights`, the rounded weights are kept until the context ends.
+    If `cache_weights` is set, the rounded weights are kept until the context ends.
     """
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in types:

@@ -27,10 +27,10 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
 
 
 def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
-    """Return an SGD or AdamW optimiser of the trainable parameters.
+    """Return an SGD or AdamW optimiser for the trainable parameters.
 
-    The value `lr_scale` of each parameter group is its learning-rate factor. torch 2.15 has no
-    fused SGD for sharded parameters.
+    Each parameter group has its learning-rate factor in `lr_scale`. SGD is not fused if the
+    parameters are sharded, because torch 2.15 does not support this.
     """
     groups = parameter_groups(model, spec)
     assert spec.lr is not None
@@ -43,8 +43,9 @@ def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) 
 def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
     """Return the trainable parameters grouped by learning-rate factor and weight decay.
 
-    Norms, biases, position embeddings and tokens have no weight decay. The factor of a layer is
-    `layer_decay ** (layers above it)`. For timm models, timm defines the layers.
+    Norms, biases, position embeddings and tokens have no weight decay. The learning-rate factor of
+    a layer is `layer_decay ** (number of layers above it)`. For timm models, timm defines the
+    layers.
 
     Sources: Clark et al. 2020 (arXiv:2003.10555) and Bao et al. 2022 (arXiv:2106.08254).
     """
@@ -78,7 +79,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
-    """Return the layer number of each parameter as grouped by timm, with the head on top."""
+    """Return the layer number of each parameter in timm's grouping; the head is the last layer."""
     from timm.models import group_parameters
 
     found = group_parameters(inner.net, inner.net.group_matcher(coarse=False), reverse=True)
@@ -106,7 +107,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Update the average after a step that followed `steps` others.
+        """Update the average after a training step; `steps` is the number of earlier steps.
 
         The decay is lower in early steps.
         """
@@ -123,11 +124,11 @@ class WeightAverage:
             self.load(self.average)
             yield
         finally:
-            self.load(self.swapped_out)  # before `trained` reads the parameters again
+            self.load(self.swapped_out)  # before `trained` reads from the parameters again
             self.swapped_out = {}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the parameters to `weights`, by name."""
+        """Copy `weights` to the parameters of the same names."""
         for name, value in weights.items():
             self.parameters[name].copy_(value)

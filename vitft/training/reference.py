@@ -1,7 +1,7 @@
-"""Reference distribution of a run's features, for notes on images unlike the training images.
+"""Reference distribution of a run's features, used to note images unlike the training images.
 
-Features are the pooled features of the last block in the trained model. If layers before the head
-were trained, the features are not cached and are computed for a small, stratified sample.
+The features are the pooled features of the last block of the trained model. If layers before the
+head were trained, these features are not cached; they are computed for a small, stratified sample.
 """
 
 import logging
@@ -26,20 +26,20 @@ from vitft.training.dataset import StageInputs
 log = logging.getLogger(__name__)
 
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
-"""Maximum number of training images, and of validation images, whose features are used: the first
-applies to cached features, the second to features that the trained layers have to compute."""
+"""Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
+features are cached, `COMPUTED_IMAGES` if they have to be computed."""
 
 
 def write_reference(
     run: RunDir, inputs: StageInputs, model: Model, *, frozen: bool, seed: int
 ) -> OodResults:
-    """Write the reference of a run if there are enough images, and log how reliable the notes are.
+    """Write the reference distribution if there are enough images, and log how reliable it is.
 
     Args:
         run: The run directory.
         inputs: Inputs of the last stage.
         model: The trained model.
-        frozen: Whether no stage has trained the layers before the head.
+        frozen: Whether training has left the features unchanged.
         seed: Seed of the sample.
 
     Returns:
@@ -59,13 +59,13 @@ def write_reference(
     if reference is not None:
         run.write_arrays(REFERENCE_FILE, **reference.arrays())
     elif run.writes:
-        (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # of an earlier attempt
+        (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # may remain from an earlier attempt
     log.info(describe_reference(results))
     return results
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a log line on how often images are noted as unlike the training images."""
+    """Return a log line that says how often images are noted as unlike the training images."""
     if results["reason"] is not None:
         return f"images unlike the training images are not noted: {results['reason']}"
     text = (
@@ -88,7 +88,7 @@ def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
 
 @torch.inference_mode()
 def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Features:
-    """Return the pooled features (n, D) of the last block in the trained model."""
+    """Return the pooled features (n, D) of the last block of the trained model."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy()
     parts, read = list[Tensor](), last_block_size(model)

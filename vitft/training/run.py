@@ -143,7 +143,7 @@ def run_finetuning(
 def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
     """Restore the global random number generators and the number of threads on exit.
 
-    With `gpu`, this includes the GPU generators, which `torch.manual_seed` also seeds.
+    If `gpu` is set, this includes the GPU generators, which `torch.manual_seed` also seeds.
     """
     threads, python = torch.get_num_threads(), random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002 - used by timm
@@ -244,7 +244,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
 
 
 def with_budget(results: RunResults, budget: BudgetResults | None) -> RunResults:
-    """Return the results with the trials of a run with a time budget, if it is one."""
+    """Return the results, with the trials added if the run has a time budget."""
     return results if budget is None else {**results, "budget": budget}
 
 
@@ -252,7 +252,7 @@ def load_saved(context: RunContext) -> State | None:
     """Return the newest saved state, if any, and load its best weights; the stage loads the rest.
 
     Raises:
-        RunError: All states are damaged, or the state is of a stage that the run does not have.
+        RunError: All states are damaged, or the newest one belongs to a stage that the run lacks.
     """
     group = context.inputs.data.group
     if group.is_main:
@@ -265,7 +265,7 @@ def load_saved(context: RunContext) -> State | None:
     else:
         facts = found[0].facts
         if facts["stage"] >= len(context.config.train.stages):
-            raise damaged_file(context.run.resume, "its stage is not one of the run")
+            raise damaged_file(context.run.resume, "its newest state has an unknown stage")
         context.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
         done = count(facts["epochs"], "completed epoch")
         log.info(f"resuming after {count(facts['step'], 'step')} ({done})")
@@ -300,7 +300,7 @@ def train_stages(context: RunContext, saved: State | None) -> None:
 
 
 def stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
-    """Yield the index and the layers of each stage; `choose_layers` may add a stage meanwhile."""
+    """Yield the index and layers of each stage, including a stage that `choose_layers` may add."""
     number = 0
     while number < len(context.config.train.stages):
         yield number, context.config.train.stages[number]
@@ -310,8 +310,8 @@ def stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
 def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> None:
     """Write audit.json and the reference distribution of the features.
 
-    Nothing is written before the end of the first epoch. A run that is not `complete` has to end
-    soon, so it writes the reference only if features are cached.
+    Nothing is written if no epoch has ended. If `complete` is false, the run must end soon, so the
+    reference is written only if features are cached.
     """
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
@@ -338,7 +338,7 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
 def write_last_files(context: RunContext) -> None:
     """Write thumbnails, update the link to the latest run and mark the run as finished.
 
-    The mark is the status in environment.json. Afterwards, the training states are deleted.
+    The mark is the status in environment.json. The training states are deleted afterwards.
     """
     run, data = context.run, context.inputs.data
     if data.group.is_main:

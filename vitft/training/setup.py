@@ -1,6 +1,6 @@
 """Setup of a run: data, model, features and split, then the inputs of each stage.
 
-Weights may be downloaded and caches are filled, but nothing else is written. `--dry-run` stops
+Weights may be downloaded and caches filled, but nothing else is written. `--dry-run` stops
 before any image is opened.
 """
 
@@ -180,7 +180,7 @@ def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
 def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
     """Extract this process's shard of the features into the shared cache.
 
-    If the processes do not share a cache, each process then computes the features that it lacks.
+    If the processes do not share a cache, each of them later computes the features that it lacks.
     """
     files = group.shard(folder.files)
     with console.Progress("extracting features (one shard)", len(files)) as progress:
@@ -237,7 +237,7 @@ def split_images(
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Return the inputs, with the images in memory or features of augmented views cached if needed.
+    """Load images or cache features of augmented views if needed, and return the updated inputs.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the run.

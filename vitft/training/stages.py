@@ -42,7 +42,7 @@ SAVE_FRACTION = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredImages:
-    """Features of the distinct images, and logits from heads that were not fitted to them."""
+    """Features of the distinct images, and their logits from heads fitted to other images."""
 
     features: Tensor
     held_out: HeldOutLogits | None
@@ -62,9 +62,10 @@ class RunContext:
     inputs: StageInputs
     """Inputs of the current stage."""
     started: float
-    """Start of the run as `time.monotonic` time; earlier in a resumed run with a time budget."""
+    """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
+    time used earlier is subtracted."""
     budget: BudgetResults | None = None
-    """Trials of a run with a time budget, and its choice; None before the choice."""
+    """Trials and choice of a run with a time budget; None before the choice and in other runs."""
     scored: ScoredImages | None = None
     """Features and held-out logits of the distinct images; None until a head is solved."""
 
@@ -84,7 +85,7 @@ class StepStage:
         """Number of finished and validated epochs."""
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
         self.steps_before = len(stepping) * self.trainer.total_steps
-        """Number of steps in earlier stages, as if none had stopped early."""
+        """Number of steps that the earlier stages take if none of them stops early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
         self.epoch_started = self.saved_at
 
@@ -96,7 +97,7 @@ class StepStage:
                 unless a second signal arrived.
             DivergedError: The loss is not finite.
             ResourceError: Memory or disk space ran out, or a process was lost.
-            RunError: The saved state is not that of this model, or a file cannot be written.
+            RunError: The saved state does not fit this model, or a file cannot be written.
         """
         if saved is not None:
             facts = cast("StateFacts", saved.facts)
@@ -124,7 +125,10 @@ class StepStage:
                 raise
 
     def train_epochs(self) -> None:
-        """Train the remaining epochs, the first of which may be partly complete, or stop early."""
+        """Train for the remaining epochs, unless training stops early.
+
+        The first of these epochs may already be partly complete.
+        """
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             self.epoch_started = time.monotonic()
@@ -145,8 +149,8 @@ class StepStage:
         if not self.data.group.broadcast(is_late):
             return False
         log.info(
-            f"stopped after {self.epochs} of {self.config.optim.epochs} epochs, which were slower "
-            "than expected: another one would exceed the time budget"
+            f"stopped after {self.epochs} of {self.config.optim.epochs} epochs: training is slower "
+            "than expected, and another epoch would exceed the time budget"
         )
         return True
 
@@ -209,7 +213,7 @@ class StepStage:
         return stops
 
     def save(self) -> None:
-        """Save the training state, so that a resumed run continues after the last complete step.
+        """Save the training state so that a resumed run continues after the last complete step.
 
         If the model is sharded, every rank must call this method.
         """
@@ -273,9 +277,9 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Switch activation checkpointing, which affects only training, on or off.
+    """Switch activation checkpointing on or off.
 
-    In timm models, it can only be switched on.
+    It affects only training. In timm models, it cannot be switched off.
     """
     if isinstance(model, TimmModel):
         if enabled:
@@ -285,7 +289,7 @@ def set_checkpointing(model: Model, enabled: bool) -> None:
 
 
 def class_weights(data: Dataset) -> Tensor:
-    """Return loss factors (C,) that weight all classes equally, with mean 1 over the images."""
+    """Return loss factors (C,) that balance the classes; the mean over the training images is 1."""
     labels = data.labels(data.manifest.train)
     counts = torch.bincount(labels, minlength=len(data.manifest.classes))
     return len(labels) / (counts * len(counts)).float()

@@ -1,10 +1,10 @@
-"""Training states on disk, from which a stopped run is resumed.
+"""Training states on disk, used to resume a stopped run.
 
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights so far
-    resume/budget.json                    trials of a run with a time budget, and its choice
+    resume/budget.json                    trials and choice of a run with a time budget
 
-Each state contains the name of the file with the best weights at that step. Files are written
+Each state contains the name of the file with the best weights up to that step. Files are written
 atomically, and digests are verified on reading. The two newest states are kept; an older state is
 deleted only when a newer one is on disk. States are ordered by stage and step, not by time.
 """
@@ -40,11 +40,11 @@ from vitft.training.loop import Trainer
 log = logging.getLogger(__name__)
 
 BUDGET_FILE = "budget.json"
-"""Name of the file with the trials of a run with a time budget."""
+"""Name of the file that holds the trials of a run with a time budget."""
 
 
 class TrainerFacts(TypedDict):
-    """Values in the state of a trainer other than tensors."""
+    """Values other than tensors in the state of a trainer."""
 
     step: Natural
     micro_batch: Natural
@@ -52,14 +52,14 @@ class TrainerFacts(TypedDict):
 
 
 class StateFacts(TrainerFacts):
-    """Values in a training state other than tensors."""
+    """Values other than tensors in a training state."""
 
     stage: Natural
     """Index of the stage in the run, counting from 0."""
     epochs: Natural
     """Number of finished and validated epochs of the stage."""
     tally: RunningFacts
-    """Fields of `RunningMetrics` in the current epoch."""
+    """Running metrics of the current epoch."""
     best: BestFacts
     best_file: str
     """Name of the file with the best weights; empty before the end of the first epoch."""
@@ -106,7 +106,7 @@ def load_trainer_state(
     If the model is sharded, a micro-batch size in the settings overrides the saved one.
 
     Raises:
-        RunError: The tensors are not those of this trainer.
+        RunError: The tensors do not fit this trainer.
     """
     check_tensors(trainer, tensors)
     slots: dict[int, dict[str, Tensor]] = {}
@@ -139,10 +139,10 @@ def optimized_parameters(trainer: Trainer) -> list[Tensor]:
 
 
 def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Check that saved tensors have the names and shapes of the tensors of a trainer.
+    """Check that saved tensors have the names and shapes that a trainer expects.
 
     Raises:
-        RunError: A tensor is missing, unknown or has the wrong shape.
+        RunError: A tensor is missing or unknown, or has the wrong shape.
     """
     weights, parameters = trainer.average.trained, optimized_parameters(trainer)
     wanted = {f"weights/{name}": tensor.shape for name, tensor in weights.items()}
@@ -156,8 +156,8 @@ def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     if found != wanted:
         odd = min(dict(found.items() ^ wanted.items()))
         raise RunError(
-            f"the training state is not that of this model: {odd[:100]} is missing, unknown or has "
-            "the wrong shape",
+            f"the training state does not fit this model: {odd[:100]} is missing or unknown, or "
+            "has the wrong shape",
             fix="start a new run in another directory with --out",
         )
 
@@ -170,8 +170,8 @@ def save_state(
     States other than the two newest are deleted.
 
     Returns:
-        The name of the file with the best weights, which is also recorded in the state; empty if
-        there are none.
+        The name of the file with the best weights, as recorded in the state; empty if there are no
+        best weights.
 
     Raises:
         ResourceError: The disk is full; older states are intact.
@@ -213,7 +213,7 @@ def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def read_state(path: Path) -> State | None:
-    """Return the contents of a file from `write_state`, or None if it is missing or damaged."""
+    """Return the state that `write_state` wrote to a file, or None if it is missing or damaged."""
     try:
         read_header(path)
         with safe_open(path, framework="pt") as file:
@@ -229,20 +229,19 @@ def read_state(path: Path) -> State | None:
 
 
 def checked_facts(facts: object) -> StateFacts:
-    """Return the facts of a state after checking their types and the name of the best weights.
+    """Return the facts of a state after checking their types and the name of the best-weights file.
 
     Raises:
-        ValueError: A field is missing or has the wrong type, or the name is not one of a file with
-            best weights.
+        ValueError: A field is missing or has the wrong type, or the file name is not valid.
     """
     found: StateFacts = structured(facts, StateFacts)
     if not re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"]):
-        raise ValueError(f"best_file is {found['best_file']!r}")
+        raise ValueError(f"invalid best_file {found['best_file']!r}")
     return found
 
 
 def best_file_of(path: Path) -> str | None:
-    """Return the name of the best weights given in a state file, or None if it cannot be read."""
+    """Return the best-weights file name recorded in a state, or None if the state is unreadable."""
     try:
         facts = parse_json(read_header(path).metadata.get("facts", "{}"))
     except (OSError, ValueError):
@@ -252,7 +251,7 @@ def best_file_of(path: Path) -> str | None:
 
 
 def list_states(folder: Path) -> list[Path]:
-    """Return the paths of the states in a folder, the latest stage and step first."""
+    """Return the paths of the states in a folder, latest stage and step first."""
     matches = [re.fullmatch(r"state-(\d+)-(\d+)\.safetensors", p.name) for p in folder.glob("*")]
     order = {folder / m[0]: (int(m[1]), int(m[2])) for m in matches if m}
     return sorted(order, key=lambda path: order[path], reverse=True)
@@ -261,7 +260,7 @@ def list_states(folder: Path) -> list[Path]:
 def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     """Return the newest intact state and its best weights, or None if there are no states.
 
-    A state is intact only if the file with its best weights is too.
+    A state is intact only if the file with its best weights is intact, too.
 
     Damaged files are renamed to `*.damaged`, with a log message.
 
@@ -299,7 +298,7 @@ def write_budget(run: RunDir, found: BudgetResults) -> None:
 
 
 def read_budget(folder: Path) -> BudgetResults | None:
-    """Return the contents of a file from `write_budget`, or None if it does not exist.
+    """Return the results that `write_budget` wrote to a folder, or None if there are none.
 
     Raises:
         RunError: The file is damaged.
@@ -308,7 +307,7 @@ def read_budget(folder: Path) -> BudgetResults | None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove unfinished files of a killed process.
+    """Remove the unfinished files that a killed process left behind.
 
     No other process may be writing to `folder`.
     """

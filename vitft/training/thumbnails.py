@@ -1,7 +1,7 @@
 """Thumbnails of images for the report, written to the run directory.
 
-The images are mistakes, correct predictions of low probability and images listed in the audit. The
-most probable mistakes also get attention overlays. Metadata of the originals is not copied.
+They show mistakes, correct predictions of low probability and images listed in the audit. The most
+confident mistakes also get attention overlays. Metadata of the original files is not copied.
 """
 
 import copy
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 THUMBNAIL_SIDE = 112
 """Length of a thumbnail's longer side in pixels."""
 ATTENTION_BATCH = 4
-"""Number of images per batch when attention is computed on one CPU core."""
+"""Number of images for which attention is computed at once; on a CPU, by one core."""
 
 
 class Thumbnail(NamedTuple):
@@ -70,8 +70,10 @@ def write_thumbnails(
 
     Files that can no longer be read are omitted. Errors are only logged, because the run itself is
     complete.
-    In bf16, attention takes half the time; on real photos, overlays differ from float32 by one or
-    two grey levels (out of 255) on average (docs/experiments.md).
+
+    If `precision` is bf16, attention is computed in bf16, in half the time; on real photos, the
+    overlays differ from float32 overlays by one or two grey levels (out of 255) on average
+    (docs/experiments.md).
     """
     try:
         predicted, rows = select_images(run.path, manifest)
@@ -91,7 +93,7 @@ class ThumbnailMaker:
 
     manifest: Manifest
     model: VisionTransformer | None
-    """Model whose attention is drawn; None if it has no attention that can be drawn."""
+    """Model whose attention is drawn; None if attention cannot be drawn for this model."""
     transform: EvalTransform
     max_pixels: int
     predicted: Mapping[str, int]

@@ -2,8 +2,8 @@
 
 metrics.jsonl is always written. Trackers never affect training: they only receive metrics, and a
 tracker that fails is dropped with one warning. Metrics are sent in batches, before each state is
-saved and after each epoch. Progress is recorded in trackers.json, so that a resumed run continues
-the same tracker run and sends nothing twice. Each library is imported only when its client is
+saved and after each epoch. Progress is recorded in trackers.json, so a resumed run continues the
+same tracker run and sends nothing twice. Each library is imported only when its client is
 created.
 """
 
@@ -31,11 +31,12 @@ from vitft.system.structure import parse_json
 log = logging.getLogger(__name__)
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
-"""Pairs of a moment and the values at that moment, in order of time. After `n` steps of the whole
-run, step metrics have moment `2 * n`, and metrics of an epoch that ends there have `2 * n + 1`."""
+"""Pairs of a moment and the values at that moment, in chronological order. After `n` steps of the
+run, the moment is `2 * n` for step metrics and `2 * n + 1` for the metrics of an epoch that ends
+then."""
 
 PROJECT = "vitft"
-"""Name of the experiment or project, unless an environment variable sets another."""
+"""Name of the experiment or project, unless an environment variable sets another name."""
 PROGRESS_FILE = "trackers.json"
 STEP_INTERVAL = 10
 """Number of steps between logged losses and learning rates; epochs are always logged."""
@@ -49,7 +50,7 @@ class TrackedRun:
     settings: Mapping[str, Any]
     """Settings of the run by dotted key."""
     id: str = ""
-    """Tracker's id of a resumed run; empty for a new run."""
+    """Id of the run in the tracker if the run is resumed; empty for a new run."""
     last_moment: int = -1
     """Last moment sent; -1 if none."""
 
@@ -60,7 +61,7 @@ class Connection:
 
     id: str
     location: str
-    """URL of the tracked run, or how to view or upload it."""
+    """URL of the tracked run, or a text that says how to find, view or upload it."""
     last_moment: int = -1
     """Last moment that the tracker has received; -1 if unknown."""
 
@@ -132,7 +133,7 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return twice the last step for which the server has the metric `key`, or -2 if none."""
+        """Return twice the last step with a metric `key` on the server, or -2 if there is none."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
@@ -174,7 +175,7 @@ class Wandb:
         self.settings = wandb.Settings(
             console="off", silent=True, init_timeout=30, finish_timeout=30
         )
-        self.is_online = wandb.setup().settings.mode == "online"  # set by variables or files
+        self.is_online = wandb.setup().settings.mode == "online"  # may be set in a file
         if self.is_online and not wandb.login(prompt=False):  # a prompt would block
             raise RuntimeError("not logged in")
 
@@ -218,10 +219,10 @@ CONNECTION_HELP = {
 
 @contextlib.contextmanager
 def short_timeouts() -> Iterator[None]:
-    """Shorten MLflow's timeouts from minutes, during which training would stall, to seconds.
+    """Shorten MLflow's timeouts from minutes to seconds, so an outage does not stall training.
 
-    MLflow reads its timeouts from environment variables. Those that are not set yet are set, and
-    removed on exit.
+    MLflow reads its timeouts from environment variables. Variables that are not set yet are set,
+    and removed again on exit.
     """
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = limits.keys() - os.environ.keys()
@@ -239,11 +240,11 @@ class ActiveTracker:
 
     client: TrackerClient
     id: str = ""
-    """Tracker's id of the run; empty before it is started."""
+    """Id of the run in the tracker; empty before the run is started."""
     last_moment: int = -1
 
     def start(self, name: str, run: TrackedRun) -> None:
-        """Start or continue a run in the tracker, called `name` in the log."""
+        """Start or continue a run in the tracker `name`, and log where to find the run."""
         connection = self.client.start(run)
         self.id = connection.id
         self.last_moment = max(run.last_moment, connection.last_moment)
@@ -333,7 +334,7 @@ class Trackers:
 
 
 def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
-    """Return the trackers, with their libraries imported and their services connected.
+    """Import the trackers' libraries, connect to their services and return the trackers.
 
     Raises:
         UsageError: A library is missing, or a new run cannot connect. A resumed run that cannot

@@ -32,20 +32,20 @@ from vitft.training.setup import compute_views, with_stage_data
 from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
 
 TRIAL_FOLDS = 3
-"""Number of parts of the training images, one of which is held out."""
+"""Number of folds into which the training images are divided; one fold is held out."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 """Minimum and maximum number of epochs of a trial and of the final training."""
 TIMED_STEPS = 3
-"""Number of steps that are timed; the first one is slower and counts only if it is the only one."""
+"""Maximum number of timed steps. The first step is slower and counts only if there is no other."""
 TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
 FORWARD = 1 / 3
-"""Time of a forward pass as a fraction of that of a training step."""
+"""Time of a forward pass as a fraction of the time of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSettings:
-    """Layers to train after the head, and the settings to train them with."""
+    """Candidate of a run with a time budget: layers to train after the head, and their settings."""
 
     layers: str
     """Layers in the notation of `train.freeze`."""
@@ -64,10 +64,10 @@ class LayerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Training images divided into a fitted and a held-out part, and a head fitted to the first."""
+    """Training images, some of which are held out, and a head fitted to the other images."""
 
     manifest: Manifest
-    """The training images only, with the held-out ones as validation images."""
+    """Manifest of the training images, in which the held-out images are the validation images."""
     weight: Tensor
     bias: Tensor
     logits: Tensor
@@ -75,9 +75,9 @@ class HeldOut:
 
 
 def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
-    """Hold out a third of the training images, and fit a head to the others in the same way.
+    """Hold out a third of the training images, and fit a head to the other images.
 
-    `method` is the way in which the head of the run was fitted to all training images.
+    `method` is the method by which the head of the run was fitted to all training images.
     """
     inputs, seed = context.inputs, context.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
@@ -106,7 +106,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
 
 
 class Trial:
-    """Trains a copy of a run's model; the model of the run is not changed."""
+    """Trial of a candidate on a copy of the run's model; the original model is not changed."""
 
     def __init__(
         self, context: RunContext, candidate: LayerSettings, held_out: HeldOut, *, seconds: float
@@ -117,12 +117,12 @@ class Trial:
         self.extraction_s, self.step_s = self.time_steps(TIMED_FRACTION * seconds)
 
     def config(self, epochs: int) -> Config:
-        """Return the settings of a run with this candidate."""
+        """Return the settings of a run that trains this candidate for `epochs` epochs."""
         width = last_block_size(self.context.best.model)
         return self.candidate.config(self.context.config, epochs, width=width)
 
     def inputs(self, config: Config, manifest: Manifest) -> tuple[StageInputs, Model]:
-        """Return the inputs of a trial on some images, and the copy of the model that it trains.
+        """Return inputs for the images of `manifest`, and the copy of the model that is trained.
 
         Features of the frozen blocks, if any, are computed and cached.
         """
@@ -146,9 +146,9 @@ class Trial:
         return with_stage_data(inputs, config, layers), model
 
     def time_steps(self, seconds: float) -> tuple[float, float]:
-        """Return the time per image, in seconds, of extracting features and of a training step.
+        """Measure feature extraction and training steps; return both times in seconds per image.
 
-        After `seconds`, no further step is started.
+        No further step is started once `seconds` have passed.
         """
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
@@ -171,16 +171,17 @@ class Trial:
         return group.broadcast((extraction_s, step_s))
 
     def final_seconds(self, epochs: int) -> float:
-        """Return the expected time of training on all training images and of what follows."""
+        """Return the expected time in seconds of the final training and evaluation."""
         data = self.context.inputs.data
         training, validation = len(data.manifest.train), len(data.manifest.val)
         evaluated = (epochs + 2) * validation + 2 * min(training, COMPUTED_IMAGES)
         return self.step_s * (epochs * training + FORWARD * evaluated)
 
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
-        """Return the expected time of the trial and of the training that follows it.
+        """Return the expected time in seconds of the trial and the final training after it.
 
-        That training takes `after` seconds or, if it is that of this candidate, more.
+        The final training is that of the best earlier candidate, which takes `after` seconds, or of
+        this candidate; the longer of the two times is counted.
         """
         fitted = len(self.held_out.manifest.train)
         trial = self.step_s * (epochs * fitted + FORWARD * (self.images - fitted))
@@ -188,14 +189,18 @@ class Trial:
         return extraction + trial + max(after, self.final_seconds(epochs))
 
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
-        """Return the largest number of epochs, up to `MAX_EPOCHS`, for which there is time."""
+        """Return the largest number of epochs, up to `MAX_EPOCHS`, that fits into `seconds`.
+
+        The time is that of the trial and the final training, as in the method `seconds`. The result
+        is 0 if there is not enough time for one epoch.
+        """
         return max(
             (n for n in range(1, MAX_EPOCHS + 1) if self.seconds(n, after=after) <= seconds),
             default=0,
         )
 
     def run(self, epochs: int) -> TrialResults:
-        """Train for some epochs and compare the held-out images with the head's."""
+        """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
         started, config = time.monotonic(), self.config(epochs)
         stopper, group = self.context.stopper, self.data.group
         inputs, _ = self.inputs(config, self.held_out.manifest)
@@ -216,7 +221,8 @@ class Trial:
     def results(self, epochs: int, logits: Tensor, labels: Tensor, seconds: float) -> TrialResults:
         """Return the results, given logits (m, C) and labels (m,) of the held-out images.
 
-        Losses are compared after each set of logits is divided by its own temperature.
+        The losses of the model and of the head are computed after temperature scaling, each with
+        its own temperature.
         """
         y = labels.numpy()
         ours, heads = tempered_losses(logits, y), tempered_losses(self.held_out.logits, y)
@@ -237,6 +243,6 @@ class Trial:
 
 
 def tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the cross-entropy of each image (n,) after temperature scaling on these images."""
+    """Return the cross-entropy (n,) of images after temperature scaling on these images."""
     values = logits.double().numpy()
     return log_losses(values / (fit_temperature(values, y) or 1.0), y)
