@@ -56,7 +56,7 @@ def check_folder(
         weights: Weights that compute the features; without a name, labels are not checked.
         train: Settings for the device, precision, cache and seed.
         max_pixels: Maximum number of pixels per image.
-        split: Parts of a run (`train`, `val` or `test`) by image path; None for those of the folder.
+        split: Parts (`train`, `val` or `test`) by image path; None for those of the folder.
 
     Raises:
         DataError: The folder contains no classes with images, or none of the images of the run.
