@@ -30,12 +30,21 @@ class Arm:
     seconds: float
 
 
-def run_arm(name: str, settings: Settings, data: Path, weights: Path, seed: int, into: Path) -> Arm:
+def run_arm(
+    name: str,
+    settings: Settings,
+    data: Path,
+    weights: Path,
+    seed: int,
+    into: Path,
+    *,
+    image_size: int | None = None,
+) -> Arm:
     """Fine-tune with the given settings and split seed, with a feature cache shared by all arms."""
     table = {
         **settings,
         "data": {"path": str(data), "seed": seed},
-        "weights": {"name": str(weights)},
+        "weights": {"name": str(weights)} | ({"image_size": image_size} if image_size else {}),
         "train": {"cache": str(into / "cache"), **settings.get("train", {})},
     }
     out = into / f"{data.name}-{name}-{seed}".replace(" ", "_").replace(":", "")
