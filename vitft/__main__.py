@@ -1,7 +1,7 @@
 """Entry point of the command `vitft` and of `python -m vitft`.
 
-Nothing needs to be cleaned up before a command starts, so the signal handlers installed before
-the imports end the process at once and without a traceback.
+Until a command starts, there is nothing to clean up, so signals end the process at once and
+without a traceback.
 """
 
 import atexit

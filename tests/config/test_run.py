@@ -219,7 +219,7 @@ def combined(*tables: Table) -> Table:
         pytest.param(
             {"weights": {"pre_logits": "keep"}, "train": {"freeze": "pre_logits"}},
             {"weights": {"pre_logits": "drop"}},
-            "trains the pre_logits layer, which is dropped",
+            "needs the pre_logits layer, but weights.pre_logits=drop",
             id="dropped pre_logits",
         ),
         pytest.param(

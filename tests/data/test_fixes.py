@@ -146,7 +146,7 @@ def test_a_class_that_loses_all_its_images_is_left_out_with_a_note(tmp_path: Pat
 def test_fixes_that_leave_a_single_class_are_refused(folder: Folder, tmp_path: Path) -> None:
     rows = "".join(f"{name},move,b\n" for name in NAMES[:3])
 
-    with pytest.raises(DataError, match="leave images in 1 class of d: all images of a are"):
+    with pytest.raises(DataError, match="leave images in only 1 class of d: all images of a are"):
         applied(folder, tmp_path / "fixes.csv", f"path,action,new_label\n{rows}")
 
 

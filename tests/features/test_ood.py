@@ -208,7 +208,7 @@ def test_too_few_images_give_no_reference_but_the_reason() -> None:
 
     assert fitted(features, labels, few)[0] is None
     assert fitted(features, labels, few)[1]["reason"] == (
-        "5 held-out images are too few; 20 are needed"
+        "too few held-out images (5 of the 20 needed)"
     )
     assert fitted(features, np.arange(30) // 2 * 2 + few)[1]["reason"] == (
         "there are fewer than two images per class on average"

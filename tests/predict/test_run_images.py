@@ -89,7 +89,7 @@ def test_the_path_decides_where_the_training_image_is_gone(
     assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
 
     assert (
-        "skipped 16 of 20 images because their paths are those of training"
+        "skipped 16 of 20 images because they have the same paths as training"
         in capsys.readouterr().err
     )
     assert (out / "predictions.csv").read_text().count(PATH_NOTE) == 16

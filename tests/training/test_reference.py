@@ -78,7 +78,7 @@ def test_every_kind_of_run_notes_foreign_images_and_reports_its_power(
     features[:20] += 50 * features.std()
     assert all(reference.are_unlike(features[:20]))
     page = write_report(tmp_path / "run").read_text()
-    assert "not fully reliable: with 3 classes left out in turn" in page.replace("\xa0", " ")
+    assert "not fully reliable. With 3 classes left out in turn" in page.replace("\xa0", " ")
 
 
 def test_the_reference_describes_the_features_of_the_trained_model(
@@ -116,7 +116,7 @@ def test_a_run_without_the_note_says_so_everywhere(
 
     audit = train(image_folder, tiny_weights, tmp_path / "run", "none")
 
-    reason = "6 held-out images are too few; 20 are needed"
+    reason = "too few held-out images (6 of the 20 needed)"
     assert audit["out_of_distribution"]["reason"] == reason
     assert f"images unlike the training images are not noted: {reason}" in caplog.text
     assert not (tmp_path / "run" / REFERENCE_FILE).exists()

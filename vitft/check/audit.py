@@ -166,7 +166,7 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return fixes for a group of identical files that keep one file for each label.
+    """Return fixes that keep one file per label in a group of identical files.
 
     If one label is clearly the most probable, only one file with that label is kept. Files in the
     validation set are kept in preference to others so that the set changes as little as possible.

@@ -53,13 +53,14 @@ def check_folder(
 
     Args:
         root: The data folder.
-        weights: Weights that compute the features; without a name, labels are not checked.
+        weights: Weights of the model that computes the features; without a name, labels are not
+            checked.
         train: Settings for the device, precision, cache and seed.
         max_pixels: Maximum number of pixels per image.
-        split: Parts (`train`, `val` or `test`) by image path; None for those of the folder.
+        split: Parts (`train`, `val` or `test`) by image path; None to use the parts of the folder.
 
     Raises:
-        DataError: The folder contains no classes with images, or none of the images of the run.
+        DataError: The folder contains no classes with images, or none of its images is in `split`.
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder = scan(root)

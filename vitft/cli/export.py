@@ -52,7 +52,7 @@ def add_export(parser: Parser) -> None:
         "--licence",
         metavar="NAME",
         default="",
-        help="licence in the README, e.g. mit (default: that of the pretrained weights)",
+        help="licence in the README, e.g. mit (default: licence of the pretrained weights)",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(

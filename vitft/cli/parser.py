@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold for which at least a fraction P of the unmarked "
-        "predictions is expected to be correct, estimated on the validation images and, by "
-        "cross-validation, on the training images",
+        help="choose the lowest threshold at which at least a fraction P of the unmarked "
+        "predictions is expected to be correct; the estimate uses the validation images and "
+        "cross-validated predictions for the training images",
     )

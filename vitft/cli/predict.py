@@ -34,8 +34,8 @@ rows:
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the feature
   distance from the training images is larger than for 98 % of held-out images. A line on stderr
-  estimates what fraction of the images of an unknown class gets this note; the fraction is small if
-  the classes look similar.
+  estimates the fraction of images of unknown classes that get this note; it is small if the classes
+  look similar.
 
 large jobs:
   With --out FILE, the rows are written to FILE.part until the output is complete. After an
@@ -95,7 +95,9 @@ def add_inference_options(parser: Parser) -> None:
     """Add the options for the threshold, mirrored images, overlays, precision and engine."""
     add_threshold_options(parser)
     parser.add_argument(
-        "--tta", action="store_true", help="average predictions for each image and its mirror image"
+        "--tta",
+        action="store_true",
+        help="average the predictions for each image and its mirror image",
     )
     parser.add_argument(
         "--explain", metavar="DIR", help="new folder for relevance overlays of the images"

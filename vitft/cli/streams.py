@@ -68,7 +68,7 @@ class SafeStream:
     def finish(self) -> None:
         """Flush the stream for the last time.
 
-        Text that could not be written is discarded, because Python would try to write it again at
+        Text that could not be written is discarded. Otherwise Python would try to write it again at
         exit, fail, and exit with code 120.
         """
         self.flush()

@@ -24,7 +24,7 @@ def add_study(parser: Parser) -> None:
         nargs="+",
         metavar="NAME",
         help="weights as for vitft finetune, random:NAME for a randomly initialised model, or none "
-        "for random weights in the architecture of the first model",
+        "for a randomly initialised model with the architecture of the first weights",
     )
     experiment.add_argument(
         "--shots",
@@ -85,7 +85,7 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"skipping {left_out} images per class: the smallest class has too few images")
+        output.note(f"the smallest class is too small for training on {left_out} images per class")
 
     with heavy_imports():
         from vitft.study.results import heading, lead_sentences, short_rows, write_results

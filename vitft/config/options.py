@@ -72,7 +72,8 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.split",
-        "method of choosing the validation images: at random, or as in the reference script",
+        "method of choosing the validation images: random, or reference (as in "
+        "WZMIAOMIAO/deep-learning-for-image-processing)",
     ),
     Option(
         "data.val_from",
@@ -104,12 +105,12 @@ FINETUNE_OPTIONS = (
     Option(
         "weights.mean",
         "channel means for normalisation, from 0 to 1",
-        default="those of the weights",
+        default="taken from the weights",
     ),
     Option(
         "weights.std",
         "channel standard deviations for normalisation",
-        default="those of the weights",
+        default="taken from the weights",
     ),
     Option("weights.allow_pickle", "allow .pth files, which are pickles"),
     Option(
@@ -120,10 +121,10 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "train.budget",
-        "time for the whole run, e.g. 10m; more than the head is trained if trials on the training "
-        "images show a gain",
+        "time for the whole run, e.g. 10m; layers other than the head are also trained if trials "
+        "on the training images show a gain",
         metavar="TIME",
-        default="train the layers of --freeze",
+        default="no budget; train the layers given by --freeze",
     ),
     Option(
         "optim.solver",

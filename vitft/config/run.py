@@ -59,7 +59,8 @@ class Config:
         )
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
-            f"train.freeze={freeze} trains the pre_logits layer, which is dropped",
+            f"train.freeze={freeze} needs the pre_logits layer, but weights.pre_logits=drop "
+            "removes it",
             fix="add --pre-logits keep",
         )
         require(
@@ -69,10 +70,13 @@ class Config:
         )
 
     def check_blocks_read(self) -> None:
-        """Check that a head that may read several blocks is solved and reads no frozen block.
+        """Check that `train.head_blocks` is compatible with the solver and the stages.
+
+        L-BFGS must fit a head that reads several blocks, and a stage `blocks:N` must train all of
+        these blocks.
 
         Raises:
-            UsageError: The head would not be solved, or would read a frozen block.
+            UsageError: They are not compatible.
         """
         blocks, stages = self.train.head_blocks, self.train.stages
         trained = [int(s.removeprefix("blocks:")) for s in stages if s.startswith("blocks:")]
@@ -84,7 +88,7 @@ class Config:
         )
         require(
             blocks < 2 or self.solves(stages[0]),
-            f"train.head_blocks={blocks} needs a solved head",
+            f"train.head_blocks={blocks} needs a head that is fitted by L-BFGS",
             fix="use --freeze head, or stages that begin with head, e.g. --freeze head,none",
         )
 
@@ -257,10 +261,10 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run, with the former defaults of settings newer than the run.
+    """Return a run's settings, adding `data.val_from` if the run is older than this setting.
 
-    A run writes every setting, so `data.val_from` is missing only if the run is older than this
-    setting. Such a run validated on the test images if there were no validation images.
+    A run writes all settings of its version, so `data.val_from` is missing only from older runs.
+    Such a run validated on the test images if there were no validation images.
     """
     data = table.get("data")
     if not isinstance(data, dict) or "val_from" in data or not data.keys() >= WRITTEN_SETTINGS:
@@ -310,7 +314,10 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Convert the settings to TOML; those that are None are omitted and read back as defaults."""
+    """Convert the settings to TOML.
+
+    Settings that are None are omitted, so that reading the TOML gives their defaults.
+    """
     tables = dataclasses.asdict(config)
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}
     return tomli_w.dumps(kept)

@@ -29,7 +29,8 @@ class DataSpec:
     root: str = ""
     """Folder of the datasets that torchvision reads; default: `data`."""
     split: Literal["random", "reference"] = "random"
-    """Validation split: `random` over all readable images, or as in the `reference` script."""
+    """Method of choosing the validation images: `random`, from all readable images, or
+    `reference`, as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
     val_from: Literal["auto", "test"] = "auto"
     """Source of validation images for data with a test part but no validation part: `auto` to draw
     them from the training part and evaluate the test images once, at the end; `test` to validate on
@@ -73,9 +74,9 @@ class WeightsSpec:
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
     """Resampling of the position embeddings: `bicubic` as in timm, or `jax` as in Google's code."""
     mean: tuple[float, ...] | None = None
-    """Channel means for normalisation, from 0 to 1; default: those of the weights."""
+    """Channel means for normalisation, from 0 to 1; default: taken from the weights."""
     std: tuple[float, ...] | None = None
-    """Channel standard deviations for normalisation; default: those of the weights."""
+    """Channel standard deviations for normalisation; default: taken from the weights."""
     allow_pickle: bool = False
     """Whether to read .pth files (with weights_only=True)."""
 
@@ -108,11 +109,11 @@ class ModelSpec:
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
     """Initial values of the learned position embeddings: small `noise`, or `waves`, i.e. sines and
-    cosines of row and column at the scale of the patch embedding, which help with few blocks or
-    epochs."""
+    cosines of the row and the column, about as large as the patch embeddings; they help with few
+    blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
     """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
-    64]. The last ones have stride 2: one for each factor of 2 in the patch size."""
+    64]. If the patch size has n factors of 2, the last n convolutions have stride 2."""
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -208,7 +209,7 @@ class TrainSpec:
     """Augmentation: `crop`, a new random crop and flip of each image in each epoch; `rand`, the
     same with RandAugment; or `shift`, a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
-    """Maximum shift of `shift` in pixels; 0 for an eighth of the image's side."""
+    """Maximum shift in pixels for `augment=shift`; 0 for an eighth of the image's side."""
     flip: Fraction = 0.5
     """Probability that `shift` mirrors an image; use 0 if orientation matters, e.g. for text."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
@@ -222,8 +223,8 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it grows linearly over the blocks."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Images of an epoch: `shuffled` uses every image once; `balanced` uses equally many images of
-    each class and about the same number in total."""
+    """Images of an epoch: `shuffled` uses every image once; `balanced` uses the same number of
+    images of each class, and about as many in total as `shuffled`."""
     budget: str = ""
     """Time for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
     trained if trials on the training images show a gain. Empty to train the layers that
@@ -231,9 +232,9 @@ class TrainSpec:
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the original."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
-    """Maximum number of last blocks that a head fitted by `lbfgs` reads; cross-validation on the
-    training images decides whether it reads them or only the last block. 0 for as many as can be
-    fitted quickly."""
+    """Number of blocks, counted from the last, whose features a head fitted by `lbfgs` may use.
+    Cross-validation on the training images decides whether the head uses all of them or only the
+    last block. 0 for the largest number that can be fitted quickly, up to 6."""
     cache: str = ""
     """Folder of cached features; `none` to cache nothing. Empty for the default folder: `features`
     in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
@@ -244,9 +245,9 @@ class TrainSpec:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of the computation; `auto` is bf16 where it is supported natively, else fp32."""
     exact_pixels: bool = False
-    """Whether to decode and resize exactly in bf16 and fp16 too, as is always done in fp32; this
-    doubles the decoding time. Otherwise, a pixel of a JPEG may be off by up to two grey levels (out
-    of 255)."""
+    """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
+    always done for fp32; this doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
+    up to two grey levels (out of 255)."""
     compile: bool = False
     """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
     lora_rank: PositiveInt = 8
@@ -254,7 +255,7 @@ class TrainSpec:
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
     lora_targets: str = "qkv,proj,fc1,fc2"
-    """Names of the linear layers of the blocks to which LoRA matrices are added."""
+    """Names of the linear layers in each block to which LoRA matrices are added."""
     keep_adapter: bool = False
     """Whether to also write the LoRA adapter as a folder that peft can load."""
     checkpointing: bool = False

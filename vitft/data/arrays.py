@@ -161,7 +161,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
 
 
 def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
-    """Return the training, validation and test parts, or only the undivided part if there is one.
+    """Return the training, validation and test parts, or the only part of an undivided data set.
 
     Raises:
         DataError: There are no training images, or neither validation nor test images.

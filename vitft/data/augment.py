@@ -1,7 +1,7 @@
 """Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
-RandAugment depends only on the image's key, and batch augmentation only on the seed of the step.
-torchvision and timm are imported only when used.
+RandAugment is seeded by the view and the image, and batch augmentation by the step. torchvision and
+timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
 in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends

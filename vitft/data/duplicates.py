@@ -19,7 +19,7 @@ import numpy as np
 from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 
 HASH_SIDE = 8
-"""Number of lowest frequencies per axis in the hash, which has 8 x 8 = 64 bits."""
+"""Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
 HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
 quality 60 to 95, scaled by 0.5 to 0.9, up to 3 % cropped from each edge), 99 % differed from
@@ -34,7 +34,7 @@ COLOUR_LEVELS = 6.0
 """Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
 copies was 4.4."""
 HASH_TILE = 1024
-"""Tile size: this many hashes are compared with as many others at a time."""
+"""Number of hashes in a tile. The hashes of two tiles are compared at a time."""
 MAX_COMPARISONS = 32
 """Maximum number of fine comparisons per image; a video frame may resemble a thousand others."""
 PAIR_BATCH = 1024
@@ -199,7 +199,7 @@ def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
 
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
-    """Map each digest that has duplicates to the name of its group, the group's first digest."""
+    """Map each digest with duplicates to its group's name, which is the group's first digest."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)

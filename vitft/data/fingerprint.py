@@ -2,8 +2,9 @@
 
 A fingerprint is robust to the changes that copies on the web usually undergo: resizing,
 recompression and cropped edges. `data.duplicates` compares fingerprints. Everything is measured on
-the upright image after its longer side has been shrunk to `SHRUNK_SIDE` pixels, about the input
-size of a model, so a huge photo that is soft only at full size does not count as blurry.
+the upright image. Before that, larger images are shrunk to `SHRUNK_SIDE` pixels on their longer
+side, about the input size of a model. A huge photo that is soft only at full size therefore does
+not count as blurry.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ SHRUNK_SIDE = 256
 TILES = 4
 """Number of tiles per side. Only the sharpest tile counts: a blurred background is not a fault."""
 TINY_PX = 32
-"""Images whose shorter side in pixels is below this are tiny: under 2 x 2 patches of most ViTs."""
+"""An image is tiny if its shorter side in pixels is below this: two patches of most ViTs."""
 BLANK = 2.0
 """An image is blank if the standard deviation of each plane is below this, in levels (of 255)."""
 BLURRY = 0.12
@@ -52,9 +53,10 @@ def sharpness(grey: Planes) -> float:
     """Return the edge strength of a greyscale image (H, W) relative to its contrast.
 
     The result is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by
-    the standard deviation of all grey levels, or 1 if the image is too small to measure. Source of
-    the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield
-    microscopy".
+    the standard deviation of all grey levels. An image that is too small to measure gets 1.
+
+    Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom autofocusing in
+    brightfield microscopy".
     """
     if min(grey.shape) < TILES + 2:
         return 1.0  # too small to measure, and reported as tiny anyway

@@ -35,7 +35,7 @@ class Fix:
     action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
-    """New class. With `keep`, it is only a suggestion; the user can accept it by setting `move`."""
+    """New class. With `keep`, it is only a suggestion; the action `move` accepts it."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
@@ -164,7 +164,7 @@ def fix_problem(
 
 
 def without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without its empty classes, and with a note that names them.
+    """Return the folder without its empty classes, and name them in a note.
 
     Raises:
         DataError: Fewer than two classes are left.
@@ -175,8 +175,8 @@ def without_empty_classes(folder: Folder) -> Folder:
     empty = [name for i, name in enumerate(folder.classes) if i not in used]
     if len(used) < 2:
         raise DataError(
-            f"the fixes leave images in {count(len(used), 'class', 'classes')} of {folder.root}: "
-            f"all images of {listing(empty)} are moved or left out",
+            f"the fixes leave images in only {count(len(used), 'class', 'classes')} of "
+            f"{folder.root}: all images of {listing(empty)} are moved or left out",
             fix="remove lines from the table so that at least 2 classes still have images",
         )
     index = {label: number for number, label in enumerate(used)}

@@ -100,7 +100,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return an array data set as the equivalent folder of image files.
+    """Return a `Folder` that presents an array data set as image files.
 
     Raises:
         DataError: The reference split is requested, but it needs image files.
@@ -235,11 +235,13 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     """Return the folder with its files assigned to the parts that a run or a study uses.
 
-    A folder without test images is returned unchanged. If there are both validation and test
-    images, `auto` keeps all of them, and `test` leaves out the test images, as runs did before
-    `data.val_from` existed. If there are test images but no validation images, `auto` keeps the
-    test images for a final evaluation, and the validation images will be drawn from the training
-    images; `test` uses the test images for validation.
+    A folder without test images is returned unchanged. Otherwise, the result depends on the setting
+    `data.val_from`:
+
+    auto  The test images are kept for a final evaluation. If there are no validation images,
+          some of the training images will be drawn for validation.
+    test  If there are no validation images, the test images are used for validation. Otherwise, the
+          test images are left out, as in runs before `data.val_from` existed.
     """
     present = {file.part for file in folder.files}
     if "test" not in present:

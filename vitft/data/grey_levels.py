@@ -20,12 +20,13 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 
 GreyRange = tuple[float, ...]
-"""Values shown as black and as white in images with more than 8 bits per pixel; may be empty."""
+"""The values shown as black and as white in images with more than 8 bits per pixel. If empty, each
+file type has its own fixed range."""
 Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
 BITS_PER_SAMPLE = 0x0102
 TAIL_PERCENT = 0.1
-"""Percentage of an image's values, at each end, that may be outliers, e.g. defective pixels."""
+"""Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,9 @@ class ValueFacts:
     """Type of the values, e.g. `16-bit` or `float`."""
     lowest: float
     low: float
-    """Value below which `TAIL_PERCENT` of the values lie."""
+    """Value below which `TAIL_PERCENT` percent of the values lie."""
     high: float
-    """Value above which `TAIL_PERCENT` of the values lie."""
+    """Value above which `TAIL_PERCENT` percent of the values lie."""
     highest: float
 
 

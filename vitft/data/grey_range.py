@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
 OUTLIER_RATIO = 4
-"""If the full range is more than this times the range without tails, the tails are outliers."""
+"""If the full range is more than this many times as wide as the range without the tails, the tails
+are clipped as outliers."""
 
 
 def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> GreyRange:

@@ -229,9 +229,9 @@ def silence_pillow() -> None:
 def silence_libtiff() -> None:
     """Keep libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions anyway.
 
-    The message handlers to remove are those of the libtiff that Pillow is linked with, so the
-    functions that set them are looked up in Pillow's extension module. On Windows, that module does
-    not export the functions, and libtiff still prints its messages.
+    libtiff's functions for removing its message handlers are looked up in Pillow's extension
+    module, because Pillow may use its own copy of libtiff. On Windows, that module does not export
+    the functions, and libtiff still prints its messages.
     """
     with contextlib.suppress(OSError, AttributeError):
         libtiff = ctypes.CDLL(_imaging.__file__)

@@ -116,7 +116,7 @@ class ImageBatch(NamedTuple):
     """Image index of each row of `pixels` (B, H, W, 3)."""
     pixels: Pixels
     failed: tuple[tuple[int, ImageError], ...]
-    """Image indices and errors of the unreadable files since the previous batch."""
+    """Image indices and errors of the files found unreadable since the previous batch."""
 
 
 def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:

@@ -18,15 +18,15 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    A balanced epoch uses the same number of images from each class. Its size is that of the data
-    set, rounded down to a multiple of the number of classes.
+    An epoch has as many images as the data set. A balanced epoch uses the same number of images
+    from each class, so its size is rounded down to a multiple of the number of classes.
     """
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total
 
 
 def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
-    """Return the indices of the images used in an epoch, in order of use."""
+    """Return the indices of the images of an epoch, in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))

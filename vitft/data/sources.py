@@ -148,11 +148,11 @@ def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
 def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, sorted by path as a string.
 
-    Only the names in the current folder and in the folders above it are held in memory. Files that
-    may be images despite their suffix, and entries with an image suffix that are not regular files,
-    are yielded too: opening them succeeds or gives the reason for an error row. Documents, videos
-    and archives are only counted. A folder without read permission becomes one error row, and
-    circular links are not followed.
+    Files that may be images despite their suffix are included, as are entries with an image suffix
+    that are not regular files. If one of them cannot be opened later, it becomes an error row.
+    Documents, videos and archives are only counted. A folder without read permission becomes one
+    error row, and circular links are not followed. Only the names in the current folder and in the
+    folders above it are held in memory.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -274,8 +274,7 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
         if column is None and len(header) > 1:
             raise UsageError(
                 f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-                fix="set the header of the path column to path or to one of "
-                f"{', '.join(PATH_COLUMNS[1:])}",
+                fix=f"rename the path column to path or to one of {', '.join(PATH_COLUMNS[1:])}",
             )
         if column is None and header:
             yield header[0]
@@ -317,14 +316,14 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
 
 
 def read_some(stdin: BinaryIO, most: int) -> bytes:
-    """Read up to `most` of the bytes available on standard input."""
+    """Read the bytes that are available on standard input, but no more than `most`."""
     read1 = getattr(stdin, "read1", None)
     data: bytes = read1(most) if read1 is not None else stdin.read(most)
     return data
 
 
 def is_image(head: bytes) -> bool:
-    """Return whether the bytes are the start of an image or other file, not of a list of names.
+    """Return whether the first bytes are from an image or other file instead of a list of names.
 
     The BMP signature alone is not enough, because a path may also begin with the letters BM.
     """
@@ -352,9 +351,9 @@ def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 def with_fetched(
     items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order, with the fetched bytes or an error attached to each web source.
+    """Yield the sources in order, adding the fetched bytes or an error to each web source.
 
-    At most `others` sources are held at a time while images are fetched ahead. Local files are
+    Images are fetched ahead, and at most `others` sources are held in memory. Local files are
     yielded unchanged.
     """
     waiting: deque[Future[ImageSource]] = deque()

@@ -160,15 +160,15 @@ def split(
     """Assign every readable image to training, validation or the final test.
 
     Images in a test part are always used for the final test, and a folder with its own train and
-    val parts keeps these parts. The random split draws from the readable images, at least one from
-    every class with two or more; then every group of near-duplicates is assigned to the side of its
-    first image. The reference split draws from all files, readable or not, exactly as the reference
-    script does, and drops the unreadable files afterwards. `groups` maps digests to group names;
-    without it, only identical files are grouped.
+    val parts keeps these parts. The random split draws validation images from the readable images,
+    at least one from every class that has two or more. It then assigns every group of
+    near-duplicates to the side of its first image. The reference split draws from all files,
+    readable or not, exactly as the reference script does, and drops the unreadable files
+    afterwards. `groups` maps digests to group names; without it, only identical files are grouped.
 
     Raises:
-        DataError: A class has no training images or no validation images. In the reference split,
-            it is enough if any one class has validation images.
+        DataError: A class has no training images or no validation images. The reference split only
+            needs one class with validation images.
     """
     folder = checked.folder
     assert folder.reference == (spec.split == "reference"), "scanned for a different kind of split"
@@ -219,11 +219,12 @@ def draw(
 def keep_groups_together(
     files: Sequence[InspectedFile], drawn: Set[str], groups: Mapping[str, str]
 ) -> set[str]:
-    """Return the validation paths after moving each group to the side of its first image.
+    """Move each group to the side of its first image, and return the validation paths.
 
-    A group is assigned to validation with the same probability as a single image. If all images of
-    a class are on one side, a group with an image of that class is moved to the other side: the
-    first group whose move leaves at least one image of each of its classes behind.
+    A group is thus assigned to validation with the same probability as a single image. If all
+    images of a class are then on one side, the first suitable group with an image of that class is
+    moved to the other side. A group is suitable if the side that it leaves keeps at least one image
+    of each class in the group.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:

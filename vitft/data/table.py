@@ -1,4 +1,4 @@
-"""Reading and writing of CSV tables, preserving any file name and naming the line in errors."""
+"""Reading and writing of CSV tables. Cells may contain any file name, and errors name the line."""
 
 import csv
 import io
@@ -20,7 +20,10 @@ def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes
 
 
 def quote_cell(cell: str) -> str:
-    """Quote a CSV cell if needed, even if only for a carriage return (unlike Python 3.11's csv)."""
+    """Quote a CSV cell if needed.
+
+    A cell with a carriage return is quoted too; the csv module of Python 3.11 does not do this.
+    """
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 

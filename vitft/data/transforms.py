@@ -35,7 +35,7 @@ MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
 """Limits on the side ratio and on the number of pixels of the resized image. If it exceeds either
 limit, only the visible part is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Maximum, in pixels, of the longer side of `image_size` divided by the crop fraction."""
+"""Upper limit in pixels on the longer side of `image_size` divided by the crop fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class CropTransform:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Evaluation view of images, or random crops seeded by the view's name and the image."""
+    """Evaluation view of an image, or a random crop seeded by the view's name and the image."""
 
     name: str
     transform: EvalTransform

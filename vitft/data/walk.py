@@ -94,7 +94,7 @@ class Walk:
         return sorted(found)
 
     def is_used(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is visible and the reference script's rules do not apply."""
+        """Return whether an entry is visible; always False under the reference script's rules."""
         return not self.reference and not self.is_hidden(entry.name)
 
     def kind_of(self, entry: os.DirEntry[str]) -> str:

@@ -1,9 +1,8 @@
 """Attribution maps of a Vision Transformer: one value per patch, from attention and its gradients.
 
-`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel.
-Therefore, the maps equal those of `Attention.maps`, the logits are computed from them, and
-gradients flow back to them.
-This needs neither hooks nor a second implementation of any part of the model.
+`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel. The
+weights equal `Attention.maps`, the logits are computed from them, and gradients flow back to them.
+This needs neither hooks nor a second implementation of the blocks.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
 grid.
@@ -154,12 +153,12 @@ def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tenso
 
 
 def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Select the outputs (B, N, D) of the blocks that the head reads from those of all blocks."""
+    """Given the outputs (B, N, D) of all blocks, return the ones that the head reads."""
     return outputs[-config.read_blocks :]
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run all blocks, yielding the attention maps (B, H, N, N) and the output (B, N, D) of each."""
+    """Run all blocks, and yield each one's attention maps (B, H, N, N) and output (B, N, D)."""
     for block in cast("Iterable[Block]", model.blocks):
         maps: list[Tensor] = []
         attend = functools.partial(attend_explicitly, block.attn, maps)
@@ -264,8 +263,9 @@ def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
     """Return the pooling weights (B, 1, N) of the output tokens (B, N, D) of a block.
 
     The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
-    last block, each step multiplies a vector by a matrix, whereas the order in the paper multiplies
-    matrices. The gradient (B, N, D) with respect to the output is used only if `weights_reads`.
+    last block, each step multiplies a vector by a matrix. The paper starts at the first block and
+    must therefore multiply matrices. The gradient (B, N, D) with respect to the output is used only
+    if `weights_reads`.
     """
     if weights_reads(config):
         pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient

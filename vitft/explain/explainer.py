@@ -1,4 +1,4 @@
-"""Explanation of image files by a heat map over each image and, optionally, arrays of values."""
+"""Explanations of image files: a heat map over each image and, optionally, arrays of values."""
 
 import io
 import re
@@ -58,7 +58,7 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """Explainer that writes a heat map over each image and, optionally, arrays to a folder."""
+    """Explainer that writes one heat map per image and, optionally, a file of arrays."""
 
     model: ExplainedModel
     method: Method
@@ -71,7 +71,7 @@ class Explainer:
     tiles: list[SheetTile] = field(default_factory=list)
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
-        """Yield one result per path, in order, each after its files have been written."""
+        """Yield one result per path, in order, once the files for the image have been written."""
         paths, transform = list(paths), self.model.transform
         views = decode_images(
             paths, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
@@ -195,7 +195,9 @@ def safe_stem(path: str) -> str:
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the predictions unchanged, writing a relevance overlay for each one with a view.
+    """Yield the predictions unchanged, and write a relevance overlay for each one.
+
+    A prediction whose `view` is None gets no overlay.
 
     Raises:
         UsageError: The model is a timm model, whose attention is not accessible.

@@ -17,7 +17,7 @@ class Method:
     fusion: str = "mean"
     """Function that combines the heads of a block in rollout and attention."""
     discard: float = 0.0
-    """Fraction in [0, 1) of the connections of each block, weakest first, that rollout discards."""
+    """Fraction in [0, 1) of each block's connections that rollout discards, weakest first."""
     block: int | None = None
     """Block whose attention to show, counting from 0; None for the last block."""
     head: int | None = None

@@ -60,7 +60,7 @@ class ExplainedModel:
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
-    """Load the model of a run directory, a checkpoint or `hf:owner/name`; None for the latest run.
+    """Load the model of a run directory, a checkpoint or `hf:owner/name` (default: the latest run).
 
     Raises:
         RunError: The run does not exist or is damaged.
@@ -83,10 +83,10 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
 def load_weights_model(
     name: str, *, allow_pickle: bool = False, device: str = "auto"
 ) -> ExplainedModel:
-    """Load pretrained weights, with their own head if it is usable.
+    """Load pretrained weights, including their classification head if it is usable.
 
     Raises:
-        WeightsError: The weights cannot be found or read, are damaged, or are not those of a
+        WeightsError: The weights cannot be found or read, are damaged, or do not belong to a
             supported model.
         UsageError: The weights are for a timm model, or the device cannot be used.
     """

@@ -83,10 +83,10 @@ def patch_filters(
     to mean 0 and variance 1, as in the forward pass.
 
     Returns:
-        The components as images (n, kernel, kernel, 3), each scaled to [0, 1] and grey unless the
-        model has three input channels; and the fraction of variance explained by each, (n,). Here,
-        n is `count` (default: as in the paper), or less if the convolution has too few filters or
-        values per filter.
+        The components as images (n, kernel, kernel, 3), and the fraction of the variance that each
+        one explains, (n,). Every image is scaled to [0, 1], and is grey unless the model has three
+        input channels. n is `count` (default: as in the paper), or less if the convolution has too
+        few filters or too few values per filter.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
@@ -119,7 +119,7 @@ def attention_distance(
 ) -> tuple[NDArray[np.float32], int]:
     """Return the mean attention distance (L, H) of each head in pixels, and the number of images.
 
-    The distances from each patch to all patches are averaged, weighted by its attention to them.
+    For each patch, the distances to all patches are averaged, weighted by the attention to them.
     Attention to the prefix tokens is ignored because they have no position.
     """
     config, first = model.config, model.config.num_prefix

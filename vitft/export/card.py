@@ -91,7 +91,9 @@ def write_readme(
 
 
 def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the run's results with the accuracy of the exported head, or None if there are none.
+    """Return the results of a run, or None if it has none.
+
+    The accuracy is measured with the exported head, which may read fewer blocks than the run's own.
 
     Raises:
         RunError: The file eval.json is damaged.
@@ -139,7 +141,7 @@ def header_of(
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:
-    """Return the catalogue entry with the name or digest of the pretrained weights, or None."""
+    """Return the catalogue entry of the pretrained weights, found by name or digest, or None."""
     rows = entries_by_name()
     for name in (weights.get("name", ""), weights.get("from", "")):
         if name in rows:
@@ -186,8 +188,8 @@ def introduction(trained: TrainedRun) -> list[str]:
     kind = (
         f"timm model {markdown_text(shape.timm)}"
         if isinstance(shape, TimmConfig)
-        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and patches of "
-        f"{shape.patch_size[0]} pixels"
+        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and a patch "
+        f"size of {shape.patch_size[0]} pixels"
     )
     origin = Path(card.weights.get("name", "")).name
     if origin == "model":  # the file name model.safetensors conveys no information
@@ -214,7 +216,7 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
     lines = ["## Use", ""]
     snippets = usage_snippets(card, form, plan)
     if not plan.repo:
-        lines += ["Run the programs in this folder, with an image called photo.jpg in it.", ""]
+        lines += ["Put an image called photo.jpg in this folder, and run the programs there.", ""]
     if any(snippet.language == "python" for snippet in snippets):
         lines += [caveat(card.transform), ""]
     for snippet in snippets:
@@ -238,7 +240,7 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
 
 
 def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> list[str]:
-    """Return the lines on the training data: its name, its size and the classes in order."""
+    """Return the lines on the training data: its name, its size and a table of the classes."""
     classes = trained.card.classes
     images = count_images(trained.run)
     figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
@@ -269,7 +271,7 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Return the number of images per class in each part; all are 0 if the split is unknown."""
+    """Count the images per class in each part; all counts are 0 if the split is unknown."""
     found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
     if (manifest := run_manifest(run)) is None:
         return found
@@ -314,7 +316,7 @@ def licence_section(card: Card, chosen: str) -> list[str]:
     if chosen:
         also = f" ({pretrained})" if pretrained and known != chosen else ""
         return ["## Licence", "", f"{markdown_text(chosen)}{also}."]
-    text = f"The licence of the {pretrained}." if pretrained else "Not stated."
+    text = f"Same licence as the {pretrained}." if pretrained else "Not stated."
     return ["## Licence", "", text]
 
 

@@ -25,7 +25,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum relative difference for graphs that resize images, which changes the views slightly."""
+"""Maximum relative logit difference for graphs that resize images: their views differ slightly."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
@@ -108,7 +108,10 @@ def compare_exports(
 
 
 def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch and log its logits and time, after one untimed pass on the first batch."""
+    """Predict a batch, and log its logits and time.
+
+    The first batch is predicted twice, and only the second pass is timed.
+    """
     inputs = [model.prepare(sample.image) for sample in batch]
     if not log.logits:
         model.predict(inputs)  # excludes initialisation from the timing
@@ -142,9 +145,9 @@ def comparison_row(
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
     """Check that the predictions of an export agree with those of the original.
 
-    In int8, at most one image or the fraction `MAX_CHANGED` of the images, whichever is more, may
-    change class. In other formats, logits may differ by at most `max_error`, relative to the larger
-    of 1 and the largest logit.
+    In int8, the predicted class may change on at most one image, or on the fraction `MAX_CHANGED`
+    of the images if that is more. In other formats, logits may differ by at most `max_error`,
+    relative to the larger of 1 and the largest logit.
 
     Raises:
         RunError: The difference exceeds the tolerance of the format, or there are no validation
@@ -160,7 +163,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
             raise RunError(
                 f"the accuracy of --{row.name} cannot be measured because the validation images no "
                 "longer exist",
-                fix="restore them at the data.path in the run's config.toml, or remove "
+                fix="restore them to the data.path in the run's config.toml, or remove "
                 f"--{row.name.removesuffix(', int8')}",
             )
         if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):

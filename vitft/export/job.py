@@ -105,7 +105,7 @@ def compare_with(
     sizes: Mapping[str, int],
     plan: ExportPlan,
 ) -> list[ExportComparison]:
-    """Return a comparison of each export with the model that the exports represent."""
+    """Compare each export with the model from which it was made, on the same images."""
     if not opened:
         return []
     original = open_module(source.model, source.card, by="vitft")

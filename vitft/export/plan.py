@@ -28,7 +28,7 @@ NEEDED_EXTRAS = {
     "onnx": "onnx",
     "int8": "onnx",
 }
-"""Mapping from format to the extra of vitft needed to write or reopen it, if any."""
+"""Extra of vitft needed to write or reopen each format; the other formats need none."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
 """Formats that contain the computation graph and can therefore include the normalisation."""
 HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
@@ -63,7 +63,7 @@ class ExportPlan:
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
-    """Return the plan of an export after checking its options, which are fields of `ExportPlan`.
+    """Check the options of an export (fields of `ExportPlan`), and return its plan.
 
     Raises:
         UsageError: An option is missing, invalid or incompatible with another option, a library is

@@ -44,7 +44,7 @@ class TrainedRun:
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":
-        """The run with the head that reads only the last block, for use in other libraries."""
+        """This run with the head that reads only the last block, as other libraries require."""
         shape = self.card.architecture
         if isinstance(shape, TimmConfig) or shape.read_blocks == 1:
             return self
@@ -90,7 +90,7 @@ class LabelledImage:
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield up to `count` validation images unchanged since the run, or noise if there are none.
+    """Yield at most `count` unchanged validation images of a run, or noise if there are none.
 
     Raises:
         RunError: The file config.toml or split.csv of the run is damaged.
@@ -105,7 +105,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
-    """Yield those of `count` evenly spaced validation images that are unchanged since the run.
+    """Take `count` evenly spaced validation images, and yield the ones unchanged since the run.
 
     Raises:
         RunError: The file config.toml or split.csv of the run is damaged.
@@ -122,7 +122,7 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return at most `count` rows at even intervals, to include as many classes as possible."""
+    """Return at most `count` evenly spaced rows so that many classes are included."""
     return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 

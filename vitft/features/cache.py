@@ -44,9 +44,9 @@ LIMIT_GB = 20.0
 def default_folder() -> Path:
     """Return the default cache folder.
 
-    If the environment variable VITFT_CACHE is set, this is the subfolder `features` of the folder
-    that it names. Otherwise, this is `vitft/features` in the user's cache folder, which is
-    XDG_CACHE_HOME, or ~/.cache if that variable is not set or holds a relative path.
+    If the environment variable VITFT_CACHE is set, the result is $VITFT_CACHE/features. Otherwise,
+    it is `vitft/features` in the user's cache folder: XDG_CACHE_HOME, or ~/.cache if that variable
+    is unset or holds a relative path.
 
     Raises:
         RunError: The home directory is needed but cannot be determined.
@@ -94,7 +94,10 @@ class Shard:
 
 
 class Store:
-    """Rows of one space, looked up by key; the same folder holds the space's settings as JSON."""
+    """Rows of one space, looked up by key.
+
+    The folder of the space holds the rows, and the settings of the space as JSON.
+    """
 
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
@@ -181,7 +184,7 @@ class Store:
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have written, e.g. by merging known shards."""
+        """Add shards that other processes have created since, e.g. when they merged small ones."""
         with self.lock:
             known = {shard.path for shard in self.shards}
             for path in sorted({*self.folder.glob("*.rows")} - known):
@@ -243,7 +246,7 @@ class Store:
 
 
 class JoinedStore:
-    """Pair of stores that acts as one store, whose rows are the concatenated rows of both.
+    """Two stores used as one: each row is split into a leading part and the rest.
 
     The first store can be shared with runs that need only the leading values.
     """
@@ -351,9 +354,9 @@ def remove_spaces(chosen: Iterable[Space]) -> int:
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
-    """Delete the least recently used spaces until the rest fit into `limit_gb` gigabytes.
+    """Delete the least recently used spaces until the others fit into `limit_gb` gigabytes.
 
-    The result is the number of bytes freed. Spaces used within the last `idle_s` seconds are kept.
+    Spaces used within the last `idle_s` seconds are kept. The result is the number of bytes freed.
     """
     kept = 0.0
     removable = []

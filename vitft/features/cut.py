@@ -38,7 +38,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """Return the SHA-256 of everything except pixels and precision that affects the output."""
+        """Return the SHA-256 of everything that affects the output, except pixels and precision."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -113,7 +113,7 @@ class Suffix(nn.Module):
 
 
 class Whole(nn.Module):
-    """Model without a frozen prefix, which maps pixels to logits (B, C)."""
+    """The whole model as a suffix without a frozen prefix; it maps pixels to logits (B, C)."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Whole(nn.Module):
 
 
 class Cut(NamedTuple):
-    """Both sides of the freeze boundary; if nothing is frozen, the suffix is the whole model."""
+    """Frozen prefix and suffix of a model; if nothing is frozen, the suffix is the whole model."""
 
     prefix: Prefix | None
     suffix: nn.Module
@@ -136,7 +136,7 @@ class Cut(NamedTuple):
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model that `models.freeze.freeze_model` has already frozen for the stage `freeze`."""
+    """Cut a model that `models.freeze.freeze_model` has already frozen with the same `freeze`."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))

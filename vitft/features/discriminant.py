@@ -19,7 +19,7 @@ from vitft.system.device import one_thread
 
 SINGLE_THREAD_VALUES = 10**7
 """Number of values in a feature matrix below which a single thread is used: more threads would save
-less than a second, and on a busy machine they could cost as much."""
+less than a second, and could lose as much time on a busy machine."""
 SMALLEST_VARIANCE = 1e-6
 """Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
 class were identical."""
@@ -34,8 +34,8 @@ def solve_discriminant(
     logit log(0.5 / number of rows used) for every image.
 
     Returns:
-        The heads (S, C, D + 1), float64: weights and, in the last column, biases. The logits are
-        those of Gaussian classes; the prior of a class is its fraction of the total sample weight.
+        The heads (S, C, D + 1), float64: weights and, in the last column, biases. Each class is
+        modelled as a Gaussian, and its prior is its fraction of the total sample weight.
     """
     with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
         used = sample_weight > 0

@@ -135,8 +135,8 @@ class Extractor:
     def of_last_block(self) -> Self:
         """Return an extractor for the last block's features that uses the rows cached by this one.
 
-        Afterwards, this extractor must not compute features: both extractors use the same model,
-        which from then on reads only the last block.
+        Afterwards, this extractor must not compute features, because both extractors share a model
+        that now reads only the last block.
         """
         found = copy.copy(self)
         if isinstance(self.prefix.model, VisionTransformer):
@@ -190,9 +190,9 @@ class Extractor:
         view: View,
         fingerprints: Fingerprints | None = None,
     ) -> Iterator[ExtractedImage]:
-        """Yield every file in order, once its features are in the cache.
+        """Yield one result per file, in order, once the features of the file are in the cache.
 
-        For an unreadable file, `found` is an `ImageError`, and no features are cached.
+        For an unreadable file, `found` of the result is an `ImageError`; no features are cached.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.

@@ -45,7 +45,7 @@ CV_IMAGES = 20_000
 METHOD_IMAGES = 8_000
 """Maximum number of images used to choose between reading one block and reading several."""
 FLOAT64_VALUES = 10**7
-"""Maximum number of values in a feature matrix for which the head is solved in float64."""
+"""Maximum number of values in a feature matrix for which the head is fitted in float64."""
 DEFAULT_L2 = 0.1
 """L2 penalty used where cross-validation does not choose one."""
 
@@ -117,7 +117,7 @@ def choose_penalty(
     """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
 
     Penalties are tried from strong to weak until the loss has risen twice in a row. The rows of `x`
-    and `y` are `views` blocks, one for each view of the same images. All views of an image and of
+    and `y` form `views` blocks, one for each view of the same images. All views of an image and of
     its near-duplicates, which share a number in `groups` (n / views,), are held out together, and
     only the first view is scored.
 
@@ -301,7 +301,7 @@ def solve_head(
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D).
 
-    The rows of `x` and `y` are `views` blocks, one for each view of the same images. If `balanced`
+    The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
     number in `groups` (n / views,).
 

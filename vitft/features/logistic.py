@@ -136,7 +136,7 @@ def solve_logistic(
     Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
-    (K, C, D + 1), by default zero, and stop as in `lbfgs.minimise`.
+    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
@@ -158,7 +158,7 @@ def solve_logistic(
 
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
 """Approximate solver for heads that only serve to score a penalty or a fraction of the images. On
-real photos, the accuracy differs from that of the optimum by at most 3 images in 1,000."""
+real photos, such a head and the optimal one differ in accuracy by at most 3 images in 1,000."""
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
 
 
 def linear_logits(x: Tensor, head: Tensor) -> Tensor:
-    """Return the logits (n, C) of a solved head (C, D + 1) for features (n, D)."""
+    """Return the logits (n, C) of a fitted head (C, D + 1) for features (n, D)."""
     return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)
 
 

@@ -1,4 +1,4 @@
-"""Choice between linear heads that read one block or several, by cross-validation.
+"""Cross-validated choice between linear heads that read one block and heads that read several.
 
 The candidates are logistic regression on the features of the last block, linear discriminant
 analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
@@ -26,7 +26,8 @@ SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
 """Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Prior means of the logarithms of the two heads' weights; they give the second little weight."""
+"""Prior means of the logarithms of the two heads' weights. A priori, the second head has little
+weight."""
 PRIOR_STRENGTH = 3.0
 """Penalty per squared deviation from the prior means, in units of the loss of one image."""
 
@@ -68,7 +69,7 @@ class HeadMethod:
     ) -> Tensor:
         """Return one approximate head for each of K sets of sample weights (K, n).
 
-        If the heads read only the leading features, iterations start from the heads `start`
+        If the heads read only the leading features, the optimisation starts from the heads `start`
         (K, C, read + 1).
 
         Returns:
@@ -134,8 +135,8 @@ def choose_head_method(
     With fewer than `MIN_IMAGES` images, a head on the last block is the only candidate.
 
     Args:
-        x: Standardised features in blocks, one for each view of the same images; only the first
-            block is scored.
+        x: Standardised features (rows, D): all images in the first view, then the same images in
+            the next view, and so on. Only the first view is scored.
         y: Class indices of all rows.
         sample_weight: Weights (K, rows), with zeros for the rows that each fold holds out.
         fold_id: Fold that holds out each image (n,).
@@ -199,10 +200,11 @@ def choose_shrinkage(
 
 
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """Return the factor that minimises the loss of the logits, and the log-probabilities (n, C).
+    """Return a factor that calibrates logits (n, C), and the calibrated log-probabilities (n, C).
 
-    In the loss, each label is replaced by a random one with probability 1 / n. Otherwise, the loss
-    of logits (n, C) that classify all images correctly would keep falling as the factor grows.
+    The factor minimises a loss in which each label is replaced by a random one with probability
+    1 / n. Without this replacement, if the logits classify all images correctly, the loss would
+    keep falling as the factor grows.
     """
     images, classes = logits.shape
     target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
@@ -216,7 +218,10 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the position of the only minimum of a function in an interval, to within 1e-3."""
+    """Return the position of a function's minimum in an interval, to within 1e-3.
+
+    The function must have only one minimum in the interval.
+    """
     ratio = (5**0.5 - 1) / 2  # golden-section search
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
@@ -237,10 +242,10 @@ def choose_candidate(
 ) -> Candidate:
     """Return the candidate to use.
 
-    Discriminant analysis alone is preferred to the mixture if its loss is lower by more than a
+    Discriminant analysis alone is preferred to the mixture if its loss is lower by more than one
     standard error and its accuracy is not lower. The preferred candidate is used only if its loss
-    is lower than the loss with the last block by more than a standard error; otherwise, the head
-    reads only the last block.
+    is lower than that of the head on the last block by more than one standard error. Otherwise, the
+    head on the last block is used.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
@@ -251,7 +256,7 @@ def choose_candidate(
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
     """Return whether the loss of `one` is lower than that of `other` by more than a standard error.
 
-    The standard error is that of the mean of the paired differences.
+    The standard error is computed from the differences between the two losses of each image.
     """
     gain = other.losses(y) - one.losses(y)
     return gain.mean().item() > gain.std().item() / len(y) ** 0.5
@@ -273,7 +278,10 @@ def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float
 def mixture_objective(
     parts: Tensor, y: Tensor, prior: Tensor, strength: float
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function from log-weights (1, 2) to penalised loss (1,) and gradient (1, 2)."""
+    """Return a function of log-weights (1, 2) that returns the penalised loss and its gradient.
+
+    The loss has the shape (1,), and the gradient has the shape (1, 2).
+    """
 
     def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:
         weights = point[0].exp()

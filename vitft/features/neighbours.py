@@ -29,7 +29,8 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
 
-    `groups` (n,) holds group numbers. Each row sums to 1, or to 0 if there is only one group.
+    `groups` (n,) holds group numbers. The votes for an image sum to 1, or to 0 if there is
+    only one group.
     """
     known, found = F.normalize(x, dim=-1), []
     for part, own in zip(known.split(1024), groups.split(1024), strict=True):
@@ -41,7 +42,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the total weight, by class, of the images most similar to each query: (m, C).
+    """Return, for each query, the weights of the most similar images, summed by class: (m, C).
 
     `similarity` (m, n) holds cosines, and `y` (n,) holds the class indices of the images.
     """

@@ -40,12 +40,13 @@ IN_DISTRIBUTION = 0.98
 MIN_HELD_OUT = 20
 """Minimum number of held-out images from which to estimate the limit."""
 FOLDS = 5
-"""Number of parts of the held-out images; each part is compared with a fit to all other images."""
+"""Number of parts into which the held-out images are divided; each part is compared with a fit to
+all other images."""
 MAX_FITTED = 5_000
-"""Maximum number of held-out images, and maximum size of the fits with which they are compared."""
+"""Maximum number of held-out images; also the maximum number of images in each fit."""
 PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
-"""Pairs of an upper limit and a number of fits: with fewer held-out images than the limit, each
-left-out class is compared with this many fits."""
+"""Pairs of an upper limit and a number of fits. The first pair whose limit exceeds the number of
+held-out images sets the number of fits with which each left-out class is compared."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out in turn."""
 
@@ -66,7 +67,8 @@ class Reference:
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
 
-        Only the leading dimensions of features (n, D) are used if the reference has fewer.
+        If the reference has fewer dimensions than the features (n, D), only the leading dimensions
+        of the features are used.
         """
         x = features[:, : len(self.centre)] - self.centre
         z = x.astype(np.float64) @ self.within
@@ -98,7 +100,10 @@ class Reference:
 
 
 def power_text(unknown: float) -> str:
-    """Return a phrase for the fraction of the images of an unknown class that get the note."""
+    """Return a phrase such as `about 40 % of the images of an unknown class`.
+
+    `unknown` is the fraction of such images that are classified as out of distribution.
+    """
     return f"about {percent(unknown, 0)} of the images of an unknown class"
 
 
@@ -137,7 +142,7 @@ def fit_reference(
         "features_trained": trained,
     }
     if results["held_out"] < MIN_HELD_OUT:
-        reason = f"{results['held_out']} held-out images are too few; {MIN_HELD_OUT} are needed"
+        reason = f"too few held-out images ({results['held_out']} of the {MIN_HELD_OUT} needed)"
         return None, results | {"reason": reason}
     if len(features) < 2 * len(kinds):
         return None, results | {"reason": "there are fewer than two images per class on average"}
@@ -163,7 +168,7 @@ def fit_reference(
 
 
 def thinned(rows: ClassIndices, most: int) -> ClassIndices:
-    """Return at most `most` of the rows, evenly spaced."""
+    """Return all rows, or `most` evenly spaced rows if there are more."""
     return rows[np.arange(min(most, len(rows))) * len(rows) // min(most, len(rows))]
 
 
@@ -182,13 +187,13 @@ class Folds:
         self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
 
     def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
-        """Fit to the rows outside one part and, if `label` is given, outside that class.
+        """Fit to all rows except those in one part and, if `label` is given, in that class.
 
         Near-duplicates of rows in the part are left out too. At most `MAX_FITTED` rows are used.
 
         Returns:
-            The fit, without a limit, and the squared distances of the rows in the part, except for
-            rows of the left-out class.
+            The fit, with an infinite limit, and the squared distances of the rows in the part,
+            except for rows of the left-out class.
         """
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
@@ -198,15 +203,16 @@ class Folds:
         return found, found.distances(self.features[known])
 
     def distances(self) -> Distances:
-        """Return the squared distances (m,) of the held-out rows, each in a fit to other rows."""
+        """Return the squared distances (m,) of the held-out rows, each from a fit to other rows."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
         """Leave out up to `CLASSES_LEFT_OUT` classes in turn and treat each as unknown.
 
-        For each class, several fits, each without one of the parts, give the limit and the
-        distances of the class's images. A class is skipped if there are too few distances to
-        estimate the limit.
+        For each class, several fits are made, each without the class and without one of the parts.
+        The limit is estimated from the distances of the images in these parts, and is compared with
+        the distances of the images of the class. A class is skipped if there are too few distances
+        to estimate the limit.
 
         Returns:
             For each left-out class, the number of its held-out images that exceed the limit, and

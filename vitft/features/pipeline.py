@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 HEAD_BLOCKS = 6
 """Maximum number of blocks that a solved head reads by default."""
 MAX_HEAD_DIMENSIONS = 3_100
-"""Maximum number of feature dimensions that a solved head reads by default: the time to solve the
+"""Maximum number of feature dimensions that a solved head reads by default: the time to fit the
 head grows with the cube of this number."""
 
 
@@ -138,7 +138,7 @@ def read_several_blocks(
 
 
 def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
-    """Return the number of last blocks whose features the solved head of a run may read.
+    """Return how many of the last blocks the solved head of a run may read.
 
     Raises:
         UsageError: `train.head_blocks` is above 1, but the model is a timm model.
@@ -226,7 +226,7 @@ def inspect_dataset(
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log the disk space needed for the images' tokens, and raise an error if less is free.
+    """Log the disk space needed for the images' tokens, and check that it is available.
 
     The tokens of an image take about as much space as a photo. Pooled features are small and need
     no check.

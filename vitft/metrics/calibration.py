@@ -70,8 +70,8 @@ def calibrate_temperature(
     """Fit the temperature to validation images and any cross-validated training predictions.
 
     The result is the most probable temperature, given the log losses and a prior. The prior matters
-    only if there are few images: without it, if the predictions for a few images were all correct,
-    the temperature would approach 0. If the most probable temperature is outside `TEMPERATURES`,
+    only if there are few images: without it, the temperature would approach 0 if all of them were
+    predicted correctly. If the most probable temperature is outside `TEMPERATURES`,
     the result is 1, with a note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
@@ -122,7 +122,7 @@ def fit_temperature(
     T minimises the summed log loss plus the prior term, `log(T)^2 / (2 spread^2)`. At the
     minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
     relative precision of 1e-4, far below the statistical uncertainty. If `near` is given, the
-    search begins around it, which saves time and does not change the result beyond this precision.
+    search starts near this temperature, which saves time; the precision is the same.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))

@@ -8,7 +8,7 @@ from vitft.metrics.results import RunResults
 from vitft.system.text import percent
 
 CONSTANT = 0.95
-"""Minimum fraction of images predicted as the same class for predictions to count as constant."""
+"""Predictions count as constant if at least this fraction of the images has the same prediction."""
 
 
 def chance_level(results: RunResults) -> str:
@@ -31,7 +31,7 @@ def chance_level(results: RunResults) -> str:
 
 
 def constant_class(results: RunResults) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images, and their fraction, or None.
+    """Return the class predicted for nearly all images and the fraction predicted as this class.
 
     The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction, if
     there are fewer than two classes, or if the results of an older run lack the confusion matrix.

@@ -122,10 +122,11 @@ def probability_metrics(
     temperature: float | None = None,
     note: str | None = None,
 ) -> ProbabilityMetrics:
-    """Return the metrics that depend on the temperature, given logits (n, C) already divided by it.
+    """Return the metrics that depend on the temperature.
 
-    The result also contains the optional arguments: `ece_before`, the calibration error before
-    temperature scaling; `temperature`; and `note`, the reason why no temperature was fitted.
+    `scores` (n, C) are logits that have already been divided by the temperature. The result also
+    contains the optional arguments: `ece_before`, the calibration error before temperature scaling;
+    `temperature`; and `note`, the reason why no temperature was fitted.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)

@@ -22,9 +22,10 @@ RESAMPLES = 1000
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """Return the 95 % Wilson interval of a fraction, valid for small totals and near 0 and 1.
+    """Return the 95 % Wilson interval of a fraction.
 
-    If `total` is 0, the interval is (0, 1).
+    The interval is valid even for small totals and for fractions near 0 or 1. If `total` is 0, it
+    is (0, 1).
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -40,7 +41,9 @@ def wilson_interval(correct: int, total: int) -> Interval:
 
 
 def student_t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t for `freedom` degrees of freedom.
+    """Return the two-sided 95 % quantile of Student's t distribution.
+
+    `freedom` is the number of degrees of freedom.
 
     Source: Abramowitz & Stegun 1964, 26.7.3 and 26.7.4, solved for the angle by bisection.
     """
@@ -60,7 +63,7 @@ def student_t_quantile(freedom: int) -> float:
 
 
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return the 95 % interval of the mean of independent fractions, each (correct, total).
+    """Return the 95 % interval of the mean of independent fractions, given as (correct, total).
 
     The distances from the fractions to the lower ends of their Wilson intervals are added in
     quadrature, and so are the distances to the upper ends.
@@ -79,9 +82,10 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
     """Return the F1 score of a class and its 95 % interval.
 
-    `union` is the number of images that belong to the class, are predicted as it, or both; `right`
-    is the number of images to which both apply. With s = right / union, F1 = 2 s / (1 + s)
-    increases with s, so the bounds of the Wilson interval of s give those of F1.
+    `union` is the number of images that belong to the class, are predicted as this class, or both.
+    `right` is the number of images of the class that are predicted correctly. With s = right /
+    union, F1 = 2 s / (1 + s) increases with s, so the bounds of the Wilson interval of s give those
+    of F1.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.
@@ -149,7 +153,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_interval(only_first: int, only_second: int, images: int) -> tuple[float, float]:
     """Return the 95 % interval of the first model's accuracy minus the second model's.
 
-    Both models are tested on the same `images` images; the other arguments are as in `mcnemar`.
+    `images` is the number of images on which both models are tested. The other arguments are the
+    same as for `mcnemar`.
 
     Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
     proportions based on paired data".

@@ -131,7 +131,7 @@ class HeadChoice(TypedDict):
 
 
 class TrialResults(TypedDict):
-    """Results of a trial that compares trained layers with the head on held-out training images."""
+    """Results of a trial: trained layers and the head alone, scored on held-out training images."""
 
     layers: str  # in the notation of `train.freeze`
     epochs: AtLeastOne
@@ -147,14 +147,14 @@ class TrialResults(TypedDict):
 
 
 class SkippedTrial(TypedDict):
-    """Layers that were not tried for lack of time."""
+    """Layers that were skipped because the time budget was too short to try them."""
 
     layers: str
     seconds_needed: Loss  # budget that would have been enough to try them
 
 
 class BudgetResults(TypedDict):
-    """Trials and choice of a run with a time budget."""
+    """Trials of a run with a time budget, and the layers that it chose to train."""
 
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
@@ -206,7 +206,7 @@ class FileRemark(TypedDict):
 
 
 class EvaluatedData(TypedDict):
-    """Data given to `vitft evaluate`, with the numbers of images left out or known to the run."""
+    """Data given to `vitft evaluate`, and how many images were left out or are known to the run."""
 
     path: str
     unreadable: list[FileRemark]
@@ -215,10 +215,10 @@ class EvaluatedData(TypedDict):
     trained_copies: int | None
     """Number of images left out because they are near-duplicates of training images."""
     trained_paths: int | None
-    """Number of images left out because they have the same path as a training image that can no
-    longer be read for a comparison."""
+    """Number of images left out because a training image with the same path can no longer be read,
+    so that the two cannot be compared."""
     validated: int | None
-    """Number of scored images that the run validated on or that are near-duplicates of such images;
+    """Number of scored images that are validation images of the run or near-duplicates of them;
     None if the split is unknown."""
     copies: Natural  # number of scored images that are identical to an earlier scored image
 
@@ -288,8 +288,8 @@ class OodResults(TypedDict):
     unknown_class_range: Interval | None  # lowest and highest fraction for a single class
     classes_left_out: Natural
     features_trained: bool
-    """Whether the features were trained on all classes, even those left out; `unknown_class` may
-    then be too high."""
+    """Whether the features were trained on all classes, including those left out; if so,
+    `unknown_class` may be too high."""
 
 
 class AuditResults(TypedDict):

@@ -113,8 +113,8 @@ def check_card(card: Card) -> None:
         )
     if transform.channels != shape.in_channels or shape.in_channels > 3:
         raise StructureError(
-            f"the transform has {transform.channels} channels, but the architecture has "
-            f"{shape.in_channels}; images have up to 3"
+            f"the transform has {transform.channels} and the architecture has {shape.in_channels} "
+            "channels; the numbers must be equal and at most 3"
         )
     if classes and len(classes) != shape.num_classes:
         raise StructureError(

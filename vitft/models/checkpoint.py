@@ -127,7 +127,7 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
 
 
 def facts_of(state: Mapping[str, Tensor]) -> dict[str, TensorFacts]:
-    """Return the shape of each tensor and its type as named in a safetensors header."""
+    """Return the shape and type of each tensor; types are named as in safetensors headers."""
     names = {kind: name for name, kind in TORCH_TYPES.items()}
     return {
         name: TensorFacts(names.get(str(value.dtype), str(value.dtype)), tuple(value.shape))

@@ -26,7 +26,7 @@ TORCH_TYPES: Mapping[str, str] = {
     "U8": "torch.uint8",
     "BOOL": "torch.bool",
 }
-"""Mapping from the types of tensors in a checkpoint to the names used in the digest."""
+"""Mapping from the names of tensor types in a checkpoint to the names used in its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def content_digest(
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
     """Return the complete metadata of a checkpoint.
 
-    Comparing all of it with the metadata in a file detects any change to the file.
+    Comparing this mapping with the metadata in a file detects any change to the file.
     """
     return {
         "format": "pt",

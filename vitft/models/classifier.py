@@ -18,9 +18,9 @@ from vitft.system.errors import RunError, WeightsError
 def load_classifier(
     path: Path, *, digest: Callable[[], str] | None = None
 ) -> tuple[Mapping[str, Tensor], Card]:
-    """Return the tensors of a trained model under vitft's names, and its card.
+    """Return the tensors and the card of a trained model.
 
-    The tensors of a timm model have timm's names instead.
+    The tensors of a timm model have timm's names; all others have vitft's names.
 
     Args:
         path: Path returned by `find.find_model`.

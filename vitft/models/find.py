@@ -13,7 +13,7 @@ ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
-        "an ONNX graph, which only predict and evaluate can run",
+        "an ONNX graph, which only `vitft predict` and `vitft evaluate` can run",
         "use the run directory, or an export made with --safetensors, --timm or --transformers",
     ),
     ".pt2": (
@@ -47,8 +47,8 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     Raises:
         RunError: The run does not exist or contains no model, or the file is of an unsupported
             kind.
-        WeightsError: The name of the repository is invalid, or its model file is damaged, or is
-            neither in the cache nor available on the hub.
+        WeightsError: The name of the repository is invalid, or its model file is damaged or cannot
+            be fetched.
         ResourceError: The disk is full.
     """
     if run is not None and run.startswith("hf:"):

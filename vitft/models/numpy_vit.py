@@ -261,8 +261,8 @@ def numpy_supports(card: Card) -> bool:
 def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
     """Return the model of a checkpoint, or None if this module does not support it.
 
-    Weights with a norm above `MAX_NORM` are not supported either, because an overflow would then
-    depend on the implementation.
+    Checkpoints in which the norm of a tensor exceeds `MAX_NORM` are not supported either,
+    because it would depend on the implementation whether their results overflow.
     """
     shape = opened.card.architecture
     if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):

@@ -47,7 +47,7 @@ def create_model(
     """Return an untrained model of a named architecture, in float32 on the default device.
 
     The last number in the name is the side of the image in pixels; `image_size`, a side or (height,
-    width), overrides it. The `fields` are values for fields of `ViTConfig`, e.g. num_classes=5,
+    width), overrides it. `fields` sets other fields of `ViTConfig`, e.g. num_classes=5 or
     pool="mean".
 
     Raises:
@@ -62,7 +62,7 @@ def create_model(
 
 
 def describe_vit(config: ViTConfig) -> str:
-    """Return the description of an architecture as used in papers, e.g. "ViT-B/16 224 px"."""
+    """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
     letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}

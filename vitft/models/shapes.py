@@ -1,7 +1,7 @@
 """Names and shapes of the tensors of a Vision Transformer, derived from its configuration.
 
-The tensors are those of `vit.VisionTransformer(config).state_dict()`. Neither torch nor memory for
-the tensors is needed, so a file can be checked before a model is built.
+They match `vit.VisionTransformer(config).state_dict()`. Neither torch nor memory for the tensors is
+needed, so a file can be checked before a model is built.
 """
 
 import math

@@ -27,10 +27,10 @@ from vitft.models.vit_config import conv_strides
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad a feature map (B, F, h, w) before a convolution or pooling, as TensorFlow's SAME does.
+    """Pad a feature map (B, F, h, w) before a convolution or pooling, like SAME in TensorFlow.
 
     Each side of the output of the convolution or pooling is then ceil(side / stride). If the total
-    padding of an axis is odd, the additional row or column is at the bottom or right.
+    padding of an axis is odd, the extra row or column is added at the bottom or right.
     """
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
@@ -120,9 +120,10 @@ def build_stem(
 ) -> tuple[nn.Module, int]:
     """Return the module that precedes the patch projection, and its number of output channels.
 
-    If `stages` is given, the module is the ResNet of a hybrid, or only the root of a ResNet if
-    `stages` is () (timm then omits `stem.` from the names). If `stages` is None, the module is a
-    stack of convolutions with the output channels `convs`, or the identity if `convs` is empty.
+    - If `stages` has values, the module is the ResNet of a hybrid.
+    - If `stages` is (), it is only the root of a ResNet. timm then omits `stem.` from the names.
+    - If `stages` is None, it is a stack of convolutions with the output channels `convs`, or the
+      identity if `convs` is empty.
     """
     if stages is not None:
         resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)

@@ -89,7 +89,7 @@ class TimmModel(nn.Module):
 def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - timm's type
     """Return timm's network in eval mode, including its classifier.
 
-    `source` contains timm's settings for where the weights come from; if it is empty, the weights
+    `source` contains timm's settings for loading pretrained weights. If it is empty, the weights
     are random.
 
     Raises:
@@ -122,9 +122,9 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: 
 def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return settings that make timm load all tensors or raise RuntimeError.
 
-    If tensors are missing, timm silently keeps random weights for them unless the network and the
-    weights have the same number of classes. The network is therefore built with as many classes as
-    the classifier in `tensors` has; `TimmModel` then removes this classifier.
+    timm reports missing tensors only if the network and the weights have the same number of
+    classes; otherwise, it silently leaves these tensors random. The network is therefore built with
+    the number of classes in `tensors`, and `TimmModel` then removes the classifier.
 
     Raises:
         UsageError: As in `create_timm`.

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only the output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
+        """Return the outputs that the classification heads read: (B, N, D) to (B, 1 or 2, D)."""
         if type(self.qkv) is not nn.Linear:  # LoRA: the query weights cannot be separated
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
@@ -145,14 +145,14 @@ class Block(nn.Module):
         return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only the output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
+        """Return the outputs that the classification heads read: (B, N, D) to (B, 1 or 2, D)."""
         return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply both residual branches to `rows`, the first tokens of `x` (B, N, D).
 
-        The function `attend` computes the attention output for `rows` from all tokens, which have
-        passed LayerNorm unless `norm` is post.
+        The function `attend` computes the attention output for `rows` from all tokens. If `norm` is
+        pre, these tokens are normalised first.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -177,7 +177,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = False
-        """Whether the blocks' activations are recomputed in the backward pass instead of stored."""
+        """Whether block activations are recomputed in the backward pass instead of being stored."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -226,11 +226,11 @@ class VisionTransformer(nn.Module):
     def encode_read(
         self, tokens: Tensor, start: int = 0, stop: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Apply the same blocks as `encode`, and keep the outputs that the head reads.
+        """Apply the same blocks as `encode`, and collect the outputs that the head reads.
 
         Returns:
-            The output (B, N, D) of the last applied block; and the outputs (B, N, D) of those
-            applied blocks that the head reads, except for the last block of the model.
+            The output (B, N, D) of the last applied block, and a list of the outputs (B, N, D) that
+            the head reads. The list does not include the output of the model's last block.
         """
         depth, found = self.config.depth, list[Tensor]()
         first = max(start, depth - self.config.read_blocks)
@@ -283,7 +283,7 @@ class VisionTransformer(nn.Module):
     def features(self, pixels: Tensor) -> Tensor:
         """Return pooled features (B, `feature_size`) of pixels (B, channels, S, S).
 
-        Computations that the features do not depend on are skipped.
+        Computations that do not affect the features are skipped.
         """
         return self.finish(self.embed(pixels))
 
@@ -303,7 +303,7 @@ class VisionTransformer(nn.Module):
         """Replace the head with a zero-initialised one that reads the last `count` blocks.
 
         Raises:
-            UsageError: A head cannot read this number of blocks of this architecture.
+            UsageError: The head of this architecture cannot read `count` blocks.
         """
         self.config = config = replace(self.config, read_blocks=count)
         self.head = linear_head(config, config.feature_size)

@@ -22,7 +22,10 @@ MAX_PATCHES = 16384
 
 
 class NamedSize(NamedTuple):
-    """Dimensions of a named model size, and the patch sides in pixels of its published weights."""
+    """Dimensions of a named model size.
+
+    `patches` contains the patch sides, in pixels, for which weights have been published.
+    """
 
     width: int
     depth: int
@@ -72,8 +75,8 @@ class ViTConfig:
     pool: Pool = "cls"
     """Input of the head: the class token (cls) or the mean of the patch tokens (mean)."""
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Stochastic depth: probability of skipping a residual branch of the last block in training. It
-    increases linearly from 0 in the first block."""
+    """Stochastic depth: probability of skipping a residual branch in training. It increases
+    linearly from 0 in the first block to this value in the last."""
     norm: Norm = "pre"
     """Position of LayerNorm: before each residual branch (pre), or after each residual sum (post),
     as in the original Transformer."""
@@ -94,8 +97,8 @@ class ViTConfig:
     """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
     # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of blocks, counted back from the last, that the head reads. From the last block, it
-    reads the class token; from each earlier one, the class token and the mean patch token."""
+    """Number of final blocks that the head reads. It reads the class token of the last block, and
+    the class token and the mean patch token of each of the others."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -164,7 +167,7 @@ class ViTConfig:
 
     @property
     def stride(self) -> int:
-        """Side in pixels of one cell of the map that is cut into patches; 1 if there is no stem."""
+        """Side in image pixels of one cell of the stem's feature map; 1 if there is no stem."""
         if self.stem is not None:
             return stem_stride(self.stem)
         return math.prod(conv_strides(self.convs, self.patch_size))
@@ -183,7 +186,7 @@ class ViTConfig:
 
     @property
     def num_read(self) -> int:
-        """Number of leading tokens that the heads read if `pool` is cls.
+        """Number of leading tokens that the classification heads read if `pool` is cls.
 
         These are the class token and, in a distilled model, the distillation token.
         """
@@ -213,8 +216,8 @@ def stem_stride(stages: tuple[int, ...]) -> int:
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
-    Starting from the last, one convolution has stride 2 for each factor of 2 that both patch sides
-    have in common; all other convolutions have stride 1.
+    The last k convolutions have stride 2 and the others stride 1. Here, k is the largest number for
+    which 2^k divides both patch sides, or the number of convolutions if that is smaller.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

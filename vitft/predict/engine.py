@@ -151,7 +151,7 @@ def decode_view(
 class MirroredEngine:
     """Engine that averages the logits of each image and its mirror image.
 
-    The features are those of the original image.
+    The features come from the original image alone.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -76,7 +76,8 @@ class Evaluation:
     results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
-    """One prediction per image in the order of the data, then one per file in the data's `bad`."""
+    """One prediction per image, in the order of the data, followed by one per path in
+    `LabelledImages.bad`."""
 
     def write(self, folder: Path) -> Path:
         """Write eval.json and predictions.csv to a new folder, and return its path.
@@ -109,7 +110,7 @@ class HashedImage(NamedTuple):
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
     """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
-    Warnings are logged about images that are left out and about anything that biases the results.
+    Log warnings about images that are left out and about anything that biases the results.
 
     Raises:
         RunError: The model does not exist, a file in its folder is damaged or belongs to another
@@ -209,7 +210,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
 def image_groups(
     data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
 ) -> Iterator[list[HashedImage]]:
-    """Yield batches of hashed images in the order of the data; images left out have no view."""
+    """Yield batches of hashed images in the order of the data; excluded images have no view."""
 
     def load(item: tuple[str, str]) -> HashedImage:
         path, label = item
@@ -296,7 +297,7 @@ def evaluated_data(
 
 
 def warn_of_bias(results: EvaluationResults) -> None:
-    """Log warnings about images that were left out and anything that biases the results."""
+    """Log warnings about images left out and about anything that biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:MOST_NAMED]:
@@ -314,7 +315,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
         (data["trained_copies"], "they are nearly identical to training images"),
         (
             data["trained_paths"],
-            "their paths are those of training images that cannot be read for a comparison",
+            "they have the same paths as training images whose contents could not be compared",
         ),
     )
     total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)

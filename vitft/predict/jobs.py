@@ -54,7 +54,7 @@ def run_prediction(
         request: Images, model, destination and options.
         write: Function called with each line, without its line break, if there is no output file.
         stdin: Stream that is read if the images of the request include `-`.
-        illustrate: Function that writes relevance overlays, from the higher package `explain`.
+        illustrate: Function that writes relevance overlays (from the package `explain`).
 
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
@@ -151,8 +151,8 @@ def choose_engine(
 def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
-    If this process has finished its part of the rows but the parts have not been merged, merge the
-    parts if all of them are finished, and return 0.
+    If this process has finished its part but the output file does not exist yet, return 0. In this
+    case, the parts are merged if every process has finished.
 
     Raises:
         RunError: A row of the output file was not written by vitft.

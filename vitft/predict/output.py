@@ -151,8 +151,8 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     """Check that the output file can be written without overwriting an existing file.
 
     Raises:
-        RunError: The folder does not exist or, unless `resume` is set, the file already exists,
-            finished or unfinished.
+        RunError: The folder does not exist; or `resume` is false, and a finished or unfinished
+            output file already exists.
     """
     if not out.parent.is_dir():
         raise RunError(
@@ -190,7 +190,7 @@ def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
 def find_resume_point(
     path: Path, style: str, top_k: int, names: Iterator[str], chunk: int
 ) -> ResumePoint:
-    """Check the rows of an unfinished file against `names`, and return where to resume it.
+    """Check the rows of an unfinished file against `names`, and return the point to resume from.
 
     Raises:
         RunError: The images or columns of the file differ from those of the request, or a row was
@@ -209,8 +209,8 @@ def find_resume_point(
                 raise cannot_resume(
                     path,
                     f"its columns are {visible(found)}, not {expected.decode().strip()}",
-                    fix="use the options of the first run, or choose another file with --out if an "
-                    "older version of vitft wrote this one",
+                    fix="use the options of the first run; if an older version of vitft wrote the "
+                    "file, choose another file with --out",
                 )
             size = len(header)
             point = ResumePoint(0, size, 0)

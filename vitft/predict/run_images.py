@@ -1,7 +1,8 @@
 """Recognition of the training and validation images of a run among images to evaluate.
 
-An image is recognised by its digest, by its fingerprint if it is a near-duplicate, or by its path
-if the training image at that path cannot be read for a comparison. Does not import torch.
+An identical image is recognised by its digest, and a near-duplicate by its fingerprint. If the
+fingerprint of a training image is not known, an image with the same path is taken for this training
+image. Does not import torch.
 """
 
 import hashlib
@@ -29,14 +30,14 @@ log = logging.getLogger(__name__)
 TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "path of a training image of this model"
-"""Note on an image at the path of a training image that cannot be read for a comparison."""
+"""Note on an image with the same path as a training image whose fingerprint is not known."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
 """Maximum number of images in a run for comparing fingerprints; it limits time and memory."""
 
 
 class Recognised(NamedTuple):
-    """The split of the run that contains an image, and a note if the image is left out.
+    """The split of the run that contains an image, and a note if the image must be left out.
 
     The split is `train` or `val`, or an empty string for a new image.
     """
@@ -52,11 +53,11 @@ class RunImages:
     splits: Mapping[str, str]
     """Mapping from digests to `train` or `val`."""
     train_paths: frozenset[str]
-    """Paths of the training images that could not be read for a comparison."""
+    """Paths of the training images whose fingerprints are not known."""
     known: KnownImages
-    """Fingerprints of the training and validation images that could be read."""
+    """Known fingerprints of training and validation images."""
     known_splits: tuple[str, ...]
-    """`train` or `val` for each image in `known`."""
+    """Split (`train` or `val`) of each image in `known`."""
 
     @classmethod
     def read(cls, folder: Path, split: str) -> Self | None:

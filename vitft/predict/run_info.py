@@ -39,7 +39,8 @@ class RunInfo:
     trained_at: float
     """End of the run, in seconds since 1970."""
     at_chance: str
-    """Predicate about a model at chance level (`metrics.chance`), otherwise an empty string."""
+    """Phrase such as `always predicts 7` for a model at chance level (`metrics.chance`), otherwise
+    an empty string."""
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:

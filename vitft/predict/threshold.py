@@ -1,8 +1,8 @@
 """Choice of a probability threshold at which predictions reach a requested precision.
 
-The threshold is chosen from predictions for images to which the model was not fitted: the
-validation images and, for a solved head, the training images, whose predictions are
-cross-validated. This module does not import torch.
+The threshold is chosen from predictions for images that were not used to fit the model: predictions
+for the validation images and, if the head was fitted by L-BFGS, cross-validated predictions for the
+training images. This module does not import torch.
 
 Notation: n is the number of predictions at or above a threshold, k is the number of mistakes among
 them, e is the number of mistakes expected from their calibrated probabilities, and p is the
@@ -35,11 +35,11 @@ SIGNIFICANCE = 0.05
 """Significance level of the binomial test: p is rejected if the probability of k or more mistakes
 at precision p is below this level."""
 LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
-"""Candidates for the alternative suggested if the requested precision cannot be reached."""
+"""Precisions to suggest instead if no threshold reaches the requested precision."""
 
 
 class Answers(NamedTuple):
-    """Predictions for images to which the model was not fitted, most probable first."""
+    """Predictions for images that were not used to fit the model, most probable first."""
 
     probability: Floats
     """Probability of each predicted class (n,)."""
@@ -116,10 +116,10 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:
-    """Return how many predictions are at or above the smallest accepted threshold; 0 for none.
+    """Return the number of predictions at or above the smallest accepted threshold.
 
-    A threshold is accepted if e + `SPARE_MISTAKES` is at most (1 - p) n and a binomial test does
-    not reject p, given the k actual mistakes.
+    The number is 0 if no threshold is accepted. A threshold is accepted if e + `SPARE_MISTAKES` is
+    at most (1 - p) n and a binomial test does not reject p, given the k actual mistakes.
 
     The first condition is based on e because k varies more: it depends on single wrong labels with
     high probabilities. With 300 photos of flowers and p = 0.99, one such label moved a threshold

@@ -35,10 +35,11 @@ WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Number of images per call to `scores` by device type. Larger batches do not help on a CPU
 (docs/experiments.md)."""
 CLOSE_CALL = 4.0
-"""Gap between the two largest logits below which an image is scored in float32, in multiples of the
-typical bf16 error of the gap."""
+"""An image is scored in float32 if the gap between its two largest logits is less than this many
+times the typical bf16 error of the gap."""
 BF16_ERROR = 0.0155
-"""Ratio of the norm of a bf16 feature's error to the norm of the feature (docs/experiments.md)."""
+"""Typical norm of the error of a bf16 feature, divided by the norm of the feature
+(docs/experiments.md)."""
 
 
 class Predictor:
@@ -88,7 +89,7 @@ class Predictor:
             run: Name of the model, or None for the latest run.
             device: Device name, as in `train.device`.
             precision: `fp32` or `bf16`, as in `Predictor`.
-            digest: Function that returns the digest of the checkpoint, if it is computed elsewhere.
+            digest: Function that returns the digest of the checkpoint, if the caller computes it.
 
         Raises:
             RunError: The model does not exist, is damaged or has no classes.
@@ -99,7 +100,7 @@ class Predictor:
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
-        """Yield one prediction per path, in order, with an error if the file is unusable."""
+        """Yield one prediction per path, in order; its `error` is set if the file is unusable."""
         pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
         return pipeline.predict(ImageSource(path, path) for path in paths)
 
@@ -145,12 +146,12 @@ class Predictor:
         """Return features and logits in bf16, or in float32 if the top two logits are close.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
-        the norm of the feature. It typically changes the gap between two logits by the norm of the
-        error, times the distance between the two rows of the head, divided by the square root of
-        the number of values in a row. An image is computed again in float32 if the gap between its
-        two largest logits is below `CLOSE_CALL` times this value. The estimate for an image does
-        not depend on the rest of the batch. In contrast, `training.finish` uses the largest change
-        observed in recomputed validation images.
+        the norm of the feature. The typical error of the gap between two logits is this norm,
+        times the distance between the two rows of the head, divided by the square root of the
+        number of values in a row. If the gap between the two largest logits of an image is below
+        `CLOSE_CALL` times its typical error, the image is computed again in float32. The estimate
+        for an image does not depend on the rest of the batch. In contrast, `training.finish`
+        recomputes validation images and uses the largest change that it observes.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 

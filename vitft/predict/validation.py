@@ -64,7 +64,9 @@ def read_classes(run: Path) -> tuple[str, ...]:
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Return the rows of split.csv, with labels as indices into `classes`; () if there is none.
+    """Return the rows of split.csv, or () if the file is missing.
+
+    The labels of the rows are indices into `classes`.
 
     Raises:
         RunError: The table is damaged, or contains a class that is not in `classes`.

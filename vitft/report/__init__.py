@@ -8,7 +8,7 @@
     comparison   several runs on their shared validation images, and their page
     charts, svg  the charts of the pages, and the SVG engine that draws them
     palette      colours for light and dark mode
-    html         rendering of a page, its style sheet and its script to one HTML file
+    html         rendering of a page, with its style sheet and script, to one HTML file
     plots        PNG figures for `vitft explain --model` and `vitft study` (matplotlib)
 
 Only `plots` needs packages other than jinja2 and numpy. Pages are generated from the run

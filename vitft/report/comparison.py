@@ -51,7 +51,7 @@ class SharedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
-    """Comparison of two runs, identified by their indices, on the shared images."""
+    """Comparison of the runs with indices `first` and `second` on the shared images."""
 
     first: int
     second: int
@@ -98,7 +98,7 @@ class RunComparison:
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """By class: how many shared images each run classifies correctly, and the total number."""
+        """For each class: number of correct predictions of each run, and number of images."""
         counts = {}
         for name in sorted({image.label for image in self.images}):
             members = [image for image in self.images if image.label == name]
@@ -188,7 +188,7 @@ def p_text(p: float) -> str:
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """Compare runs on the validation images that all of them share with the same label.
+    """Compare runs on their shared validation images, leaving out images with different labels.
 
     Raises:
         UsageError: A run is given twice, or there are more than 26 runs.
@@ -290,7 +290,7 @@ def comparison_notes(
 
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
-    """Compare each pair of runs on the shared images, of which there must be at least one."""
+    """Compare each pair of runs on the shared images; there must be at least one image."""
     pairs = list(itertools.combinations(range(runs), 2))
     counts = [
         (

@@ -1,7 +1,7 @@
 """Colours of the pages in light and dark mode, named by meaning.
 
-Text has a contrast ratio of at least 4.5:1 on every background where it appears, and the lines and
-markers of charts have one of at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests verify both.
+Text has a contrast ratio of at least 4.5:1 on every background where it appears. For the lines and
+markers of charts, the ratio is at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests verify both.
 """
 
 from collections.abc import Mapping

@@ -50,7 +50,10 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings and the defaults of all others by dotted name, omitting None."""
+    """Return the given settings and the defaults of all others, by dotted name.
+
+    Settings whose value is None are omitted.
+    """
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -67,7 +70,7 @@ def setting_text(value: object) -> str:
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return (name, value) for device, precision, Python version, system and package versions."""
+    """Return rows (name, value): device, precision, Python version, system, package versions."""
     known: Mapping[str, Any] = run.environment
     keys = ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]

@@ -35,7 +35,7 @@ JsonObject = Mapping[str, Any]
 MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""Limit on the total characters of all thumbnails in a page, to keep the page below 3 MB."""
+"""Number of characters at which no more thumbnails are added, to keep the page below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ def results_for(run: Path, classes: Sequence[str]) -> RunResults:
     """Return the content of eval.json, or an empty mapping if the file is missing.
 
     Raises:
-        RunError: The file is damaged, or its classes differ from the given ones.
+        RunError: The file is damaged, or its classes differ from `classes`.
     """
     path = RunDir(run).eval
     results = read_results(path)
@@ -196,8 +196,8 @@ def results_for(run: Path, classes: Sequence[str]) -> RunResults:
 def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
-    If the file is missing, they are None, an empty string and 0. The digest is not verified here;
-    it is verified whenever `vitft predict` loads the checkpoint.
+    If the file is missing, return None, an empty string and 0. The digest is not verified here, but
+    whenever `vitft predict` loads the checkpoint.
 
     Raises:
         RunError: The file is damaged.

@@ -26,7 +26,8 @@ MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
 MAX_FINDINGS = 40
 """Maximum number of findings of each kind that are shown."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
-"""Maximum number of classes in the matrix; with more, `MAX_PAIRS` confused pairs are listed."""
+"""With more than `MAX_MATRIX_CLASSES` classes, the page lists up to `MAX_PAIRS` confused pairs
+instead of the matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return a sentence and bars on the images per class, or None if there is no split.
+    """Return a sentence and bars that show the class sizes, or None if there is no split.
 
     There is one bar per class. It consists of the class name, the numbers of training and
     validation images, and both numbers as percentages of the number of images in the largest class.
@@ -148,7 +149,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     text = f"Every class has {count(largest, 'image')}."
     if smallest != largest:
         few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
-        text = f"The classes have from {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
+        text = f"Class sizes range from {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
     return text, rows
 
 
@@ -170,7 +171,7 @@ def epochs_section(run: Run) -> ChartSection | None:
     if planned := epochs_not_trained(run, len(log)):
         text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
     if best:
-        text += f" The saved weights are those of epoch {best}, the best on the validation images."
+        text += f" The saved weights come from epoch {best}, the best on the validation images."
     return ChartSection(
         title="Training curves",
         text=text,
@@ -273,7 +274,7 @@ def confusion_of(run: Run) -> Confusion | None:
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
-    """Return the non-zero numbers of images by index of the true and of the predicted class."""
+    """Count the images by index of the true class and of the predicted class, omitting zeros."""
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)

@@ -81,7 +81,7 @@ def describe_model(run: Run) -> str:
 
 
 def describe_training(freeze: str) -> str:
-    """Return a clause for each stage of `train.freeze` on the layers that it trained."""
+    """Describe which layers were trained, with one clause for each stage of `train.freeze`."""
     words = []
     for stage in filter(None, freeze.split(",")):
         blocks = stage.removeprefix("blocks:")
@@ -94,7 +94,7 @@ def describe_training(freeze: str) -> str:
 
 
 def weights_name(name: str) -> str:
-    """Return the catalogue name of weights or, for a path, the name of the file or its folder."""
+    """Return the catalogue name of weights; for a path, return the name of its file or folder."""
     path = Path(name)
     if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
         return path.parent.name if path.stem in ("model", "pytorch_model") else path.stem
@@ -142,10 +142,10 @@ def describe_budget(run: Run) -> str:
     text = f"The run had a time budget of {duration(budget['seconds'])}."
     for trial in budget["trials"]:
         text += (
-            f" In a trial on {trial['images']:,} of the training images, the model with "
-            f"{layers_text(trial['layers'])} trained classified {percent(trial['top1'])} of the "
-            f"{trial['held_out']:,} other training images correctly; the head alone classified "
-            f"{percent(trial['head_top1'])} correctly."
+            f" A trial trained {layers_text(trial['layers'])} on {trial['images']:,} of the "
+            f"training images. The accuracy on the {trial['held_out']:,} other training images was "
+            f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
+            "alone."
         )
     if budget["chosen"] == "head":
         text += " Only the head was trained, because no trial was clearly better than the head."
@@ -171,10 +171,10 @@ def describe_unlike(run: Run) -> str:
     power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
-        f"{text}, but the note is not fully reliable: with {left_out} left out in turn, {power} "
-        f"(95 % interval: {interval(found['unknown_class_interval'], 0)}; by class: "
-        f"{interval(found['unknown_class_range'], 0)}) and "
-        f"{percent(found['false_alarms'], 0)} of the images of known classes get the note."
+        f"{text}, but the note is not fully reliable. With {left_out} left out in turn, {power} "
+        f"got the note (95 % interval: {interval(found['unknown_class_interval'], 0)}; by class: "
+        f"{interval(found['unknown_class_range'], 0)}). About "
+        f"{percent(found['false_alarms'], 0)} of the images of known classes also get it."
     )
 
 
@@ -205,7 +205,7 @@ def cautions(run: Run) -> str:
         texts.append(
             f"The head reads the last {head['blocks']} blocks. A head that reads the last block "
             "only, as in exports for timm and transformers, classifies "
-            f"{percent(head['last_block_top1'])} correctly."
+            f"{percent(head['last_block_top1'])} of the validation images correctly."
         )
     return " ".join(texts)
 

@@ -1,11 +1,11 @@
 """Checks of the Host header of every request and of the Origin header of POST requests.
 
-A page from another site in the user's browser can send requests even to a server on loopback. With
-DNS rebinding, the site resolves its own name to our address so that its page can read our
-responses; the browser then sends that name in the Host header. With CSRF, the page sends a form or
-a `fetch` across origins; the browser then names the page's origin in the Origin header and reports
-the cross-site request in Sec-Fetch-Site. Our responses have no CORS headers, so pages from other
-origins cannot read them.
+If the user's browser shows a page of another site, the page can send requests even to a server on
+loopback. With DNS rebinding, the site resolves its own name to our address so that its page can
+read our responses; the browser then sends that name in the Host header. With CSRF, the page sends
+a cross-origin form or `fetch`; the browser then sends the page's origin in the Origin header and
+marks the request as cross-site in Sec-Fetch-Site. Our responses have no CORS headers, so pages from
+other origins cannot read them.
 """
 
 import ipaddress

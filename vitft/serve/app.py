@@ -130,7 +130,7 @@ class Handlers:
         Raises:
             QueueFullError: The queue has too few free places.
             HTTPException: The Content-Type is not supported (415), the body is incomplete (400),
-                too slow (408) or too large (413), or the memory budget is exhausted (503).
+                sent too slowly (408) or too large (413), or the memory budget is exhausted (503).
             FormError: The form cannot be used.
         """
         if self.queue.is_full:

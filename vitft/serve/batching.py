@@ -82,7 +82,8 @@ class BatchQueue:
     def can_explain(self) -> bool:
         """Whether predictions can be explained.
 
-        They cannot for timm models, whose attention weights are not accessible.
+        Predictions of timm models cannot be explained, because their attention weights are not
+        accessible.
         """
         return isinstance(self.predictor.model, VisionTransformer)
 

@@ -18,9 +18,11 @@ PART_HEADERS = 8192  # maximum bytes per header line in a form part
 MAX_HEADER_LINES = 16  # maximum number of header lines in a form part
 
 HEAD_SECONDS = 10.0
-"""Timeout for request headers, from the start of the connection or the previous response."""
+"""Timeout for request headers in seconds. It starts when a client connects, and again after each
+response."""
 BODY_SECONDS = 15.0
-"""Timeout for a request body, extended by its size divided by `MIN_BYTES_PER_SECOND`."""
+"""Timeout for a request body in seconds. It is extended by the number of bytes received so far,
+divided by `MIN_BYTES_PER_SECOND`."""
 MIN_BYTES_PER_SECOND = 20_000.0  # minimum upload rate
 WRITE_SECONDS = 20.0  # timeout while a client does not read its response
 ANSWER_SECONDS = 30.0  # timeout from the end of a request to its response

@@ -64,8 +64,8 @@ async def receive_body(
     """Read and return the whole body of a request, growing the reservation as data arrives.
 
     Raises:
-        HTTPException: The body is too large (413), too slow (408) or incomplete (400), or the
-            memory budget is exhausted (503).
+        HTTPException: The body is too large (413), sent too slowly (408) or incomplete (400), or
+            the memory budget is exhausted (503).
     """
     too_large = HTTPException(413, f"the request is larger than {max_bytes / 1e6:g} MB")
     if content_length is not None and int(content_length) > max_bytes:

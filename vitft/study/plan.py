@@ -97,11 +97,12 @@ def check_study(
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     """Return the feature source for each name.
 
-    `none` stands for random weights in the architecture of the first weights in the list.
+    `none` means a randomly initialised model with the architecture of the first weights in the
+    list.
 
     Raises:
-        UsageError: There are no names, a name is given twice, or `none` is given without other
-            weights or together with the random weights that it stands for.
+        UsageError: There are no names; a name is given twice; or `none` is given without other
+            weights, or together with the equivalent `random:NAME`.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
@@ -112,7 +113,7 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none needs other weights to take the architecture from",
+            "cannot use --weights none without other weights, which define the architecture",
             fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
@@ -127,7 +128,7 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 def fitting_shots(
     shots: Iterable[int], counts: Iterable[int], *, has_tests: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of shots that the smallest class allows, and those that it does not.
+    """Return the possible numbers of shots, and the numbers too large for the smallest class.
 
     Both tuples are sorted and contain no duplicates.
 

@@ -49,10 +49,10 @@ class CurvePoint:
     def interval(self) -> Interval:
         """95 % interval of the accuracy.
 
-        Two intervals are computed, and each bound is the more extreme one. Student's t interval
-        for the mean over the seeds accounts for the choice of training images. Wilson's interval
-        for the test images of one seed accounts for the number of test images, and remains valid
-        if all seeds happen to agree.
+        Two intervals are computed, and the smallest interval that contains both is returned.
+        Student's t interval for the mean over the seeds accounts for the choice of training images.
+        Wilson's interval for the test images of one seed accounts for the number of test images,
+        and remains valid if all seeds happen to agree.
         """
         images = min(len(correct) for correct in self.correct)
         low, high = wilson_interval(round(self.top1 * images), images)
@@ -88,8 +88,8 @@ class StudyResults:
     def leads(self) -> Leads:
         """Return the differences in accuracy between the first curve and every other curve.
 
-        The result maps the name of the other curve to one difference (first minus other) for each
-        number of shots.
+        The result maps the name of each other curve to a sequence of differences (first minus
+        other), one for each number of shots.
         """
         first, *others = self.curves
         return {
@@ -102,8 +102,8 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
     """Return the accuracy of `first` minus the accuracy of `second` on the same test images.
 
     Two half-widths are computed for the interval, and the larger one is used. One comes from
-    Student's t over the seeds. The other comes from the normal approximation over the test images
-    of one seed, averaged over the seeds.
+    Student's t over the seeds. The other comes from the normal approximation over the test images;
+    it is computed for each seed and averaged over the seeds.
     """
     pairs = [
         a.astype(np.float64) - b.astype(np.float64)
@@ -245,7 +245,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         many = ", ".join(map(str, plan.left_out))
         lines += [
             "",
-            f"Left out for lack of images in the smallest class: {many} training images per class.",
+            f"Left out, because the smallest class is too small: {many} training images per class.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -319,5 +319,5 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 
 def markdown_cell(text: str) -> str:
-    """Return a name escaped so that it neither ends its table cell nor is parsed as Markdown."""
+    """Escape a name so that it does not end its table cell and is not parsed as Markdown."""
     return "".join(f"\\{c}" if c in "\\|`*_<>[]#" else c for c in visible(text))

@@ -168,8 +168,8 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.root} has no usable test images",
-            fix="add readable images to the val folder that are not copies of images with another "
-            "label",
+            fix="add readable images to the val folder; copies of images with another label are "
+            "not used",
         )
     if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))

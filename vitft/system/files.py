@@ -94,7 +94,9 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
-    """Turn an OSError raised while writing to `path`, chosen with `option`, into a VitftError.
+    """Convert an OSError raised while writing to `path` into a VitftError.
+
+    The fix suggested by a RunError is to choose a writable folder with `option`.
 
     Raises:
         ResourceError: The disk is full or faulty.

@@ -43,7 +43,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
-    """Reject an archive whose directory gives an implausible unpacked size.
+    """Reject an archive if the unpacked size stated in its directory is implausible.
 
     Raises:
         ValueError: The unpacked size is implausible.

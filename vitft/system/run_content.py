@@ -43,7 +43,7 @@ def read_run_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes | None:
 
 
 def read_run_json(path: Path, kind: type[Content]) -> Content | None:
-    """Return the content of a JSON file of a run as `kind`, or None if it does not exist.
+    """Return the content of a run's JSON file converted to `kind`; None if there is no such file.
 
     Raises:
         RunError: The file cannot be read, is too large or is not strict JSON, or a value has the
@@ -54,7 +54,9 @@ def read_run_json(path: Path, kind: type[Content]) -> Content | None:
 
 
 def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
-    """Return the complete lines of a JSONL file of a run, each as `kind`; () if it does not exist.
+    """Return the lines of a run's JSONL file, each converted to `kind`.
+
+    An incomplete last line is ignored. If the file does not exist, the result is empty.
 
     Raises:
         RunError: The file cannot be read or is too large, a line is not strict JSON, or a value has

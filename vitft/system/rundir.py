@@ -6,9 +6,9 @@
     class_indices.json  mapping from index to class name
     metrics.jsonl       one line per epoch, or per penalty tried for a solved head
     eval.json           final metrics (`metrics.results`)
-    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv
-                        and, for a solved head, `train_probability` (m,) and `train_correct` (m,)
-                        of the cross-validated predictions for training images
+    validation.npz      `logits` (n, C) of the saved model for the validation images, in the order
+                        of split.csv; also `train_probability` (m,) and `train_correct` (m,) of the
+                        cross-validated predictions for training images if calibration used them
     thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
     report.html         HTML report (`report`)
     reference.npz       statistics of the training features (`features.ood`)
@@ -150,7 +150,8 @@ def plan_run(
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
     Raises:
-        RunError: The folder is not empty, or it or the nearest existing parent is not writable.
+        RunError: The folder is not empty or not writable; or it does not exist, and its nearest
+            existing parent is not writable.
     """
     if out is None:
         name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"

@@ -1,4 +1,4 @@
-"""Safetensors files: a checked header, and the bytes of each tensor as memory-mapped views.
+"""Reader of safetensors files that checks the header and memory-maps the bytes of the tensors.
 
 The safetensors library validates the header (offsets, sizes, no gaps); this module also rejects
 duplicate names, huge headers and files that are not regular. Does not import torch.
@@ -21,14 +21,14 @@ MAX_TENSORS = 50_000
 
 
 class TensorFacts(NamedTuple):
-    """Type of a tensor, as named in the header of a safetensors file, and its shape."""
+    """Type and shape of a tensor; the type has the name used in safetensors headers."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class TensorEntry(NamedTuple):
-    """Type and shape of a tensor, and the position of its bytes after the header."""
+    """Type and shape of a tensor, and the offsets of its bytes from the end of the header."""
 
     facts: TensorFacts
     begin: int
@@ -85,7 +85,7 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
-    """Return the bytes of each tensor, as views of the memory-mapped file, sorted by name.
+    """Memory-map the file and return a view of the bytes of each tensor, ordered by tensor name.
 
     Raises:
         OSError: The file cannot be read.
@@ -99,10 +99,13 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Return the content of a safetensors file with its metadata sorted by name, in two parts.
+    """Sort the metadata in the content of a safetensors file by name.
 
     The safetensors library writes the metadata in a random order, so files with the same metadata
-    and tensors would differ in their bytes.
+    and tensors would otherwise differ in their bytes.
+
+    Returns:
+        The new content in two parts: the header and the bytes of the tensors.
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     fields = json.loads(content[8:begin])

@@ -34,8 +34,8 @@ def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Itera
 
     In threads other than the main thread, this has no effect.
 
-    With `signal.SIG_DFL`, a signal kills the process even during a blocking call, when Python's
-    handlers do not run. Use this only while nothing is open that needs to be closed.
+    Python's handlers do not run during a blocking call. With `signal.SIG_DFL`, a signal kills the
+    process even then, so use it only while nothing is open that needs to be closed.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
@@ -68,7 +68,10 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an error is an interruption, or comes from the compiler of torch.compile."""
+    """Return whether a signal may have caused an error.
+
+    This is true of KeyboardInterrupt and of errors raised inside torch.compile.
+    """
     compiler = ("torch._dynamo.", "torch._inductor.")
     return isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith(compiler)
 
@@ -82,7 +85,10 @@ class Stopper:
         """Exit code for the signal received, if any."""
         self.depth = 0
         self.all_reduce_max: Callable[[int], int] = lambda request: request
-        """Function that returns the maximum of the stop requests of all processes."""
+        """Function that returns the maximum of a number over all processes.
+
+        The number is 0 if a process need not stop, otherwise 1 + its exit code.
+        """
         self.defers_all = False
         """Whether the first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
@@ -159,7 +165,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer the stop on the first signal or at the time limit to the end of the block.
+        """On the first signal or at the time limit, stop only at the end of the block.
 
         Raises:
             Stopped: A signal arrived, or the time limit was exceeded (exit code 0). If the block

@@ -33,7 +33,7 @@ class Range:
         return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
-        """Return the bounds as words to follow `a number`, e.g. `from 0 to 1` or `of 1 or more`."""
+        """Describe the bounds in words that can follow `a number`, e.g. `from 0 to 1`."""
         if math.isfinite(self.ge) and math.isfinite(self.le):
             return f"from {self.ge:.9g} to {self.le:.9g}"
         if math.isfinite(self.ge):
@@ -134,7 +134,10 @@ def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether text is encodable as UTF-8, apart from escaped invalid bytes of file names."""
+    """Return whether text can be encoded as UTF-8.
+
+    Invalid bytes of file names, which Python escapes as surrogates, are allowed.
+    """
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -264,7 +267,9 @@ def mismatch(value: object, wanted: str, place: str) -> StructureError:
 
 
 def check_ranges(settings: object) -> None:
-    """Check the annotated ranges of a dataclass that was not read from a file.
+    """Check the numbers in a dataclass against their annotated ranges.
+
+    Call this function for a dataclass that was not created by `structured`.
 
     Raises:
         UsageError: A number is out of range.

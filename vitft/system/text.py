@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds in a time such as `90s`, `10m`, `2h` or `90`; None for any other text."""
+    """Return the seconds in a duration such as `90s`, `10m`, `2h` or `90`; None for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
@@ -71,7 +71,7 @@ def days_and_hours(seconds: float) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the reason for an error of the operating system, such as `permission denied`."""
+    """Return the reason for an operating-system error, such as `permission denied`."""
     text = error.strerror or str(error) or "unknown error"
     return text[0].lower() + text[1:] if text[1:2].islower() else text
 

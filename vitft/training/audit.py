@@ -2,7 +2,7 @@
 
 Identical files are found by their digests. If one feature vector per image is cached, the features
 are also used to find probable label errors and candidate near copies. Only the candidate copies are
-read again, to confirm them by fingerprints. The trained model does not depend on the audit.
+read again, to compare their fingerprints. The trained model does not depend on the audit.
 """
 
 import logging
@@ -51,9 +51,10 @@ def audit_run(
     Args:
         inputs: The inputs of the first stage.
         inspected: The loaded images and the files that could not be read.
-        scored: Features and held-out logits of the distinct images, or None if no head was solved.
-        seed: Seed for the cross-validation folds if no head was solved.
-        cache: The setting `train.cache`, which says where fingerprints are cached.
+        scored: Features and held-out logits of the distinct images, or None if they have not been
+            computed.
+        seed: Seed for the cross-validation folds, used if `scored` is None.
+        cache: The setting `train.cache`, which determines where fingerprints are cached.
         find_copies: Whether to search for near copies instead of reusing those found for the split.
     """
     data = inputs.data

@@ -20,7 +20,7 @@ from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
-"""Function of (epoch, step) that returns an iterator over an epoch's batches from that step on."""
+"""Function of (epoch, step) that iterates over the batches of an epoch, starting at that step."""
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:
@@ -106,7 +106,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
 
 
 def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
-    """Return a function that yields training batches whose views are made anew in each epoch."""
+    """Return a function that yields training batches, with newly generated views in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
     crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None

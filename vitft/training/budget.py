@@ -71,7 +71,7 @@ def choose_layers(context: RunContext, method: HeadMethod) -> None:
 
 
 def resume_budget(context: RunContext) -> None:
-    """Restore the used time and the choice, if any, of a stopped run with a time budget."""
+    """Restore the time used by a stopped run with a time budget, and the choice if it was made."""
     found = read_budget(context.run.resume)
     if found is None:
         return
@@ -82,7 +82,7 @@ def resume_budget(context: RunContext) -> None:
 
 
 def untried(context: RunContext) -> BudgetResults:
-    """Return the budget results of a run before its first trial."""
+    """Return the initial budget results of a run, before any trial."""
     return {
         "seconds": context.config.train.budget_s,
         "used": 0.0,
@@ -136,7 +136,10 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
 
 
 def used_seconds(context: RunContext) -> float:
-    """Return the seconds used by the run, without interruptions; the same in all processes."""
+    """Return the time in seconds that the run has used, excluding interruptions.
+
+    All processes get the value of the main process.
+    """
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
@@ -156,7 +159,7 @@ def describe_trial(trial: TrialResults) -> str:
 
 
 def with_choice(context: RunContext, found: BudgetResults) -> Config:
-    """Return the settings of the run, with the choice instead of the budget."""
+    """Return the settings of the run, with the budget replaced by the choice that was made."""
     model, train = context.best.model, replace(context.config.train, budget="")
     if isinstance(model, VisionTransformer):
         train = replace(train, head_blocks=model.config.read_blocks)

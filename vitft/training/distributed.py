@@ -93,7 +93,7 @@ class ProcessGroup:
         return int(tensor.item())
 
     def broadcast(self, value: Value) -> Value:
-        """Return the value that the main process passed."""
+        """Return the `value` of the main process in every process."""
         if self.size == 1:
             return value
         values = [value]
@@ -102,7 +102,11 @@ class ProcessGroup:
         return values[0]
 
     def all_gather(self, rows: Tensor, count: int) -> Tensor:
-        """Return the rows (count, ...) of all ranks on the CPU, in their order before `shard`."""
+        """Gather rows that `shard` has divided among the ranks.
+
+        Returns:
+            All rows (count, ...) in their original order, on the CPU.
+        """
         if self.size == 1:
             return rows
         parts: list[Any] = [None] * self.size

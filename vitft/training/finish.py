@@ -96,7 +96,7 @@ def evaluate_run(
 def final_test(
     inputs: StageInputs, model: Model, precision: str, temperature: float
 ) -> dict[str, FinalTestResults]:
-    """Return the results on the test images under the key `test`.
+    """Evaluate the model on the test images, and return the results under the key `test`.
 
     Test images that are identical to a training or validation image are left out. If no test images
     remain, the mapping is empty.

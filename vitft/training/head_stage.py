@@ -81,8 +81,8 @@ def solve_head_stage(context: RunContext) -> HeadMethod:
 def refit_last_head(context: RunContext) -> None:
     """Refit the last-block head to the features of the trained model.
 
-    This is a second head, for libraries that can read only the last block. Nothing is done unless
-    the model has such a head, its main head was solved, and the features were trained afterwards.
+    This is a second head, for libraries that can read only the last block. Do nothing if the model
+    has no such head, if its main head was not solved, or if all blocks are frozen.
     """
     best, inputs, data = context.best, context.inputs, context.inputs.data
     model, results = best.model, best.head_results
@@ -111,7 +111,7 @@ def refit_last_head(context: RunContext) -> None:
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
-    """Limit the head to the last block, and return inputs with the features of that block only."""
+    """Make the head read only the last block, and return inputs with the features of that block."""
     if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
         return inputs
     extractor = inputs.extractor.of_last_block()
@@ -174,7 +174,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
 
     Cross-validation solves heads on plain views of 80 % of the images, so the result is None unless
     the best weights come from solving the head on plain views. `first` holds the inputs of the
-    first stage; a run resumed after that stage computes the logits again.
+    first stage; a run resumed after that stage uses them to compute the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
@@ -193,8 +193,9 @@ def head_features(
     """Return the inputs of the head, in float32 on the CPU.
 
     Returns:
-        Features of the training images (views * n, D), one view after the other; of the validation
-        images (m, D); and of the distinct images of both sets, one row each.
+        Three tensors: features of the training images (views * n, D), one view after the other;
+        features of the validation images (m, D); and features of the distinct images of both sets,
+        one row per image.
     """
     data = inputs.data
     pre_logits = model.pre_logits.cpu()

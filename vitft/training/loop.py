@@ -279,7 +279,8 @@ def autocast(
 ) -> contextlib.AbstractContextManager[None]:
     """Return a torch.autocast context for `bf16` and `fp16`, otherwise a context that does nothing.
 
-    If `cache_weights` is set, the rounded weights are kept until the context ends.
+    If `cache_weights` is set, weights converted to the lower precision are kept until the context
+    ends.
     """
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in types:

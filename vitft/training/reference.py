@@ -1,4 +1,4 @@
-"""Reference distribution of a run's features, used to note images unlike the training images.
+"""Reference distribution of a run's features, used to detect images unlike the training images.
 
 The features are the pooled features of the last block of the trained model. If layers before the
 head were trained, these features are not cached; they are computed for a small, stratified sample.
@@ -65,7 +65,7 @@ def write_reference(
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a log line that says how often images are noted as unlike the training images."""
+    """Return a log line that says how often images get the note "unlike the training images"."""
     if results["reason"] is not None:
         return f"images unlike the training images are not noted: {results['reason']}"
     text = (

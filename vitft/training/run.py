@@ -336,9 +336,9 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
 
 
 def write_last_files(context: RunContext) -> None:
-    """Write thumbnails, update the link to the latest run and mark the run as finished.
+    """Write thumbnails, update the link to the latest run, and delete the training states.
 
-    The mark is the status in environment.json. The training states are deleted afterwards.
+    Before the states are deleted, the status in environment.json is set to `finished`.
     """
     run, data = context.run, context.inputs.data
     if data.group.is_main:

@@ -162,7 +162,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
 
 
 def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
-    """Return the setup with the measured grey range of the images in its transforms."""
+    """Measure the grey range of the images, and return the setup with transforms that use it."""
     max_pixels, workers = setup.config.data.max_pixels, torch.get_num_threads()
     measured = (
         measure_grey_range(setup.folder, max_pixels=max_pixels, workers=workers)

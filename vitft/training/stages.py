@@ -67,7 +67,7 @@ class RunContext:
     budget: BudgetResults | None = None
     """Trials and choice of a run with a time budget; None before the choice and in other runs."""
     scored: ScoredImages | None = None
-    """Features and held-out logits of the distinct images; None until a head is solved."""
+    """Features and held-out logits of the distinct images; None before they are computed."""
 
 
 class StepStage:

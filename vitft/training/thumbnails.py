@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 THUMBNAIL_SIDE = 112
 """Length of a thumbnail's longer side in pixels."""
 ATTENTION_BATCH = 4
-"""Number of images for which attention is computed at once; on a CPU, by one core."""
+"""Number of images per batch when attention is computed; on a CPU, each batch uses one core."""
 
 
 class Thumbnail(NamedTuple):

@@ -31,9 +31,9 @@ from vitft.system.structure import parse_json
 log = logging.getLogger(__name__)
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
-"""Pairs of a moment and the values at that moment, in chronological order. After `n` steps of the
-run, the moment is `2 * n` for step metrics and `2 * n + 1` for the metrics of an epoch that ends
-then."""
+"""Metrics in chronological order, as pairs (moment, values). The moment is a number that orders the
+metrics: `2 * n` for metrics of the `n`-th step of the run, and `2 * n + 1` for metrics of an epoch
+whose last step is the `n`-th."""
 
 PROJECT = "vitft"
 """Name of the experiment or project, unless an environment variable sets another name."""
@@ -133,7 +133,7 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return twice the last step with a metric `key` on the server, or -2 if there is none."""
+        """Return twice the last step of the metric `key` on the server, or -2 if there is none."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
@@ -221,8 +221,8 @@ CONNECTION_HELP = {
 def short_timeouts() -> Iterator[None]:
     """Shorten MLflow's timeouts from minutes to seconds, so an outage does not stall training.
 
-    MLflow reads its timeouts from environment variables. Variables that are not set yet are set,
-    and removed again on exit.
+    MLflow reads its timeouts from environment variables. Only variables that are not yet set are
+    changed, and they are removed on exit.
     """
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = limits.keys() - os.environ.keys()

@@ -180,8 +180,8 @@ class Trial:
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
 
-        The final training is that of the best earlier candidate, which takes `after` seconds, or of
-        this candidate; the longer of the two times is counted.
+        The final training uses either this candidate or the best earlier one, which takes `after`
+        seconds. The longer of the two times is assumed.
         """
         fitted = len(self.held_out.manifest.train)
         trial = self.step_s * (epochs * fitted + FORWARD * (self.images - fitted))
@@ -191,8 +191,8 @@ class Trial:
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
         """Return the largest number of epochs, up to `MAX_EPOCHS`, that fits into `seconds`.
 
-        The time is that of the trial and the final training, as in the method `seconds`. The result
-        is 0 if there is not enough time for one epoch.
+        The time includes the trial and the final training (see the method `seconds`). The result is
+        0 if there is not enough time for one epoch.
         """
         return max(
             (n for n in range(1, MAX_EPOCHS + 1) if self.seconds(n, after=after) <= seconds),

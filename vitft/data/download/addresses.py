@@ -1,8 +1,8 @@
-"""Refusal of downloads from addresses of this machine or of its own network.
+"""Refusal of downloads from this machine or its local network.
 
-An address from an untrusted list or from a redirect can point to a host that only this machine can
-reach, such as a router or a cloud metadata service. Host names are therefore resolved and checked
-before every connection, including connections after redirects.
+An address from an untrusted list or from a redirect can point to a host that is not reachable from
+the internet, such as a router or a cloud metadata service. Host names are therefore resolved and
+checked before every connection, including connections after redirects.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PrivateAddressError(ValueError):
-    """Error raised for an address of this machine or of its own network.
+    """Error raised for an address on this machine or its local network.
 
     The message is short enough for the error field of a prediction.
     """
@@ -41,7 +41,7 @@ def check_address(host: str, address: str) -> None:
 
 
 def check_name(host: str) -> None:
-    """Raise PrivateAddressError if a host name is clearly private, without resolving it."""
+    """Raise PrivateAddressError for localhost or a private IP address, without resolving names."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         raise PrivateAddressError(host, host)
     try:

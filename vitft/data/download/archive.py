@@ -49,15 +49,15 @@ class ArchiveContents(NamedTuple):
 def unpack(
     archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
 ) -> ArchiveContents:
-    """Unpack an archive into an empty folder, without the outer folders that contain all files.
+    """Unpack an archive into an empty folder, stripping outer folders that contain all files.
 
     The archive must be a tar, gzipped tar or zip file; its suffix is ignored. Messages refer to the
     archive as `name`. After an error, the caller must remove the contents of the folder.
 
     Raises:
-        DataError: The file is not an archive, is incomplete or damaged, or has a refused entry.
-            All of this is detected before anything is written, except damage to the contents of a
-            file in a zip archive.
+        DataError: The file is not an archive, is incomplete or damaged, or has an entry that is
+            refused. All of this is detected before anything is written, except for damage to the
+            contents of a file in a zip archive.
         ResourceError: The disk is full or too small.
         RunError: A file cannot be written.
     """
@@ -100,7 +100,7 @@ def counted(
 
 @contextlib.contextmanager
 def as_data_error(name: str) -> Iterator[None]:
-    """Convert refusals and the errors of Python's archive readers to a DataError."""
+    """Convert ArchiveRefusedError and errors raised by Python's archive readers to DataError."""
     try:
         yield
     except ArchiveRefusedError as refusal:

@@ -48,7 +48,7 @@ class DownloadLimits:
     """
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
-    """Whether to allow addresses of this machine and its network, including after redirects."""
+    """Whether to allow addresses on this machine and its local network, even after redirects."""
 
 
 class BrokeOffError(Exception):

@@ -35,7 +35,7 @@ class WebLimits:
     seconds: float = 30.0  # from first connection to last byte, including redirects
     redirects: int = 5
     allow_private: bool = False
-    """Whether to allow addresses of this machine and its network, including after redirects."""
+    """Whether to allow addresses on this machine and its local network, even after redirects."""
 
 
 class Deadline:
@@ -132,7 +132,7 @@ def open_url(
 
 
 def split_login(address: str) -> tuple[str, str]:
-    """Split an address into the address without its login and the login as `user:password`."""
+    """Return an address without its login, and the login as `user:password` or an empty string."""
     parts = urlsplit(address)
     login, _, host = parts.netloc.rpartition("@")
     if not login:

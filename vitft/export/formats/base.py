@@ -41,10 +41,10 @@ class ExportFormat(ABC):
     """A file format for trained models."""
 
     reads_last_block: bool = False
-    """Whether heads in this format can read only the last block."""
+    """Whether this format requires a head that reads only the last block."""
 
     def source(self, trained: TrainedRun) -> TrainedRun:
-        """Return the run as this format represents it."""
+        """Return the run, with the head that reads only the last block if this format needs it."""
         return trained.of_last_block if self.reads_last_block else trained
 
     def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses
@@ -65,7 +65,7 @@ class ExportFormat(ABC):
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
-    """Wrap a module that maps pixels to logits as an opened model with vitft's preprocessing."""
+    """Return an opened model that applies vitft's preprocessing and then runs a module."""
     return OpenedModel(
         by=by,
         classes=card.classes,

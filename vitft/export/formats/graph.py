@@ -148,7 +148,7 @@ def silenced() -> Iterator[None]:
 def open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
-    """Wrap a graph as an opened model with the preprocessing from its description."""
+    """Return an opened model of a graph, with the preprocessing given in its description."""
     transform = EvalTransform.from_json(described["transform"])
     takes_bytes = described["input"]["bytes"]
     return OpenedModel(

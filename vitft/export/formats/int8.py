@@ -1,8 +1,8 @@
 """Format --int8: an ONNX graph with 8-bit matrices.
 
-Each row of an activation, which belongs to one token, is quantised with its own scale. The
-prediction for an image therefore does not depend on the other images in the batch, unlike with
-onnxruntime's dynamic quantisation, which uses one scale for the whole batch.
+Each row of an activation belongs to one token and is quantised with its own scale. The prediction
+for an image therefore does not depend on the other images in the batch. In contrast, onnxruntime's
+dynamic quantisation uses one scale for the whole batch.
 
 Notation: B images, N tokens, D inputs and F outputs of a linear layer.
 """
@@ -24,7 +24,7 @@ from vitft.system.files import writing
 from vitft.system.text import percent
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Last operators of activation functions; the exact GELU ends with a product."""
+"""Operators that activation functions end with; the exact GELU ends with a product."""
 MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128
@@ -61,7 +61,7 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(model.graph) / size
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would reduce this model only to {percent(remaining, 0)} of its size, "
+                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
                 "because most of its weights are not in linear layers",
                 fix="use --onnx",
             )

@@ -55,7 +55,7 @@ class OnnxFormat(ExportFormat):
 
 @functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
 def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
-    """Convert the model to an ONNX graph for any batch size, without local paths.
+    """Convert the model to an ONNX graph for any batch size, and remove local paths from it.
 
     Raises:
         RunError: torch cannot export the model.

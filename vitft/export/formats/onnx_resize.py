@@ -1,15 +1,17 @@
 """Resizing and cropping as nodes in front of an ONNX graph, for images of any size.
 
-Runtimes implement the operator Resize differently (OpenVINO ignores its antialiasing for bicubic
-and rounds to bytes at another step), so the nodes compute Pillow's filter as two matrices, one for
-rows and one for columns, and multiply the image by them. In every runtime, the view then equals
-Pillow's, except for small differences, usually of one grey level, where a value is close to a
-rounding boundary. With `--with-resize`, the differences are measured on the user's images, and the
-export is rejected if they exceed `MAX_GREY_LEVELS`. The caller must decode the image, apply the
-EXIF rotation and handle very elongated images (`transforms.MAX_ASPECT`).
+Runtimes implement the operator Resize differently. OpenVINO, for example, ignores the antialiasing
+option for bicubic interpolation and rounds to bytes at a different step. The nodes therefore
+compute Pillow's filter as two matrices, one for rows and one for columns, and multiply the image by
+both. In every runtime, the view then equals Pillow's, except for small differences (usually one
+grey level) where a value is close to a rounding boundary. With `--with-resize`, the differences are
+measured on the user's images, and the export is rejected if they exceed `MAX_GREY_LEVELS`. The
+caller must decode the image, apply the EXIF rotation and handle very elongated images
+(`transforms.MAX_ASPECT`).
 
-Notation: B images, C colour channels, h and w sides of an image (h' and w' for the part on which
-the view depends), H and W sides after resizing, S sides of the view.
+Notation: B images, C colour channels. An image has the sides h and w; the part of it on which the
+view depends has the sides h' and w'. The resized image has the sides H and W, and the view has the
+sides S and S.
 """
 
 from collections.abc import Iterable
@@ -99,7 +101,7 @@ def resize_graph(
 
 
 def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
-    """Add nodes for `EvalTransform.resized` and return the name of their output (H, W)."""
+    """Add nodes that compute `EvalTransform.resized`, and return the name of the output (H, W)."""
     wide, tall = transform.resized(1, 1)  # for a square image
     if transform.fit == "squash":
         return graph.add("Identity", [tall, wide])
@@ -111,11 +113,11 @@ class Window(NamedTuple):
     """Names of the values that describe the centre crop; each value has one number per axis."""
 
     corner: str
-    """First row and column of the resized image in the view."""
+    """First row and column of the view within the resized image."""
     first: str
-    """First row and column of the original image on which the view depends."""
+    """First row and column of the part of the original image on which the view depends."""
     end: str
-    """End (exclusive) of the rows and columns of the original image on which the view depends."""
+    """End (exclusive) of the part of the original image on which the view depends, per axis."""
 
 
 def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:
@@ -192,8 +194,8 @@ def two_passes(
 ) -> str:
     """Add nodes that apply the row and column filters, each followed by rounding to bytes.
 
-    Pillow 13 resizes rows first if it removes any rows and more than twice as many rows as columns;
-    otherwise, and in older versions, columns come first.
+    Pillow 13 applies the row filter first if resizing removes at least one row and more than twice
+    as many rows as columns; otherwise, it applies the column filter first, as older versions do.
 
     Returns:
         The name of the views (B, C, S, S), float32 with integer values.
@@ -292,7 +294,7 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Insert nodes that resize the input `source` at the start of the graph in a file.
+    """Extend the graph in a file with leading nodes that resize the input `source`.
 
     The description of the graph is replaced.
     """

@@ -1,4 +1,4 @@
-"""Pretrained weights: from a name or a file of any flavour to a model and a report.
+"""Pretrained weights: load a model from a name or a file, and report what was loaded.
 
 The steps, in order:
     locate    the name or path -> a catalogue entry or a file     (without torch)

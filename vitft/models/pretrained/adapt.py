@@ -171,8 +171,8 @@ def target_config(
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Return channel statistics for another number of channels.
 
-    For one channel, the values are averaged; otherwise, they are repeated in order. This matches
-    the kernels from `fit_channels`.
+    For one channel, the values are averaged; otherwise, they are repeated in order. The result
+    suits the kernels that `fit_channels` returns.
     """
     if channels == 1 and len(values) > 1:
         return (sum(values) / len(values),)

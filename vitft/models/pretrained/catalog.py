@@ -71,7 +71,7 @@ class CatalogEntry:
         return self.architecture.split("_")[1] if self.architecture else ""
 
     def lines(self) -> list[str]:
-        """Return a description that does not require fetching the file, one fact per line."""
+        """Return a description, one fact per line, without fetching the file."""
         head = f"{self.num_classes} classes" if self.num_classes else "none in the file"
         rows = {
             "name": self.name,
@@ -146,7 +146,7 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
     rows: dict[str, CatalogEntry] = {}
     for entry in catalog_entries():
         for name in (entry.name, *entry.aliases):
-            assert name not in rows, f"catalog.toml gives {name} more than once"
+            assert name not in rows, f"catalog.toml lists {name} more than once"
             rows[name] = entry
     return rows
 

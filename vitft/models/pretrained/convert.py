@@ -185,7 +185,7 @@ def flavour_of(names: Iterable[str]) -> Flavour:
 def hf_name(name: str) -> str | None:
     """Return vitft's name for a Hugging Face tensor, or None if there is none.
 
-    The queries, keys and values are still separate (q, k and v).
+    Queries, keys and values still have separate names (q, k and v).
     """
     name = HF_PREFIX.sub("", name)
     if name in HF_TOKENS:
@@ -229,7 +229,7 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def npz_name(name: str) -> str | None:
     """Return vitft's name for one of Google's arrays, or None if there is none.
 
-    The queries, keys and values are still separate (q, k and v).
+    Queries, keys and values still have separate names (q, k and v).
     """
     if name in NPZ_TOKENS:
         return NPZ_TOKENS[name]

@@ -29,7 +29,8 @@ ATTEMPTS = 3
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
 BUSY_PATIENCE_S = 60.0
-"""Time in seconds during which requests to a busy hub are retried; the hub may set the delay."""
+"""Time in seconds during which requests to a busy hub are retried; the hub may set the delay before
+each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +88,22 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def find_damage(path: Path, sha256: str, published: str) -> str:
-    """Return how a cached file differs from the announced digest, or an empty string.
+    """Return how the digest of a cached file differs from the announced one, or an empty string.
 
     huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
     sha1 of a small one. `published` is the sha256 given by the publisher, if any.
     """
     announced = path.resolve().name
     if published and published != sha256:
-        return f"sha256 {sha256} instead of the published {published}"
+        return f"sha256 is {sha256}, but the publisher announced {published}"
     if re.fullmatch(r"[0-9a-f]{64}", announced) and announced != sha256:
-        return f"sha256 {sha256} instead of the announced {announced}"
+        return f"sha256 is {sha256}, but the hub announced {announced}"
     if re.fullmatch(r"[0-9a-f]{40}", announced):
         content = path.read_bytes()
         header = b"blob %d\0" % len(content)
         found = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
         return (
-            f"git sha1 {found} instead of the announced {announced}" if found != announced else ""
+            f"git sha1 is {found}, but the hub announced {announced}" if found != announced else ""
         )
     return ""
 
@@ -120,10 +121,11 @@ def sha256_of(path: Path) -> str:
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository with the name of its weight file.
+    """Return the entry of a hub repository, with the name of the weight file to use.
 
-    This is model.safetensors, which is downloaded to check that it exists. If it does not exist and
-    pickles are allowed, this is pytorch_model.bin, whose existence is not checked.
+    The weight file is model.safetensors, which is downloaded to check that it exists. If it does
+    not exist and pickles are allowed, the weight file is pytorch_model.bin; its existence is not
+    checked.
 
     Raises:
         WeightsError: There is no model.safetensors and pickles are not allowed, or

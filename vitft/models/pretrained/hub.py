@@ -68,7 +68,7 @@ class DownloadBar:
 
 @contextlib.contextmanager
 def readable_errors(entry: CatalogEntry) -> Iterator[None]:
-    """Convert errors that the hub reports to `WeightsError`; let connection errors pass through.
+    """Raise a `WeightsError` for errors that the hub reports; let connection errors pass through.
 
     Raises:
         WeightsError: The hub refuses access; the repository, revision or file does not exist; or
@@ -111,7 +111,7 @@ def not_a_hub() -> WeightsError:
 
     return WeightsError(
         f"{constants.ENDPOINT} does not respond like a Hugging Face hub",
-        fix="check HF_ENDPOINT and whether the network requires a login in the browser",
+        fix="check HF_ENDPOINT, and check whether the network requires a login in a browser",
     )
 
 

@@ -36,8 +36,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: A required tensor is missing, the shapes are inconsistent or belong to an
-            unsupported architecture, or the number of heads is unknown.
+        WeightsError: A required tensor is missing; the shapes are inconsistent or belong to an
+            unsupported architecture; or the number of heads is unknown.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -81,13 +81,13 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel
         raise WeightsError(
-            f"these tensors are not those of a Vision Transformer: {error.problem}",
+            f"the tensors do not form a valid Vision Transformer: {error.problem}",
             fix="use other weights",
         ) from error
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the number of bottlenecks per stage of a hybrid's ResNet, or None for a plain model.
+    """Return the number of bottlenecks in each stage of a hybrid's ResNet; None for a plain model.
 
     Raises:
         WeightsError: A stage has no bottlenecks, or there are more than four stages.
@@ -135,7 +135,8 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
             f"{name} is missing from the weights"
             if shape is None
             else f"{name} has the unexpected shape {shape}",
-            fix=f"use a plain Vision Transformer, where this tensor has {dimensions} dimensions",
+            fix="use the weights of a plain Vision Transformer, in which this tensor has "
+            f"{dimensions} dimensions",
         )
     return shape
 
@@ -143,9 +144,9 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
 def grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Return the shape of the patch grid, and the number of position embeddings of prefix tokens.
+    """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
 
-    In models where only the patches have position embeddings, the second value is 0. An image size
+    In some models, only the patches have position embeddings; this number is then 0. An image size
     that does not match the number of position embeddings is ignored; the grid must then be square.
 
     Raises:
@@ -165,7 +166,7 @@ def grid_of(
 def heads_of(width: int, hinted: int | None) -> int:
     """Return the number of heads: `hinted` if given, else the usual number for this width.
 
-    For a width without a usual number, it is width / 64.
+    If no named model size has this width, the number of heads is width / 64.
 
     Raises:
         WeightsError: The number is unknown, or the width is not a multiple of it.
@@ -185,7 +186,7 @@ def heads_of(width: int, hinted: int | None) -> int:
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Check that tensors are exactly those of a model with this configuration.
+    """Check that the names, shapes and types of tensors match a configuration exactly.
 
     Raises:
         WeightsError: Tensors are missing, unexpected, or of the wrong shape or type. The message

@@ -63,7 +63,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         in_channels: Number of channels of the images (default: as trained).
         pre_logits: Whether to keep or drop the Linear + Tanh before the pretrained head.
         pool: Input of the head (default: as in the file).
-        pos_embed: Resampling of position embeddings: timm's rule (bicubic) or Google's (jax).
+        pos_embed: Method for resampling position embeddings: timm's (bicubic) or Google's (jax).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
         mean: Channel means in [0, 1], specified together with `std` (default: the means of the
             weights).
@@ -114,12 +114,14 @@ def load_backbone(
 ) -> tuple[Model, LoadReport]:
     """Load a Vision Transformer or timm model with a new zero-initialised head for fine-tuning.
 
-    The arguments are those of `load_pretrained`, but the name can also be `timm:NAME`,
-    `timm:NAME=FILE` or a run of a timm model. For timm models, pre_logits="keep" and
-    pos_embed="jax" are refused. Of the other options, only mean, std and allow_pickle are used, and
-    only if the name begins with `timm:`. If the name is `random:NAME`, the model has the
-    architecture and transform of NAME, but new random weights drawn with `seed`; for
-    `random:timm:NAME`, nothing is downloaded.
+    The arguments are the same as for `load_pretrained`, but the name can also be one of these:
+
+    - `timm:NAME` or `timm:NAME=FILE`. Of the options, only mean, std and allow_pickle are used.
+    - A run directory or checkpoint of a timm model. No options are used.
+    - `random:NAME`. The model has the architecture and transform of NAME, but new random weights
+      drawn with `seed`. For `random:timm:NAME`, nothing is downloaded.
+
+    For pretrained timm models, pre_logits="keep" and pos_embed="jax" are refused.
 
     Raises:
         WeightsError: The weights cannot be found, are refused or damaged, or do not suit the
@@ -147,9 +149,9 @@ def load_backbone(
 
 
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
-    """Return the model of `random:NAME`, with random weights drawn with `seed`, and its report.
+    """Return the model `random:NAME`, whose weights are drawn with `seed`, and its report.
 
-    The arguments and errors are those of `load_backbone`.
+    The arguments and errors are the same as for `load_backbone`.
     """
     original = name.removeprefix(RANDOM)
     found = locate(original)
@@ -167,11 +169,11 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
-    """Check that the head and the pre_logits layer can be used as chosen.
+    """Check that the pretrained head and the pre_logits layer can be kept or dropped as requested.
 
     Raises:
-        WeightsError: `choice` keeps a pre_logits layer that does not exist or drops one that the
-            kept head needs, or the kept head cannot be used.
+        WeightsError: The head is to be kept but cannot be used; `choice` is "keep", but there is no
+            pre_logits layer; or `choice` is "drop", but the head needs this layer.
     """
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0

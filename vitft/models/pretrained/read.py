@@ -147,8 +147,8 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
     """Return the named tensors in an object that a training script has saved.
 
     Raises:
-        WeightsError: The object does not contain named tensors, contains other values in addition,
-            or has tensors that `check_storage` refuses.
+        WeightsError: The object contains no named tensors, contains other values as well, or has
+            tensors that `check_storage` refuses.
     """
     for _ in WRAPPERS:
         inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]

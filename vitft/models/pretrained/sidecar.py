@@ -22,7 +22,10 @@ PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFacts:
-    """Facts about a model that its tensors do not contain; defaults where the files lack them."""
+    """Facts about a model that cannot be read from its tensors.
+
+    A fact that is not stated has its default value.
+    """
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None

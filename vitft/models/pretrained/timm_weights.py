@@ -70,7 +70,7 @@ def load_timm(
 def pretrained_timm(
     entry: CatalogEntry, config: TimmConfig, *, allow_pickle: bool
 ) -> tuple[TimmModel, Provenance]:
-    """Return a timm model with weights from the hub or the user's file, and their origin.
+    """Return a timm model with weights from the hub or the user's file, and the weights' origin.
 
     Raises:
         WeightsError: The file cannot be fetched, is refused or damaged, or does not match the

@@ -161,10 +161,10 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
 
 
 def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
-    """Return the facts, with missing mean and std filled in where their values can be deduced.
+    """Return the facts, with a missing mean and std filled in if their values can be deduced.
 
-    This is possible if all published models with this kind of architecture or file share the same
-    values.
+    They can be deduced if all published models with the same kind of architecture, or the same file
+    format, use the same values.
     """
     if facts.mean is not None or config.in_channels != 3:
         return facts
@@ -216,8 +216,8 @@ def from_checkpoint(
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
     """Return `provenance` with the name and licence of the original pretrained weights added.
 
-    `parent` is the provenance of the weights that were fine-tuned. Values that it lacks are not
-    added.
+    `parent` is the provenance of the weights that were fine-tuned. If it lacks the name or the
+    licence, that value is not added.
     """
     if ancestor := parent.get("from") or parent.get("name"):
         provenance = {**provenance, "from": ancestor}
@@ -260,7 +260,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
 
 
 def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes on an assumed number of heads or an image size that contradicts the weights."""
+    """Return notes if the number of heads is assumed or the stated image size is wrong."""
     notes = []
     if facts.heads is None:
         notes.append(
