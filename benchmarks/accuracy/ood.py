@@ -1,4 +1,4 @@
-"""How often images of unknown classes are noted as unlike the training images, by way of training.
+"""How often images of unknown classes are flagged as unlike the training images, by way of training.
 
     python -m benchmarks.accuracy.ood --weights FILE --data flower_photos clothing_small sign_language_digits \
         [--runs DIR] [--image-size 112]

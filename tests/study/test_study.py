@@ -217,7 +217,9 @@ BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
     ("change", "kind", "message"),
     [
         pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo is given twice", id="twice"),
-        pytest.param({"weights": ["none"]}, UsageError, "without other weights", id="only none"),
+        pytest.param(
+            {"weights": ["none"]}, UsageError, "needs at least one other value", id="only none"
+        ),
         pytest.param(
             {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
         ),
@@ -318,7 +320,7 @@ def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "smallest class: 40 training images per class" in (first / "study.md").read_text()
+    assert "the smallest class is too small: 40 training images per class" in (first / "study.md").read_text()
 
 
 def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:

@@ -145,7 +145,7 @@ def propose_fixes(
             action="keep",
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; to accept, change the action to move",
+            reason=f"probably {entry['suggested']}; to accept, set the action to “move”",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )

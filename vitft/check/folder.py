@@ -65,10 +65,8 @@ def check_folder(
     """
     folder = scan(root)
     if split is not None and not any(file.path in split for file in folder.files):
-        raise DataError(
-            f"none of the images in {root} is in the run's split",
-            fix="use the folder that the model was trained on",
-        )
+        fix = "use the folder that the model was trained on"
+        raise DataError(f"none of the images in {root} is in the run's split", fix=fix)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
     features = None

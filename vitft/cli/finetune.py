@@ -256,7 +256,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
 
 def print_selection(metrics: RunResults) -> None:
-    """Print a note on the selection of the epoch and the results of the time budget, if any."""
+    """Print how the epoch was selected and, for a run with a time budget, what was tried."""
     if metrics["selected_on_validation"]:
         output.note(
             f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "

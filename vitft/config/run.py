@@ -36,7 +36,6 @@ class Config:
 
     def __post_init__(self) -> None:
         self.check_weights()
-        self.check_blocks_read()
         self.check_solver()
         self.check_augmentation()
 
@@ -67,29 +66,6 @@ class Config:
             "lora" not in self.train.stages[:-1],
             f"train.freeze={freeze} has a stage after lora, which must be the last stage",
             fix="use lora as the last stage, e.g. --freeze head,lora",
-        )
-
-    def check_blocks_read(self) -> None:
-        """Check that `train.head_blocks` is compatible with the solver and the stages.
-
-        L-BFGS must fit a head that reads several blocks, and a stage `blocks:N` must train all of
-        these blocks.
-
-        Raises:
-            UsageError: They are not compatible.
-        """
-        blocks, stages = self.train.head_blocks, self.train.stages
-        trained = [int(s.removeprefix("blocks:")) for s in stages if s.startswith("blocks:")]
-        require(
-            blocks <= min(trained, default=blocks),
-            f"train.head_blocks={blocks} cannot be used with train.freeze={self.train.freeze}: the "
-            "head would read a frozen block",
-            fix=f"train as many blocks as the head reads, e.g. --freeze head,blocks:{blocks}",
-        )
-        require(
-            blocks < 2 or self.solves(stages[0]),
-            f"train.head_blocks={blocks} needs a head that is fitted by L-BFGS",
-            fix="use --freeze head, or stages that begin with head, e.g. --freeze head,none",
         )
 
     def check_solver(self) -> None:

@@ -61,7 +61,7 @@ def is_wide(image: Image.Image) -> bool:
 
 
 def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
-    """Return the 8-bit grey levels (height, width) of a wide image."""
+    """Return the 8-bit grey levels (height, width) of an image with more than 8 bits."""
     values = np.asarray(image)
     if grey_range:
         greys = scaled(values, *grey_range)
@@ -101,7 +101,7 @@ def bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image) -> ValueFacts | None:
-    """Return statistics of the values of a wide image, or None if no value is finite."""
+    """Return statistics of the values of an image; None if no value is finite."""
     values = np.asarray(image).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]

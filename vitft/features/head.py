@@ -35,6 +35,9 @@ from vitft.metrics.results import (
 
 log = logging.getLogger(__name__)
 
+LinearHead = tuple[Tensor, Tensor]
+"""Weight (C, D) and bias (C,) of a linear head on raw features, in float32."""
+
 CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """L2 penalties to try, from strong to weak; each fit starts from the previous solution."""
@@ -348,17 +351,17 @@ def solve_head(
 
 def solve_by_method(
     x: Tensor, y: Tensor, *, method: HeadMethod, classes: int, balanced: bool
-) -> tuple[Tensor, Tensor]:
-    """Fit a head to raw float32 features (n, D) by a given method.
+) -> tuple[LinearHead, LinearHead]:
+    """Fit a head to raw float32 features (n, D) by a given method, and one to the last block.
 
     If `balanced` is set, every class has the same total weight.
 
     Returns:
-        The weight (C, D) and the bias (C,). If the method reads only the leading `read` features,
-        the weight has the shape (C, read).
+        Weight and bias of the head, and those of a head that reads the last block only. If the
+        method reads the last block only, the two heads are the same.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
-    return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)[0]
+    return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
 
 
 def fit_by_method(
@@ -369,7 +372,7 @@ def fit_by_method(
     *,
     classes: int,
     method: HeadMethod,
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> tuple[LinearHead, LinearHead]:
     """Fit a head to raw features (n, D), and a head that reads only the last block.
 
     `weights` (1, n) holds the sample weights, and `standardizer` is fitted to `x`.

@@ -157,8 +157,8 @@ def solve_logistic(
 
 
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
-"""Approximate solver for heads that only serve to score a penalty or a fraction of the images. On
-real photos, such a head and the optimal one differ in accuracy by at most 3 images in 1,000."""
+"""Approximate solver for heads that are fitted only to evaluate a penalty or a subset size. On real
+photos, such a head and the optimal one differ in accuracy by at most 3 images in 1,000."""
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Output of predictions, one row per image, to the terminal and to files.
 
 A text file is first written as `NAME.part`. An interrupted run can be resumed from this file if it
-is JSONL or CSV. Several processes write `NAME.part-0-of-2` and so on; the last process to finish
-merges the rows in the order of the images.
+is JSONL or CSV. With several processes, each one writes its own file, such as `NAME.part-0-of-2`;
+the last process to finish merges the rows in the order of the images.
 """
 
 import contextlib

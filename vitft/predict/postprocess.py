@@ -90,9 +90,9 @@ class Postprocess:
         if self.run is None:
             return ""
         if self.reference is None:
-            return f"{self.run.line()}; images unlike the training images are not noted"
+            return f"{self.run.line()}; images unlike the training images are not flagged"
         power = self.reference.power()
-        note = f"; {power} are noted as unlike the training images" if power else ""
+        note = f"; {power} are flagged as unlike the training images" if power else ""
         return self.run.line() + note
 
     def __call__(

@@ -171,10 +171,11 @@ def describe_unlike(run: Run) -> str:
     power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
-        f"{text}, but the note is not fully reliable. With {left_out} left out in turn, {power} "
-        f"got the note (95 % interval: {interval(found['unknown_class_interval'], 0)}; by class: "
+        f"{text}, but this note is not fully reliable. When {left_out} were left out one at a "
+        f"time, {power} were flagged (95 % interval: "
+        f"{interval(found['unknown_class_interval'], 0)}; by class: "
         f"{interval(found['unknown_class_range'], 0)}). About "
-        f"{percent(found['false_alarms'], 0)} of the images of known classes also get it."
+        f"{percent(found['false_alarms'], 0)} of the images of known classes are flagged too."
     )
 
 

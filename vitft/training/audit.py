@@ -1,7 +1,7 @@
 """Data audit at the end of a run: duplicates, leakage and suspected label errors.
 
 Identical files are found by their digests. If one feature vector per image is cached, the features
-are also used to find probable label errors and candidate near copies. Only the candidate copies are
+are also used to find probable label errors and candidate near-duplicates. Only these candidates are
 read again, to compare their fingerprints. The trained model does not depend on the audit.
 """
 
@@ -32,7 +32,7 @@ from vitft.training.stages import ScoredImages
 log = logging.getLogger(__name__)
 
 MIN_SIMILARITY = 0.75
-"""Minimum cosine similarity between the centred features of two candidate near copies. Features
+"""Minimum cosine similarity between the centred features of candidate near-duplicates. Features
 alone cannot tell copies from similar subjects (docs/experiments.md), so candidates are confirmed by
 fingerprints."""
 

@@ -15,11 +15,13 @@ from types import MappingProxyType
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
 from vitft.features.cut import last_block_size
+from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
 from vitft.metrics.results import BudgetResults, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, duration, percent
+from vitft.training.head_stage import of_last_block, read_last_block
 from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
 from vitft.training.trial import MIN_EPOCHS, LayerSettings, Trial, hold_out
@@ -45,29 +47,36 @@ def layers_to_try(model: Model) -> list[LayerSettings]:
     everything = LayerSettings(layers="none", optim=EVERYTHING, train=CROPS)
     if not isinstance(model, VisionTransformer):
         return [everything]
-    last = max(4, model.config.read_blocks)  # all blocks that the head reads must be trained
-    if last >= model.config.depth:
+    if model.config.depth <= 4:
         return [everything]
-    return [LayerSettings(layers=f"blocks:{last}", optim=LAST_BLOCKS), everything]
+    return [LayerSettings(layers="blocks:4", optim=LAST_BLOCKS), everything]
 
 
-def choose_layers(context: RunContext, method: HeadMethod) -> None:
+def choose_layers(context: RunContext, solved: SolvedHead) -> None:
     """Try the candidates, and add the best one to the run's stages if it is better than the head.
 
     Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
-    replaced with the chosen settings, so the file describes what is trained.
+    replaced with the chosen settings, so the file describes what is trained. Training starts from
+    the head on the last block, because trained blocks no longer gain from reading earlier ones
+    (docs/experiments.md).
 
     Args:
-        context: The run, whose head has been solved.
-        method: The method by which the head was fitted.
+        context: The run.
+        solved: The head that the run has solved.
     """
-    run = context.run
+    run, best = context.run, context.best
     found = read_budget(run.resume)
     if found is None or found["chosen"] is None:
-        found = try_candidates(context, method, found or untried(context))
+        found = try_candidates(context, solved.method, found or untried(context))
         write_budget(run, found)
     context.budget, context.config = found, with_choice(context, found)
     run.write_text("config.toml", to_toml(context.config))
+    if len(context.config.train.stages) > 1:
+        context.inputs = of_last_block(context.inputs, best.model)
+        read_last_block(best.model, solved.last)
+        best.weights = best.copy_weights()
+        if best.head_results is not None:
+            best.head_results.pop("head", None)
 
 
 def resume_budget(context: RunContext) -> None:
@@ -159,12 +168,9 @@ def describe_trial(trial: TrialResults) -> str:
 
 
 def with_choice(context: RunContext, found: BudgetResults) -> Config:
-    """Return the settings of the run, with the budget replaced by the choice that was made."""
-    model, train = context.best.model, replace(context.config.train, budget="")
-    if isinstance(model, VisionTransformer):
-        train = replace(train, head_blocks=model.config.read_blocks)
-    config = replace(context.config, train=train)
+    """Return the settings of a run without a budget that trains the chosen layers."""
+    model, config = context.best.model, context.config
     every = {candidate.layers: candidate for candidate in layers_to_try(model)}
     if found["chosen"] not in every:
-        return config
+        return replace(config, train=replace(config.train, budget=""))
     return every[found["chosen"]].config(config, found["epochs"], width=last_block_size(model))

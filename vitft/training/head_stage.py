@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitft.config.run import Config
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.head import SolvedHead, cross_validate, solve_by_method, solve_head
+from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
@@ -21,17 +21,16 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent
 from vitft.training.batches import training_views
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.reference import COMPUTED_IMAGES, head_inputs, sample
 from vitft.training.stages import RunContext, ScoredImages, validation_logits
 
 log = logging.getLogger(__name__)
 
 
-def solve_head_stage(context: RunContext) -> HeadMethod:
+def solve_head_stage(context: RunContext) -> SolvedHead:
     """Solve the linear head, validate it, and score all images by cross-validation.
 
     Returns:
-        The method by which the head was fitted.
+        The head, as loaded into the model.
     """
     config, inputs, best = context.config, context.inputs, context.best
     data, manifest = inputs.data, inputs.data.manifest
@@ -75,39 +74,7 @@ def solve_head_stage(context: RunContext) -> HeadMethod:
     if solved.candidates:
         best.head_results["head"] = head_choice(best.model, solved, validation[:, :read], truth)
         log.info(describe_choice(best.head_results["head"]))
-    return solved.method
-
-
-def refit_last_head(context: RunContext) -> None:
-    """Refit the last-block head to the features of the trained model.
-
-    This is a second head, for libraries that can read only the last block. Do nothing if the model
-    has no such head, if its main head was not solved, or if all blocks are frozen.
-    """
-    best, inputs, data = context.best, context.inputs, context.inputs.data
-    model, results = best.model, best.head_results
-    if isinstance(model, TimmModel) or model.last_head is None or results is None:
-        return
-    if inputs.cut.pooled:
-        return
-    best.restore()
-    rows = sample(data.manifest.train, COMPUTED_IMAGES, context.config.train.seed)
-    x, held_out = (
-        torch.from_numpy(head_inputs(inputs, model, r)) for r in (rows, data.manifest.val)
-    )
-    method = HeadMethod(l2=results["l2"], read=x.shape[1])
-    labels = data.labels(rows).cpu()
-    weight, bias = solve_by_method(
-        x,
-        labels,
-        method=method,
-        classes=len(data.manifest.classes),
-        balanced=context.config.balances,
-    )
-    set_linear(model.last_head, weight, bias)
-    truth = data.labels(data.manifest.val).cpu()
-    right = (held_out @ weight.T + bias).argmax(dim=-1) == truth
-    results["head"]["last_block_top1"] = right.float().mean().item()
+    return solved
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
@@ -219,6 +186,13 @@ def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> flo
     if last_head is not None:
         set_linear(last_head, *(part * solved.method.alone for part in solved.last))
     return first_loss
+
+
+def read_last_block(model: Model, head: LinearHead) -> None:
+    """Replace the head of a model with one that reads the last block only."""
+    if isinstance(model, VisionTransformer) and model.config.read_blocks > 1:
+        model.read_last_blocks(1)
+    set_linear(model.head, *head)
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from vitft.data.split import Row
-from vitft.features.cut import last_block_size
 from vitft.features.head import stratified_subset
 from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
 from vitft.metrics.results import OodResults
@@ -67,10 +66,9 @@ def write_reference(
 def describe_reference(results: OodResults) -> str:
     """Return a log line that says how often images get the note "unlike the training images"."""
     if results["reason"] is not None:
-        return f"images unlike the training images are not noted: {results['reason']}"
-    text = (
-        f"noted as unlike the training images: {percent(results['false_alarms'], 0)} of new images"
-    )
+        return f"images unlike the training images are not flagged: {results['reason']}"
+    alarms = percent(results["false_alarms"], 0)
+    text = f"flagged as unlike the training images: {alarms} of new images"
     if results["unknown_class"] is None:
         return text
     power = power_text(results["unknown_class"])
@@ -91,13 +89,13 @@ def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Featu
     """Return the pooled features (n, D) of the last block of the trained model."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy()
-    parts, read = list[Tensor](), last_block_size(model)
+    parts: list[Tensor] = []
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
             if inputs.cut.prefix is None or isinstance(model, TimmModel):
                 found = model.eval().features(batch.inputs)
             else:
                 found = model.eval().finish(batch.inputs, inputs.cut.prefix.stop)
-            parts.append(found[:, :read].float().cpu())
+            parts.append(found.float().cpu())
             progress.advance(len(found))
     return torch.cat(parts).numpy()

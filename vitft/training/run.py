@@ -36,7 +36,6 @@ from vitft.training.finish import (
     write_model,
 )
 from vitft.training.head_stage import (
-    refit_last_head,
     representative_scores,
     solve_head_stage,
 )
@@ -291,12 +290,11 @@ def train_stages(context: RunContext, saved: State | None) -> None:
         if number < first:
             continue
         if config.solves(stage):
-            method = solve_head_stage(context)
+            solved = solve_head_stage(context)
             if config.train.budget:
-                choose_layers(context, method)
+                choose_layers(context, solved)
         else:
             StepStage(context, number).run(saved if number == first else None)
-            refit_last_head(context)
 
 
 def stages_of(context: RunContext) -> Iterator[tuple[int, str]]:

@@ -111,7 +111,7 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         max_pixels=config.data.max_pixels,
         local_rank=group.local_rank,
     )
-    if config.optim.solver == "lbfgs" or config.train.head_blocks > 1:
+    if config.optim.solver == "lbfgs":
         pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
     model, precision = pipeline.model, pipeline.precision
     if config.optim.lr is None and config.optim.solver != "lbfgs":

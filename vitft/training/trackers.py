@@ -236,7 +236,7 @@ def short_timeouts() -> Iterator[None]:
 
 @dataclass(slots=True)
 class ActiveTracker:
-    """Connected tracker, with the id of its run and the last moment sent."""
+    """Connected tracker, with the id of its run and the moment of the last metrics sent."""
 
     client: TrackerClient
     id: str = ""
@@ -327,7 +327,7 @@ class Trackers:
         return True
 
     def write_progress(self) -> None:
-        """Write the run id and the last moment of each tracker to trackers.json."""
+        """Write to trackers.json the run id of each tracker and up to where metrics were sent."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
             self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)

@@ -17,7 +17,7 @@ from vitft.config.sections import layers_text
 from vitft.data.split import Manifest
 from vitft.data.transforms import eval_view
 from vitft.features.cut import last_block_size
-from vitft.features.head import solve_by_method, stratified_folds, stratified_subset
+from vitft.features.head import LinearHead, solve_by_method, stratified_folds, stratified_subset
 from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
 from vitft.metrics.calibration import fit_temperature, log_losses
@@ -26,7 +26,7 @@ from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
 from vitft.training.dataset import StageInputs
-from vitft.training.head_stage import set_linear
+from vitft.training.head_stage import read_last_block
 from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import compute_views, with_stage_data
 from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
@@ -64,18 +64,18 @@ class LayerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Training images, some of which are held out, and a head fitted to the other images."""
+    """Training images, some of which are held out, and heads fitted to the other images."""
 
     manifest: Manifest
     """Manifest of the training images, in which the held-out images are the validation images."""
-    weight: Tensor
-    bias: Tensor
+    last_head: LinearHead
+    """Head on the last block, fitted to the other images."""
     logits: Tensor
-    """Logits (m, C) of the head for the held-out images."""
+    """Logits (m, C) for the held-out images of a head fitted by the run's method to the others."""
 
 
 def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
-    """Hold out a third of the training images, and fit a head to the other images.
+    """Hold out a third of the training images, and fit heads to the other images.
 
     `method` is the method by which the head of the run was fitted to all training images.
     """
@@ -90,7 +90,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     with torch.no_grad():
         x = context.best.model.pre_logits.cpu()(inputs.features(rows))
     context.best.model.pre_logits.to(data.device)
-    weight, bias = solve_by_method(
+    (weight, bias), last_head = solve_by_method(
         x[~held],
         labels[~held],
         method=method,
@@ -99,8 +99,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     )
     return HeldOut(
         manifest=replace(data.manifest, rows=tuple(parts)),
-        weight=weight,
-        bias=bias,
+        last_head=last_head,
         logits=x[held][:, : weight.shape[1]] @ weight.T + bias,
     )
 
@@ -127,7 +126,7 @@ class Trial:
         Features of the frozen blocks, if any, are computed and cached.
         """
         model, layers = copy.deepcopy(self.context.best.model), self.candidate.layers
-        set_linear(model.head, self.held_out.weight, self.held_out.bias)
+        read_last_block(model, self.held_out.last_head)
         pipeline = build_pipeline(
             model,
             self.data.transform,
