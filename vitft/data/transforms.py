@@ -86,8 +86,7 @@ class EvalTransform:
         if self.interpolation not in RESAMPLING or self.fit not in ("crop", "squash"):
             raise UsageError(
                 f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",
-                fix=f"set interpolation to one of {', '.join(RESAMPLING)}, and fit to crop or "
-                "squash",
+                fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash",
             )
         if len(self.mean) != len(self.std) or not all(
             math.isfinite(m) and math.isfinite(s) and s > 0
