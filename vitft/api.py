@@ -73,8 +73,9 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images.
 
-    Equivalent to `vitft finetune`; an omitted argument has the default of the command's option
-    (see `vitft finetune --help`) or, with `recipe`, the value from the recipe.
+    Equivalent to `vitft finetune`. An omitted argument takes its value from the recipe, if the
+    recipe sets it, and otherwise the default of the command-line option (see
+    `vitft finetune --help`).
 
     Args:
         data: Image folder with one folder per class, .npz file, `torchvision:CIFAR10` or `demo`.
@@ -172,7 +173,7 @@ class Trained:
     ) -> list[Prediction]:
         """Return one prediction per image: the `top_k` most probable classes.
 
-        A prediction whose largest probability is below the threshold has the note `not sure`. The
+        A prediction whose largest probability is below the threshold is marked `not sure`. The
         prediction for an unusable image, array or tensor has an `error`; no exception is raised.
 
         Raises:

@@ -320,7 +320,10 @@ def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "the smallest class is too small: 40 training images per class" in (first / "study.md").read_text()
+    assert (
+        "the smallest class is too small: 40 training images per class"
+        in (first / "study.md").read_text()
+    )
 
 
 def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_run_without_the_note_says_so_everywhere(
     model = vitft.load(tmp_path / "run", device="cpu")
     assert "images unlike the training images are not flagged" in model.postprocess.describe()
     page = write_report(tmp_path / "run").read_text().replace("\xa0", " ")
-    assert f"not include a note on images unlike the training images: {reason}." in page
+    assert f"do not flag images that are unlike the training images: {reason}." in page
 
 
 def test_the_power_is_logged_and_stated_with_every_prediction(

@@ -15,7 +15,7 @@ from vitft.system.text import count
 
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
-"""Kinds of fixes, in the order in which the table lists fixes with the same action."""
+"""Kinds of fixes. The table lists fixes with the same action in this order."""
 PARTS = {
     "train": "training image",
     "val": "validation image",

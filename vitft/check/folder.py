@@ -53,8 +53,8 @@ def check_folder(
 
     Args:
         root: The data folder.
-        weights: Weights of the model that computes the features; without a name, labels are not
-            checked.
+        weights: Weights of the model that computes the features; if their name is empty, labels are
+            not checked.
         train: Settings for the device, precision, cache and seed.
         max_pixels: Maximum number of pixels per image.
         split: Parts (`train`, `val` or `test`) by image path; None to use the parts of the folder.
@@ -165,7 +165,7 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
-    """Return the settings of a run, and a mapping from image paths to their parts in the run.
+    """Return the settings of a run, and the part (e.g. `train`) of each of its images by path.
 
     Raises:
         RunError: The path is not a run directory, or a file in it is damaged.

@@ -31,7 +31,7 @@ def add_check(parser: Parser) -> None:
         "--weights", metavar="NAME", help="pretrained weights for checking the labels"
     )
     source.add_argument(
-        "--run", metavar="DIR", help="run directory that provides pretrained weights and a split"
+        "--run", metavar="DIR", help="run directory whose pretrained weights and split are used"
     )
     labels.add_argument(
         "--cache",
@@ -136,7 +136,7 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(
         f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} marked "
-        "drop; any others are kept unless you change their action to drop or move"
+        'as "drop"; any others are kept unless you change their action to "drop" or "move"'
     )
     command = f"vitft finetune --data {shlex.quote(data)} --fixes {shlex.quote(written)}"
     near = any(group["kind"] == "near" for group in audit["duplicates"])

@@ -163,7 +163,8 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
     Raises:
         UsageError: An option applies to new runs only, or a setting is unknown or given twice.
-        RunError: The run does not exist or is damaged, or a setting would change its result.
+        RunError: The run does not exist or is damaged, or a setting that was passed would change
+            its result.
     """
     from vitft.training.checks import check_resume
 
@@ -267,7 +268,7 @@ def print_selection(metrics: RunResults) -> None:
 
 
 def print_budget(budget: BudgetResults) -> None:
-    """Print the trials of a run with a time budget, the choice, and the layers not tried."""
+    """Print which layers a run with a time budget tried, which it trained, and which it skipped."""
     for trial in budget["trials"]:
         output.result(
             f"trial: after training {layers_text(trial['layers'])} for "
@@ -284,8 +285,8 @@ def print_budget(budget: BudgetResults) -> None:
         )
     for skipped in budget["skipped"]:
         output.note(
-            f"training {layers_text(skipped['layers'])} was not tried for lack of time: it needs "
-            f"about --budget {math.ceil(skipped['seconds_needed'] / 60)}m"
+            f"training {layers_text(skipped['layers'])} was not tried for lack of time: to try it, "
+            f"use --budget {math.ceil(skipped['seconds_needed'] / 60)}m or more"
         )
 
 

@@ -84,7 +84,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser for all commands, with options for `command` only (default: for all)."""
+    """Return the parser for all commands; with `command`, only that command has its options."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",

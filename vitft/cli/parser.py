@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError for an argparse message; the fix is the nearest known word, if any."""
+        """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
         fix = f"run {self.prog} --help for usage"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         if wrong and (near := self.nearest(wrong[0], message)):
@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold at which at least a fraction P of the unmarked "
-        "predictions is expected to be correct; the estimate uses the validation images and "
-        "cross-validated predictions for the training images",
+        help="choose the lowest threshold at which at least a fraction P of the predictions that "
+        'are not marked "not sure" is expected to be correct; this is estimated from the '
+        "validation images and from cross-validated predictions for the training images",
     )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 INPUTS = """\
 inputs:
   a file; a folder (all images in it and its subfolders, sorted by path; documents, videos and
-  archives are only counted); a glob pattern ('photos/*.jpg'; '**' also matches subfolders); a URL
-  (https://..., at most 64 MB and 30 s; URLs on this machine or its local network require
+  archives are counted but not read); a glob pattern ('photos/*.jpg'; '**' also matches subfolders);
+  a URL (https://..., at most 64 MB and 30 s; URLs on this machine or its local network require
   --allow-private-addresses); or - for standard input: the bytes of one image, or paths, one per
   line or separated by NUL characters (find -print0).
   A .txt, .csv or .tsv file is read as a list if the first path in it exists; a file given with
@@ -34,8 +34,8 @@ rows:
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the feature
   distance from the training images is larger than for 98 % of held-out images. A line on stderr
-  estimates the fraction of images of unknown classes that get this note; it is small if the classes
-  look similar.
+  estimates what fraction of the images of unknown classes is recognised in this way; it is small if
+  the classes look similar.
 
 large jobs:
   With --out FILE, the rows are written to FILE.part until the output is complete. After an

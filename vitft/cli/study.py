@@ -23,8 +23,8 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for vitft finetune, random:NAME for a randomly initialised model, or none "
-        "for a randomly initialised model with the architecture of the first weights",
+        help="weights as for vitft finetune; 'random:NAME' for random weights in the architecture "
+        "of NAME; or 'none' for random weights in the architecture of the first weights given",
     )
     experiment.add_argument(
         "--shots",

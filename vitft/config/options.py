@@ -101,7 +101,10 @@ FINETUNE_OPTIONS = (
         metavar="PX",
         default="the pretraining size",
     ),
-    Option("weights.pre_logits", "handling of a Linear + Tanh layer before the pretrained head"),
+    Option(
+        "weights.pre_logits",
+        "whether to keep or drop a Linear + Tanh layer before the pretrained head",
+    ),
     Option(
         "weights.mean",
         "channel means for normalisation, from 0 to 1",

@@ -109,8 +109,8 @@ class ModelSpec:
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
     """Initial values of the learned position embeddings: small `noise`, or `waves`, i.e. sines and
-    cosines of the row and the column, about as large as the patch embeddings; they help with few
-    blocks or epochs."""
+    cosines of the row and the column, about as large as the patch embeddings. `waves` helps
+    if there are few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
     """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
     64]. If the patch size has n factors of 2, the last n convolutions have stride 2."""
@@ -177,7 +177,7 @@ class OptimSpec:
     batch_size: PositiveInt = 32
     """Number of images per step, over all processes and micro-batches."""
     micro_batch: WholeNumber = 0
-    """Number of images per forward pass; 0 for the whole batch, or fewer if memory runs out."""
+    """Number of images per forward pass; 0 to use the whole batch unless memory runs out."""
     clip: NotNegative = 0.0
     """Maximum norm of the gradients; 0 for no clipping."""
     label_smoothing: BelowOne = 0.0
@@ -221,7 +221,7 @@ class TrainSpec:
     erasing: Fraction = 0.0
     """Probability of random erasing."""
     drop_path: BelowOne = 0.0
-    """Stochastic depth rate of the last block; it grows linearly over the blocks."""
+    """Stochastic depth rate of the last block; it is 0 in the first block and grows linearly."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
     """Images of an epoch: `shuffled` uses every image once; `balanced` uses the same number of
     images of each class, and about as many in total as `shuffled`."""

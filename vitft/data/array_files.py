@@ -40,7 +40,8 @@ IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""CIFAR's binary files: first file, number of label bytes per record, and file with class names."""
+"""For the first file of each binary CIFAR data set, the number of label bytes per record and the
+name of the file with the class names."""
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 

@@ -99,7 +99,7 @@ def find_arrays(root: Path) -> ArraySet | None:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the BMP bytes of an image in an array data set, or None if `path` names no image."""
+    """Return the BMP bytes of an image in an array data set, or None if there is none."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None

@@ -3,7 +3,7 @@
 A fingerprint is robust to the changes that copies on the web usually undergo: resizing,
 recompression and cropped edges. `data.duplicates` compares fingerprints. Everything is measured on
 the upright image. Before that, larger images are shrunk to `SHRUNK_SIDE` pixels on their longer
-side, about the input size of a model. A huge photo that is soft only at full size therefore does
+side, about the input size of a model. A huge photo that is blurred only at full size therefore does
 not count as blurry.
 """
 
@@ -19,7 +19,7 @@ SHRUNK_SIDE = 256
 TILES = 4
 """Number of tiles per side. Only the sharpest tile counts: a blurred background is not a fault."""
 TINY_PX = 32
-"""An image is tiny if its shorter side in pixels is below this: two patches of most ViTs."""
+"""Shorter side in pixels below which an image is tiny. It covers two patches of most ViTs."""
 BLANK = 2.0
 """An image is blank if the standard deviation of each plane is below this, in levels (of 255)."""
 BLURRY = 0.12

@@ -35,7 +35,7 @@ class Fix:
     action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
-    """New class. With `keep`, it is only a suggestion; the action `move` accepts it."""
+    """New class. With the action `keep`, it is only a suggestion; to accept it, use `move`."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
@@ -157,7 +157,7 @@ def fix_problem(
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if action not in ACTIONS:
-        return f"action is {action!r} instead of keep, move or drop"
+        return f"action is {action!r}, but must be 'keep', 'move' or 'drop'"
     if action == "move" and name in known and new not in classes:
         return f"new_label is {new!r}, which is not a class of the data folder"
     return ""

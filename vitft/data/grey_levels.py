@@ -90,7 +90,7 @@ def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
 
 
 def bits_of(image: Image.Image) -> int:
-    """Return the number of bits per pixel of a wide integer image.
+    """Return the number of bits per pixel of an integer image for which `is_wide` is True.
 
     For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
     """

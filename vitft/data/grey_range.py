@@ -39,8 +39,8 @@ def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> 
     """Return the value range of the training images with more than 8 bits per pixel, and log it.
 
     The range is empty if there are no such images, if all their values are equal, or if their
-    values have different types, in which case a warning is logged. Only files with a PNG or TIFF
-    suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
+    values have different types. Different types are reported in a warning. Only files with a PNG
+    or TIFF suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
     """
     root = str(folder.root)
     paths = [
@@ -59,9 +59,9 @@ def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> 
 def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
     """Return the range of the measured values without outliers, and log it.
 
-    `images` is the number of images with more than 8 bits per pixel; it is only needed for the
-    log. The range is empty if there are no values, if all values are equal, or if they have
-    different types, in which case a warning is logged.
+    `images` is the number of images with more than 8 bits per pixel; it is only used in the log.
+    The range is empty if there are no values, if all values are equal, or if they have different
+    types. Different types are reported in a warning.
     """
     kinds = Counter(found.kind for found in facts)
     if len(kinds) > 1:
@@ -113,7 +113,7 @@ def has_wide_header(path: str) -> bool:
 
 
 def read_facts(path: str, max_pixels: int) -> ValueFacts | None:
-    """Return statistics of a file's values, or None if the file is unreadable or not wide."""
+    """Return statistics of a file's values, or None if it is unreadable or `is_wide` is False."""
     found: list[ValueFacts | None] = []
 
     def collect(image: Image.Image) -> Image.Image:

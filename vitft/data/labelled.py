@@ -134,8 +134,8 @@ def from_table(source: Path) -> LabelledImages:
     table = TableReader(
         source,
         missing="check the path and its permissions",
-        fix="use a CSV file with the header path,label and one image per row, with paths relative "
-        "to the file",
+        fix='use a CSV file with the header "path,label" and one image per row; its paths are '
+        "relative to the folder of the file",
     )
     images = tuple(rows_of(table))
     if not images:

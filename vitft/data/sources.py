@@ -323,7 +323,7 @@ def read_some(stdin: BinaryIO, most: int) -> bytes:
 
 
 def is_image(head: bytes) -> bool:
-    """Return whether the first bytes are from an image or other file instead of a list of names.
+    """Return whether the first bytes belong to an image or another file, not to a list of names.
 
     The BMP signature alone is not enough, because a path may also begin with the letters BM.
     """

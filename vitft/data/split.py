@@ -150,7 +150,7 @@ def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
     if name in seen:
         return f"{name!r} is listed twice"
     if part not in get_args(SplitName):
-        return f"split is {part!r} instead of train, val or test"
+        return f"split is {part!r}, but must be 'train', 'val' or 'test'"
     return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
@@ -207,7 +207,7 @@ def draw(
         counts: Number of files of each class.
         val_rate: Fraction of each class to draw; the number of images is rounded down.
         seed: Seed of the random generator.
-        at_least: Minimum number of images to draw from each class, but never the whole class.
+        at_least: Minimum number of images to draw from each class, leaving at least one.
     """
     stream = random.Random(seed)
     return [

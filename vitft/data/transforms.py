@@ -32,10 +32,10 @@ DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
-"""Limits on the side ratio and on the number of pixels of the resized image. If it exceeds either
-limit, only the visible part is resized."""
+"""Limits on the side ratio and on the number of pixels of the resized image. If resizing the whole
+image would exceed either limit, only the part inside the crop is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Upper limit in pixels on the longer side of `image_size` divided by the crop fraction."""
+"""Upper limit in pixels on the longer side of `image_size` before the crop, i.e. side / `crop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

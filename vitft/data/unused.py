@@ -74,7 +74,7 @@ def suffix_of(name: str) -> str:
 
 
 def is_surely_no_image(name: str) -> bool:
-    """Return whether the suffix is that of a document, a data file, a video or an archive."""
+    """Return whether the suffix belongs to a document, a data file, a video or an archive."""
     kind = KIND_BY_SUFFIX.get(suffix_of(name))
     return kind in (*UNUSED_KINDS[2:], DOCUMENTS)
 

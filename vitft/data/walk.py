@@ -139,7 +139,7 @@ class Walk:
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether a name is that of a hidden or system file.
+        """Return whether a name belongs to a hidden file or a system file.
 
         Under the reference script's rules, no file counts as hidden.
         """

@@ -121,7 +121,7 @@ def check_method(config: ViTConfig, method: Method) -> None:
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attribution of each token by the method, (B, N), and the logits (B, C)."""
+    """Apply the method: return the attribution of each token (B, N) and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
     with torch.no_grad():
@@ -136,7 +136,7 @@ def attribute_tokens(
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Return the mean row (B, N) of a matrix (B, N, N) over the tokens that the head reads."""
+    """Average the rows of a matrix (B, N, N) for the tokens that the head reads: (B, N)."""
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
@@ -158,7 +158,7 @@ def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run all blocks, and yield each one's attention maps (B, H, N, N) and output (B, N, D)."""
+    """Run all blocks; yield the attention maps (B, H, N, N) and the output (B, N, D) of each."""
     for block in cast("Iterable[Block]", model.blocks):
         maps: list[Tensor] = []
         attend = functools.partial(attend_explicitly, block.attn, maps)

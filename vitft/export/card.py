@@ -93,7 +93,7 @@ def write_readme(
 def results_of(trained: TrainedRun) -> RunResults | None:
     """Return the results of a run, or None if it has none.
 
-    The accuracy is measured with the exported head, which may read fewer blocks than the run's own.
+    The accuracy is measured with the exported head, which may read fewer blocks than the original.
 
     Raises:
         RunError: The file eval.json is damaged.

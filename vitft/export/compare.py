@@ -25,7 +25,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum relative logit difference for graphs that resize images: their views differ slightly."""
+"""Maximum relative logit difference for graphs that resize images, not quite as Pillow does."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
@@ -108,7 +108,7 @@ def compare_exports(
 
 
 def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch, and log its logits and time.
+    """Predict a batch, and record its logits and time.
 
     The first batch is predicted twice, and only the second pass is timed.
     """
@@ -155,8 +155,8 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     """
     on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
     problem = (
-        f"the predictions of the --{row.name} export differ from those of the run (logits by up to "
-        f"{row.difference:.2g}, predicted classes on {row.changed} {on}); the export was removed"
+        f"the predictions of the --{row.name} export differ from the run's: logits by up to "
+        f"{row.difference:.2g}, predicted classes on {row.changed} {on}; the export was removed"
     )
     if row.name.endswith("int8"):
         if not row.images:

@@ -151,8 +151,8 @@ def last_block_note(trained: TrainedRun) -> list[str]:
         whole = percent(results["top1"])
         cost = f" (validation accuracy {percent(accuracy)} instead of {whole})"
     return [
-        "models of other libraries read only the last block, and so does the exported head"
-        f"{cost}; --onnx and --torch-export keep the head of the run"
+        "the exported head reads only the last block, as other libraries require"
+        f"{cost}; use --onnx or --torch-export to keep the head of the run"
     ]
 
 

@@ -71,8 +71,8 @@ def caveat(transform: EvalTransform) -> str:
     if transform.grey_range:
         low, high = transform.grey_range
         rest = (
-            "in images with more than 8 bits per pixel, it scales the range of the training images "
-            f"({low:,.6g} to {high:,.6g}) to 0..255."
+            "in images with more than 8 bits per pixel, `open_rgb` scales the range of the "
+            f"training images ({low:,.6g} to {high:,.6g}) to 0..255."
         )
     return (
         "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and "
@@ -295,7 +295,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
 
 
 def resize_lines(transform: EvalTransform) -> list[str]:
-    """Return the lines that resize `image` to the size from `EvalTransform.resized`."""
+    """Return the lines that resize `image` to the size that `EvalTransform.resized` returns."""
     wide, tall = transform.resized(1, 1)  # for a square image
     resample = f"Image.Resampling.{transform.interpolation.upper()}"
     height, width = transform.image_size

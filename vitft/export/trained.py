@@ -105,7 +105,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
-    """Take `count` evenly spaced validation images, and yield the ones unchanged since the run.
+    """Sample `count` evenly spaced validation images; yield those unchanged since the run.
 
     Raises:
         RunError: The file config.toml or split.csv of the run is damaged.
@@ -122,7 +122,7 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return at most `count` evenly spaced rows so that many classes are included."""
+    """Return at most `count` rows, evenly spaced so that they cover many classes."""
     return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 

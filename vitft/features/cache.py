@@ -184,7 +184,7 @@ class Store:
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created since, e.g. when they merged small ones."""
+        """Add shards that other processes have created, e.g. by merging small shards."""
         with self.lock:
             known = {shard.path for shard in self.shards}
             for path in sorted({*self.folder.glob("*.rows")} - known):

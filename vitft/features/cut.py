@@ -96,7 +96,7 @@ class Suffix(nn.Module):
         self.model = model
 
     def train(self, mode: bool = True) -> "Suffix":
-        """Set the mode of the trainable layers, and keep all other layers in eval mode."""
+        """Switch the trainable layers to train or eval mode; keep all others in eval mode."""
         self.training = mode
         self.model.eval()
         parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
@@ -136,7 +136,7 @@ class Cut(NamedTuple):
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model that `models.freeze.freeze_model` has already frozen with the same `freeze`."""
+    """Cut a model that `models.freeze.freeze_model` has frozen with the same value of `freeze`."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))

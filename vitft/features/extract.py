@@ -76,7 +76,7 @@ class Extractor:
         precision: With `fp32`, images are decoded and resized as documented; with `bf16` or `fp16`,
             the faster `data.jpeg` is used where possible.
         max_pixels: Maximum number of pixels per image.
-        exact: Whether to decode and resize as documented at any precision.
+        exact: Whether to decode and resize as documented even with `bf16` or `fp16`.
         workers: Number of threads, each on one core (default: as many as torch uses).
     """
 
@@ -335,5 +335,5 @@ def vanished_error(error: ImageError) -> DataError:
     """Return the error for a file that was deleted or replaced during the run."""
     return DataError(
         f"{error.path} was deleted or replaced during the run ({error.reason})",
-        fix="restore the file and run the command again, or start a new run without it",
+        fix="restore the file and run the command again, or start a new run without the file",
     )

@@ -46,7 +46,7 @@ CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 CV_IMAGES = 20_000
 """Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
 METHOD_IMAGES = 8_000
-"""Maximum number of images used to choose between reading one block and reading several."""
+"""Maximum number of images used to decide whether the head reads one block or several."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for which the head is fitted in float64."""
 DEFAULT_L2 = 0.1
@@ -352,13 +352,12 @@ def solve_head(
 def solve_by_method(
     x: Tensor, y: Tensor, *, method: HeadMethod, classes: int, balanced: bool
 ) -> tuple[LinearHead, LinearHead]:
-    """Fit a head to raw float32 features (n, D) by a given method, and one to the last block.
+    """Fit a head to raw float32 features (n, D), and a head that reads only the last block.
 
     If `balanced` is set, every class has the same total weight.
 
     Returns:
-        Weight and bias of the head, and those of a head that reads the last block only. If the
-        method reads the last block only, the two heads are the same.
+        The weight and bias of each head. Both heads are the same if `method` reads one block only.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)

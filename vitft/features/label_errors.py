@@ -80,7 +80,7 @@ def number_groups(names: Iterable[str]) -> Tensor:
 def find_mislabels(
     probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> list[Mislabel]:
-    """Return the files with a class at least `ODDS` times as probable as the label.
+    """Return the files for which a class is at least `ODDS` times as probable as the label.
 
     The clearest cases come first. `paths` lists the files of each image; the list is empty if the
     image must not be reported. `probabilities` is (n, C).

@@ -176,5 +176,5 @@ def linear_logits(x: Tensor, head: Tensor) -> Tensor:
 
 
 def class_balanced_weights(y: Tensor, classes: int) -> Tensor:
-    """Return sample weights (n,) that give all classes with images the same total weight."""
+    """Return sample weights (n,) that give every non-empty class the same total weight."""
     return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]

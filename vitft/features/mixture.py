@@ -112,7 +112,7 @@ class Candidate(NamedTuple):
         return (self.scores.argmax(dim=-1) == y).float().mean().item()
 
     def described(self, y: Tensor) -> HeadCandidate:
-        """Return the name, the mean loss and the accuracy."""
+        """Return the candidate's name, mean loss and accuracy for the results."""
         return {
             "reads": self.name,
             "cv_loss": self.losses(y).mean().item(),

@@ -45,8 +45,8 @@ all other images."""
 MAX_FITTED = 5_000
 """Maximum number of held-out images; also the maximum number of images in each fit."""
 PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
-"""Pairs of an upper limit and a number of fits. The first pair whose limit exceeds the number of
-held-out images sets the number of fits with which each left-out class is compared."""
+"""Pairs (upper limit, number of fits). The first pair whose limit exceeds the number of held-out
+images determines how many fits are made for each left-out class."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out in turn."""
 
@@ -62,7 +62,7 @@ class Reference:
     """Whitening matrix (D, D), which gives centred features unit scatter within classes."""
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
-    """Fraction of the images of left-out classes that exceed the limit; NaN if not measured."""
+    """Fraction of images of left-out classes with a distance above `limit`; NaN if not measured."""
 
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
@@ -120,7 +120,7 @@ def fit_reference(
     Args:
         features: Inputs of the head.
         labels: Class indices.
-        held_out: Mask (n,) of the images whose features are like those of new images: all images if
+        held_out: Mask (n,) of the images whose features represent new images well: all images if
             the layers before the head are frozen, otherwise the images on which the model was not
             trained.
         groups: Group numbers (n,), shared by near-duplicates, which are held out together.

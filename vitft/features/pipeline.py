@@ -35,10 +35,10 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 HEAD_BLOCKS = 6
-"""Maximum number of blocks that a solved head reads by default."""
+"""Maximum number of blocks that a head fitted by L-BFGS reads by default."""
 MAX_HEAD_DIMENSIONS = 3_100
-"""Maximum number of feature dimensions that a solved head reads by default: the time to fit the
-head grows with the cube of this number."""
+"""Maximum number of feature dimensions that a head fitted by L-BFGS reads by default. The time to
+fit the head grows with the cube of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def read_several_blocks(
 
 
 def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
-    """Return how many of the last blocks the solved head of a run may read.
+    """Return how many of the last blocks a run's head may read if it is fitted by L-BFGS.
 
     Raises:
         UsageError: `train.head_blocks` is above 1, but the model is a timm model.

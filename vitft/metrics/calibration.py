@@ -34,9 +34,10 @@ TEMPERATURES = (0.02, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected."""
 PRIOR_SPREADS = (0.3, 0.5)
 """Standard deviations of the prior on the logarithm of the temperature, a normal distribution with
-mean 0. The first applies without cross-validated training images, the second with them. Models
-trained in steps need temperatures near 1, and solved heads need temperatures from 0.3 to 1.5
-(docs/experiments.md). With 150 images, the prior has hardly any effect."""
+mean 0. The first is used if the temperature is fitted to validation images only, the second if it
+is also fitted to cross-validated training images. Models trained in steps need temperatures near 1,
+and heads fitted by L-BFGS need temperatures from 0.3 to 1.5 (docs/experiments.md). With 150 images,
+the prior has hardly any effect."""
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
 SIMULATIONS, TRIALS = 1000, 48
@@ -150,7 +151,8 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
     The function must be negative below the root and positive above it; `low` must be positive.
 
-    Method: regula falsi with the value at the stale end halved ("Illinois", Dowell & Jarratt 1971).
+    Method: regula falsi. If one end of the interval stays in place twice in a row, its function
+    value is halved ("Illinois", Dowell & Jarratt 1971).
     """
     below, above, last = rising(low), rising(high), 0
     while high - low > 1e-4 * low:

@@ -120,7 +120,7 @@ class CrossValidation(TypedDict):
 
 
 class HeadChoice(TypedDict):
-    """Blocks that a solved head reads, and the scores used to choose them."""
+    """Blocks that a head fitted by L-BFGS reads, and the scores used to choose them."""
 
     blocks: AtLeastOne  # number of last blocks that the head reads
     reads: str  # the candidate that was chosen
@@ -131,7 +131,10 @@ class HeadChoice(TypedDict):
 
 
 class TrialResults(TypedDict):
-    """Results of a trial: trained layers and the head alone, scored on held-out training images."""
+    """Results of training some layers as a trial, compared with fitting only the head.
+
+    Both models are scored on training images that were held out.
+    """
 
     layers: str  # in the notation of `train.freeze`
     epochs: AtLeastOne
@@ -165,7 +168,7 @@ class BudgetResults(TypedDict):
 
 
 class SolvedHeadResults(TypedDict):
-    """Additional results for a solved head."""
+    """Additional results for a head fitted by L-BFGS."""
 
     first_loss: Loss  # training loss of a head of zeros
     l2: Positive  # penalty on the weights of the head
@@ -184,7 +187,7 @@ class FinalTestResults(Metrics):
 class RunResults(Metrics):
     """Contents of a run's eval.json: metrics on the validation images, and facts about the run."""
 
-    epochs: AtLeastOne  # 1 for a solved head
+    epochs: AtLeastOne  # 1 for a head fitted by L-BFGS
     best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
     selected_on_validation: bool  # whether the epoch was selected on the validation images
     first_loss: NotRequired[Loss]  # this and the next four fields: see `SolvedHeadResults`
@@ -274,16 +277,16 @@ class UnusedFiles(TypedDict):
 
 
 class OodResults(TypedDict):
-    """How often images get the note "unlike the training images" (see `features.ood`).
+    """How often images are flagged as "unlike the training images" (see `features.ood`).
 
-    The fractions are None if the run cannot give this note; `reason` then says why.
+    The fractions are None if the run cannot flag images; `reason` then says why.
     """
 
     images: Natural  # number of images to which the class statistics were fitted
     held_out: Natural  # number of images from which the limit was estimated
-    reason: str | None  # why the run does not give the note; None if it does
-    false_alarms: Share | None  # expected fraction of images of known classes that get the note
-    unknown_class: Share | None  # fraction of images of left-out classes that get the note
+    reason: str | None  # why the run cannot flag images; None if it can
+    false_alarms: Share | None  # expected fraction of images of known classes that are flagged
+    unknown_class: Share | None  # fraction of images of left-out classes that are flagged
     unknown_class_interval: Interval | None
     unknown_class_range: Interval | None  # lowest and highest fraction for a single class
     classes_left_out: Natural
@@ -308,7 +311,7 @@ class AuditResults(TypedDict):
 
 
 class LogLine(TypedDict, total=False):
-    """A line of metrics.jsonl: an epoch, or a penalty tried for a solved head."""
+    """A line of metrics.jsonl: an epoch, or a penalty tried for a head fitted by L-BFGS."""
 
     epoch: AtLeastOne
     lr: float

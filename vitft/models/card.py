@@ -2,7 +2,7 @@
 
 Even a card with a valid digest may come from an untrusted source. Before anything is built or
 computed, `read_card` therefore checks every type, range and name in the card. Except for timm
-models, it also checks that the tensors in the file are those of the architecture. Does not import
+models, it also checks that the tensors in the file match the architecture. Does not import
 torch.
 """
 
@@ -113,8 +113,8 @@ def check_card(card: Card) -> None:
         )
     if transform.channels != shape.in_channels or shape.in_channels > 3:
         raise StructureError(
-            f"the transform has {transform.channels} and the architecture has {shape.in_channels} "
-            "channels; the numbers must be equal and at most 3"
+            f"channels: {transform.channels} in the transform, {shape.in_channels} in the "
+            "architecture; the numbers must be equal and at most 3"
         )
     if classes and len(classes) != shape.num_classes:
         raise StructureError(

@@ -26,7 +26,7 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
     if trained > depth:
         raise UsageError(
             f"train.freeze={freeze} cannot be used: the model has only {count(depth, 'block')}",
-            fix=f"use blocks:1 to blocks:{depth}, or none to train the whole model",
+            fix=f"use --freeze blocks:N with N from 1 to {depth}, or --freeze none (whole model)",
         )
     return depth - trained
 
@@ -47,7 +47,7 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
         raise UsageError(
             f"train.freeze={freeze} cannot be used with timm models such as {model.config.timm}, "
             "only with vitft's own Vision Transformers",
-            fix="use head (linear probe), lora or none (train the whole model)",
+            fix="use --freeze head (linear probe), --freeze lora or --freeze none (whole model)",
         )
     frozen = frozen_blocks(freeze, model.config.depth)
     for name, parameter in model.named_parameters():

@@ -262,7 +262,7 @@ def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | Non
     """Return the model of a checkpoint, or None if this module does not support it.
 
     Checkpoints in which the norm of a tensor exceeds `MAX_NORM` are not supported either,
-    because it would depend on the implementation whether their results overflow.
+    because different implementations could disagree on whether their results overflow.
     """
     shape = opened.card.architecture
     if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):

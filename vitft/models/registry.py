@@ -33,7 +33,7 @@ def architecture_config(name: str) -> ViTConfig:
 
 
 def architecture_names() -> list[str]:
-    """Return the names of the plain models, then those of hybrids, all for 224-pixel images."""
+    """Return the names of all models for 224-pixel images: plain models first, then hybrids."""
     plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
     return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 

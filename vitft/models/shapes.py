@@ -58,7 +58,7 @@ def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
 
 
 def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of each tensor between pixels and tokens."""
+    """Yield the name and shape of each tensor of the layers that convert pixels to tokens."""
     channels, place = config.in_channels, "patch_embed.backbone"
     if config.stem is not None:
         root = f"{place}.stem" if config.stem else place

@@ -151,8 +151,8 @@ class Block(nn.Module):
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply both residual branches to `rows`, the first tokens of `x` (B, N, D).
 
-        The function `attend` computes the attention output for `rows` from all tokens. If `norm` is
-        pre, these tokens are normalised first.
+        The function `attend` computes the attention output for `rows` from all tokens. With
+        `norm="pre"`, all tokens are normalised first.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -244,7 +244,7 @@ class VisionTransformer(nn.Module):
     def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
         """Return one normalised feature vector per image: (B, `feature_size`).
 
-        If `pool` is mean, the vector is the mean patch token. Otherwise it is the class token,
+        With `pool="mean"`, the vector is the mean patch token. Otherwise, it is the class token,
         followed by the distillation token in a distilled model (2 * D values). If the head reads
         several blocks, the class token of the last block is followed by the class token and the
         mean patch token of each earlier block that the head reads.

@@ -186,7 +186,7 @@ class ViTConfig:
 
     @property
     def num_read(self) -> int:
-        """Number of leading tokens that the classification heads read if `pool` is cls.
+        """Number of leading tokens that the classification heads read if `pool` is "cls".
 
         These are the class token and, in a distilled model, the distillation token.
         """
@@ -217,7 +217,7 @@ def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, .
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
     The last k convolutions have stride 2 and the others stride 1. Here, k is the largest number for
-    which 2^k divides both patch sides, or the number of convolutions if that is smaller.
+    which 2^k divides both patch sides, but at most the number of convolutions.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

@@ -329,5 +329,6 @@ def warn_of_bias(results: EvaluationResults) -> None:
         )
     if data["copies"]:
         log.warning(
-            f"{count(data['copies'], 'duplicate')} among the images: the intervals are too narrow"
+            f"{count(data['copies'], 'duplicate')} among the images: the confidence intervals are "
+            "too narrow"
         )

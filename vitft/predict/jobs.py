@@ -38,7 +38,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
-"""Function that yields predictions unchanged and writes an overlay for each to a folder."""
+"""Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
 
 def run_prediction(
@@ -109,7 +109,7 @@ def choose_engine(
     """Return an engine and an iterator over all sources.
 
     An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, whichever `--engine`
-    selects. By default, it runs in NumPy if the engine supports the model and a single process
+    selects. By default, it runs in NumPy if the NumPy engine supports the model and one process
     predicts at most `FEW_IMAGES` images in float32 on the device `auto` or `cpu`, without overlays.
     In all other cases, it runs in torch.
 

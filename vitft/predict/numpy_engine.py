@@ -59,7 +59,7 @@ class NumpyEngine:
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3).
+        """Return the scores of preprocessed images (B, S, S, 3).
 
         Raises:
             RunError: The checkpoint file is damaged, or the computation overflows.

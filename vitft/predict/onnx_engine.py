@@ -71,7 +71,9 @@ class OnnxEngine:
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3), or (1, H, W, 3) if the graph resizes images.
+        """Return the scores of preprocessed images (B, S, S, 3).
+
+        If the graph resizes images itself, it takes a decoded image (1, H, W, 3) instead.
 
         Raises:
             RunError: onnxruntime cannot run the graph, or its output has the wrong shape.

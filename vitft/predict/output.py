@@ -326,8 +326,8 @@ def write_all(file: FileIO, path: Path, data: bytes) -> None:
 def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     """Merge the rows of all shards in the order of the images, if every shard is finished.
 
-    The parts are removed only after the merged file has received its final name. Two processes that
-    finish at the same time write the same bytes.
+    The parts are removed only after the merged file has received its final name. If two processes
+    finish at the same time, both merge the rows and write the same bytes.
     """
     shards = [ProcessShard(rank=rank, world=shard.world) for rank in range(shard.world)]
     parts = [finished_path(out, other) for other in shards]

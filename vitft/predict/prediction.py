@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
-"""Notes on a probability below the threshold and on an image that is out of distribution."""
+"""Notes for a probability below the threshold and for an out-of-distribution image."""
 DECIMALS = 6
 """Number of decimal places of probabilities in output; further digits differ between machines."""
 

@@ -1,7 +1,7 @@
-"""Recognition of the training and validation images of a run among images to evaluate.
+"""Recognition of images that a run has already used for training or validation.
 
 An identical image is recognised by its digest, and a near-duplicate by its fingerprint. If the
-fingerprint of a training image is not known, an image with the same path is taken for this training
+fingerprint of a training image is not known, an image with the same path is assumed to be the same
 image. Does not import torch.
 """
 
@@ -33,7 +33,7 @@ PATH_NOTE = "path of a training image of this model"
 """Note on an image with the same path as a training image whose fingerprint is not known."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
-"""Maximum number of images in a run for comparing fingerprints; it limits time and memory."""
+"""Fingerprints are not compared if a run has more images than this, to save time and memory."""
 
 
 class Recognised(NamedTuple):
@@ -112,7 +112,7 @@ class RunImages:
 
 
 def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
-    """Return the fingerprints of the images of a run that are still in its data folder.
+    """Return the fingerprints of those images of a run that are still in its data folder.
 
     The result is empty if config.toml is missing or the run has more than `MAX_COMPARED` images.
 

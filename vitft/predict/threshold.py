@@ -28,9 +28,9 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.text import count, interval, percent
 
 SPARE_MISTAKES = 1.0
-"""Number of mistakes beyond e that the requested precision must allow. Without this margin, a
-threshold could be based on a single image; with it, p = 0.99 needs at least 100 predictions at or
-above the threshold."""
+"""The requested precision must allow this many mistakes in addition to the e expected ones. Without
+this margin, a threshold could be based on a single image; with it, p = 0.99 needs at least 100
+predictions at or above the threshold."""
 SIGNIFICANCE = 0.05
 """Significance level of the binomial test: p is rejected if the probability of k or more mistakes
 at precision p is below this level."""
@@ -121,9 +121,9 @@ def smallest_cover(answers: Answers, precision: float) -> int:
     The number is 0 if no threshold is accepted. A threshold is accepted if e + `SPARE_MISTAKES` is
     at most (1 - p) n and a binomial test does not reject p, given the k actual mistakes.
 
-    The first condition is based on e because k varies more: it depends on single wrong labels with
-    high probabilities. With 300 photos of flowers and p = 0.99, one such label moved a threshold
-    based on k by up to 38 percentage points (docs/experiments.md).
+    The first condition is based on e because k varies more: it also counts confident predictions
+    for mislabelled images. With 300 photos of flowers and p = 0.99, one such image moved a
+    threshold based on k by up to 38 percentage points (docs/experiments.md).
     """
     probability, correct = answers
     n = np.arange(1, len(probability) + 1)
@@ -161,7 +161,7 @@ def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats)
 
 
 def needed_images(answers: Answers, precision: float) -> int | None:
-    """Return the approximate number of images needed, or None if more images would not help.
+    """Return the approximate number of images needed for a threshold, or None if more do not help.
 
     With m times as many images and the same distribution of probabilities, the number of spare
     mistakes is m times as large. The result is rounded up to two significant digits.
@@ -197,6 +197,9 @@ def unreachable(answers: Answers, precision: float) -> UsageError:
         at = percent(float(answers.probability[wrong[0]]))
         reason = f"predictions with probabilities of up to {at} were wrong"
     else:
-        reason = f"the largest of {have:,} probabilities is {percent(answers.probability[0])}"
+        reason = (
+            f"none of the {have:,} predictions has a probability above "
+            f"{percent(answers.probability[0])}"
+        )
     problem = f"no threshold reaches a precision of {percent(precision)}: {reason}"
     return UsageError(problem, fix=fix)

@@ -129,7 +129,7 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3)."""
+        """Return the scores of preprocessed images (B, S, S, 3)."""
         inputs = self.inputs(views)
         if self.bf16_prefix is None:
             features = self.model.features(inputs)
@@ -139,7 +139,7 @@ class Predictor:
         return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
 
     def inputs(self, views: Views) -> Tensor:
-        """Convert views (B, S, S, 3) to normalised pixels (B, channels, S, S) on the device."""
+        """Normalise images (B, S, S, 3) and return pixels (B, channels, S, S) on the device."""
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from vitft.system.text import count, interval, percent, points
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A sentence on what to do or expect next, and the reason for it, including its uncertainty."""
+    """A sentence on what to do or expect next, and the reason for it, including any uncertainty."""
 
     what: str
     why: str

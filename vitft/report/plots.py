@@ -52,7 +52,7 @@ def filters_png(
 
 
 def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
-    """Return a PNG of similarities (gh, gw, gh, gw): one map per patch, drawn at its position."""
+    """Return a PNG of similarities (gh, gw, gh, gw): one map per patch, at the patch's position."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
     mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)

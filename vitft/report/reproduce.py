@@ -12,7 +12,7 @@ from vitft.system.errors import UsageError
 
 
 def command_of(config: Mapping[str, Any]) -> str:
-    """Return a command with the settings of a run, or an empty string if they are invalid.
+    """Return the command that repeats a run, or an empty string if its settings are invalid.
 
     Apart from the data and the weights, the command includes only settings that differ from their
     defaults.

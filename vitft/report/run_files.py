@@ -35,7 +35,8 @@ JsonObject = Mapping[str, Any]
 MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""Number of characters at which no more thumbnails are added, to keep the page below 3 MB."""
+"""No more thumbnails are added to a page once they contain this many characters in total. This
+keeps the page below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Run:
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
     notes_unlike: bool
-    """Whether predictions include a note on images that are unlike the training images."""
+    """Whether predictions flag images that are unlike the training images."""
 
     @property
     def name(self) -> str:
@@ -196,8 +197,8 @@ def results_for(run: Path, classes: Sequence[str]) -> RunResults:
 def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
-    If the file is missing, return None, an empty string and 0. The digest is not verified here, but
-    whenever `vitft predict` loads the checkpoint.
+    If the file is missing, return None, an empty string and 0. The digest is not verified here;
+    `vitft predict` verifies it whenever it loads the checkpoint.
 
     Raises:
         RunError: The file is damaged.

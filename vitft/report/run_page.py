@@ -131,10 +131,10 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return a sentence and bars that show the class sizes, or None if there is no split.
+    """Return a sentence about the class sizes and one bar per class, or None if there is no split.
 
-    There is one bar per class. It consists of the class name, the numbers of training and
-    validation images, and both numbers as percentages of the number of images in the largest class.
+    Each bar is a tuple: the class name, the numbers of training and validation images, and both
+    numbers as percentages of the number of images in the largest class.
     """
     if not run.rows:
         return None
@@ -285,7 +285,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
 
 
 def confidence_section(run: Run) -> ChartSection | None:
-    """Return the section on how well confidence matches accuracy, or None if it is unknown."""
+    """Return the section on calibration, or None if the calibration error is unknown."""
     calibration = run.results.get("calibration")
     if not calibration or calibration.get("ece") is None:
         return None

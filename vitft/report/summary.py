@@ -24,7 +24,7 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure with its name, its 95 % interval or another detail, and an explanation."""
+    """A number with its name, its 95 % interval or another detail, and an explanation."""
 
     name: str
     value: str
@@ -164,14 +164,14 @@ def describe_unlike(run: Run) -> str:
         return ""
     if not run.notes_unlike:
         because = f": {found['reason']}" if found and found["reason"] else ""
-        return f"Predictions do not include a note on images unlike the training images{because}."
-    text = "Predictions include a note on images that are unlike the training images"
+        return f"Predictions do not flag images that are unlike the training images{because}."
+    text = "Predictions flag images that are unlike the training images"
     if not found or found["unknown_class"] is None or found["false_alarms"] is None:
-        return f"{text}; the reliability of this note was not measured."
+        return f"{text}; how reliably they do so was not measured."
     power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
-        f"{text}, but this note is not fully reliable. When {left_out} were left out one at a "
+        f"{text}, but this is not fully reliable. When {left_out} were left out one at a "
         f"time, {power} were flagged (95 % interval: "
         f"{interval(found['unknown_class_interval'], 0)}; by class: "
         f"{interval(found['unknown_class_range'], 0)}). About "

@@ -58,7 +58,7 @@ class LabelsSchema(BaseModel):
     run: str | None = Field(description="name of the run that makes the predictions")
     top1: float | None = Field(description="accuracy of the run on its validation images")
     notes_unlike: bool = Field(
-        description="whether images that are unlike the training images get a note"
+        description="whether images that are unlike the training images are flagged"
     )
     classes: list[str]
     image_size: list[int] = Field(description="height and width of the model's input in pixels")

@@ -163,7 +163,7 @@ def baseline_features(
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Shrink an image (S, S, 3) to SMALL_SIDE x SMALL_SIDE pixels by averaging square blocks.
 
-    The result (SMALL_SIDE**2 * 3,) ranges from 0 to 1.
+    The result (SMALL_SIDE**2 * 3,) has values from 0 to 1.
     """
     side = len(pixels) // SMALL_SIDE
     squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)

@@ -168,7 +168,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.root} has no usable test images",
-            fix="add readable images to the val folder; copies of images with another label are "
+            fix="add readable images to the val folder; identical images with different labels are "
             "not used",
         )
     if not shots:
@@ -179,7 +179,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
 def evaluate_heads(
     x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
 ) -> tuple[CurvePoint, ...]:
-    """Fit a linear head for each number of shots and split, and return the points of the curve.
+    """Fit a linear head for each split and number of shots; return the points of the curve.
 
     `x` contains the features (n, D) of all images; `label` is the name of the feature source.
     """

@@ -23,7 +23,7 @@ PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
 
 
 def visible(text: str) -> str:
-    r"""Escape control characters, text-direction marks and undecodable bytes (\x1b, \u202e).
+    r"""Escape control characters (\x1b), text-direction marks (\u202e) and undecodable bytes.
 
     File names then cannot move the cursor, hide text or break a line. Passwords in URLs are
     removed.

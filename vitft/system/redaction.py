@@ -5,8 +5,8 @@ import re
 LOGIN = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#]*|[^\s/?#@]*:(?!\d*[/?#])[^\s@]*)@", re.IGNORECASE
 )
-"""User name and password before the host. The password may contain a slash, because a colon that is
-not followed by a port number cannot belong to the host."""
+"""User name and password before the host. The password may contain a slash: if a colon is
+not followed by a port number, the text after it must be a password."""
 PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|passw(?:or)?d|signature|credential|api[_-]?key)|sig|pwd)=)"
     r"[^&#;\s'\"]+",

@@ -4,7 +4,7 @@
     split.csv           path, label, split and SHA-256 of every image
     model.safetensors   best weights, with a card in the metadata
     class_indices.json  mapping from index to class name
-    metrics.jsonl       one line per epoch, or per penalty tried for a solved head
+    metrics.jsonl       one line per epoch and, if L-BFGS fitted the head, per penalty tried
     eval.json           final metrics (`metrics.results`)
     validation.npz      `logits` (n, C) of the saved model for the validation images, in the order
                         of split.csv; also `train_probability` (m,) and `train_correct` (m,) of the
@@ -58,7 +58,7 @@ class RunEnvironment(TypedDict):
     packages: dict[str, str]
     """Versions of packages, by name."""
     ended: NotRequired[str]
-    """Time of the end of the run, in ISO format with time zone; absent until then."""
+    """Time at which the run ended, in ISO format with time zone; absent until then."""
     peak_memory_mib: NotRequired[dict[str, int]]
     """Peak memory use in MiB, present once the run has ended: `resident` and, on a GPU, `gpu`."""
 

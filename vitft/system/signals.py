@@ -145,7 +145,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred_to_next(self, *, when: bool) -> Iterator[None]:
-        """Defer the first signal, wherever it arrives, to the end of the next `deferred` block.
+        """Defer the first signal in this block to the end of the next `deferred` block.
 
         This way, processes that train together stop after the same step. If `when` is false, the
         signal is not deferred.

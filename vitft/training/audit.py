@@ -79,7 +79,7 @@ def audit_run(
 
 
 def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
-    """Log how many findings there are to review, if any, and the command that lists them."""
+    """If there are findings to review, log their number and the command that lists them."""
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
         log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")

@@ -44,8 +44,8 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
     """Return the views of a training image to cache.
 
-    With augmentation, the views are one random crop per epoch; otherwise, they are the plain view
-    and `train.views` random crops.
+    With augmentation, the views are one random crop per epoch; otherwise, they are one
+    unaugmented view and `train.views` random crops.
     """
     crop = training_crop(transform, train)
     if train.augment != "none":

@@ -1,6 +1,6 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first solves its head. Each candidate, which is a choice of further layers and
+A run with a budget first fits its head. Each candidate, which is a choice of further layers and
 their settings, is then trained on two thirds of the training images, starting from a head fitted to
 the same images, and compared with that head on the remaining third. If any candidate is clearly
 better than the head, the best candidate is trained again on all training images, starting from the
@@ -57,12 +57,12 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
 
     Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
     replaced with the chosen settings, so the file describes what is trained. Training starts from
-    the head on the last block, because trained blocks no longer gain from reading earlier ones
-    (docs/experiments.md).
+    the head that reads only the last block: once blocks are trained, a head does not gain from
+    reading earlier blocks as well (docs/experiments.md).
 
     Args:
         context: The run.
-        solved: The head that the run has solved.
+        solved: The head that the run has fitted.
     """
     run, best = context.run, context.best
     found = read_budget(run.resume)
@@ -80,7 +80,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
 
 
 def resume_budget(context: RunContext) -> None:
-    """Restore the time used by a stopped run with a time budget, and the choice if it was made."""
+    """Restore the time used by a stopped run and, if already made, its choice of layers."""
     found = read_budget(context.run.resume)
     if found is None:
         return
@@ -103,7 +103,7 @@ def untried(context: RunContext) -> BudgetResults:
 
 
 def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
-    """Run the trials for which there is time; return the results of all trials and the choice."""
+    """Run the trials for which there is time; return all results and the chosen layers."""
     images = len(context.inputs.data.manifest.train)
     every = layers_to_try(context.best.model)
     if images < MIN_TRIAL_IMAGES:
@@ -168,7 +168,7 @@ def describe_trial(trial: TrialResults) -> str:
 
 
 def with_choice(context: RunContext, found: BudgetResults) -> Config:
-    """Return the settings of a run without a budget that trains the chosen layers."""
+    """Return the settings that train the chosen layers without a time budget."""
     model, config = context.best.model, context.config
     every = {candidate.layers: candidate for candidate in layers_to_try(model)}
     if found["chosen"] not in every:

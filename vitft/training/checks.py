@@ -34,7 +34,7 @@ def check_request(config: Config, out: str | None) -> Path:
     Raises:
         UsageError: Data or weights are missing, settings cannot be combined, the library of a
             tracker is missing, or the run directory is inside the data folder.
-        DataError: The data folder, its classes or the table of fixes cannot be used.
+        DataError: The data folder, its classes or the file `data.fixes` cannot be used.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The run directory is not empty or not writable.
     """

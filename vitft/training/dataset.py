@@ -31,7 +31,7 @@ ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """Plain views of all images, decoded once and kept on the device."""
+    """Unaugmented views of all images, decoded once and kept on the device."""
 
     positions: Mapping[str, int]
     """Mapping from each path to its row of `pixels`."""
@@ -85,7 +85,7 @@ class Dataset:
         """Decode the files of `rows` in threads and yield their views in order, `size` at a time.
 
         If `crop` is given, the views are random crops, seeded by `keys` (one key per row);
-        otherwise, they are plain views.
+        otherwise, they are not augmented.
 
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.

@@ -137,7 +137,7 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
 def final_logits(
     inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
 ) -> tuple[Tensor, int | None]:
-    """Return logits that yield the same top classes as predict and exports, which use float32.
+    """Return logits with the same top classes as `vitft predict` and exported models (float32).
 
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two

@@ -1,4 +1,4 @@
-"""Training stage that solves the linear head of a run and cross-validates it."""
+"""Training stage that fits the linear head without a training loop and cross-validates it."""
 
 import logging
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def solve_head_stage(context: RunContext) -> SolvedHead:
-    """Solve the linear head, validate it, and score all images by cross-validation.
+    """Fit the linear head, validate it, and score all images by cross-validation.
 
     Returns:
         The head, as loaded into the model.
@@ -87,7 +87,7 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
 
 
 def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
-    """Return which blocks the solved head reads, and the scores that led to this choice.
+    """Return which blocks the fitted head reads, and the scores that led to this choice.
 
     `x` (n, D) holds the last-block features of the validation images, and `y` (n,) their class
     indices.
@@ -139,9 +139,10 @@ def cross_validate_images(
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
-    Cross-validation solves heads on plain views of 80 % of the images, so the result is None unless
-    the best weights come from solving the head on plain views. `first` holds the inputs of the
-    first stage; a run resumed after that stage uses them to compute the logits again.
+    Cross-validation fits heads to unaugmented views of 80 % of the images, without a training loop.
+    The logits are representative only if the head of the best weights was fitted in the same way;
+    otherwise, the result is None. `first` holds the inputs of the first stage; a run resumed after
+    that stage uses them to compute the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
@@ -176,7 +177,7 @@ def head_features(
 
 
 def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> float:
-    """Load the solved head into the model; return the training loss of the previous head."""
+    """Load the fitted head into the model; return the training loss of the previous head."""
     head, last_head = model.head, getattr(model, "last_head", None)
     assert isinstance(head, nn.Linear)
     device = head.weight.device

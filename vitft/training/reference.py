@@ -64,7 +64,7 @@ def write_reference(
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a log line that says how often images get the note "unlike the training images"."""
+    """Return a log line that says how often images are flagged as unlike the training images."""
     if results["reason"] is not None:
         return f"images unlike the training images are not flagged: {results['reason']}"
     alarms = percent(results["false_alarms"], 0)
@@ -75,7 +75,10 @@ def describe_reference(results: OodResults) -> str:
     left_out = count(results["classes_left_out"], "class", "classes")
     bounds = interval(results["unknown_class_interval"], 0)
     by_class = interval(results["unknown_class_range"], 0)
-    return f"{text}, {power} (95 % interval {bounds}; {left_out} left out in turn: {by_class})"
+    return (
+        f"{text}, {power} (95 % interval {bounds}; by class, with {left_out} left out in turn: "
+        f"{by_class})"
+    )
 
 
 def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:

@@ -65,7 +65,7 @@ class RunContext:
     """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
     time used earlier is subtracted."""
     budget: BudgetResults | None = None
-    """What a run with a time budget tried and chose; None before the choice."""
+    """Trials and chosen layers of a run with a time budget; None until the layers are chosen."""
     scored: ScoredImages | None = None
     """Features and held-out logits of the distinct images; None before they are computed."""
 

@@ -2,7 +2,7 @@
 
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights so far
-    resume/budget.json                    trials and choice of a run with a time budget
+    resume/budget.json                    finished trials, chosen layers (runs with a time budget)
 
 Each state contains the name of the file with the best weights up to that step. Files are written
 atomically, and digests are verified on reading. The two newest states are kept; an older state is
@@ -290,7 +290,7 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 
 def write_budget(run: RunDir, found: BudgetResults) -> None:
-    """Write the results of finished trials, and the choice if it has been made."""
+    """Write the results of finished trials and, once chosen, the layers to train."""
     if run.writes:
         with writing(run.resume):
             run.resume.mkdir(exist_ok=True)

@@ -52,7 +52,7 @@ class TrackedRun:
     id: str = ""
     """Id of the run in the tracker if the run is resumed; empty for a new run."""
     last_moment: int = -1
-    """Last moment sent; -1 if none."""
+    """Moment of the last metrics sent; -1 if none were sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Connection:
     location: str
     """URL of the tracked run, or a text that says how to find, view or upload it."""
     last_moment: int = -1
-    """Last moment that the tracker has received; -1 if unknown."""
+    """Moment of the last metrics that the tracker has received; -1 if unknown."""
 
 
 class TrackerClient(Protocol):
@@ -327,7 +327,7 @@ class Trackers:
         return True
 
     def write_progress(self) -> None:
-        """Write to trackers.json the run id of each tracker and up to where metrics were sent."""
+        """Write each tracker's run id and the moment of its last metrics to trackers.json."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
             self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)

@@ -53,7 +53,7 @@ class LayerSettings:
     train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def config(self, config: Config, epochs: int, *, width: int) -> Config:
-        """Return the settings of a run that solves the head and then trains this candidate."""
+        """Return the settings of a run that fits the head and then trains this candidate."""
         freeze = f"head,{self.layers}"
         optim = {"solver": "adamw", "lr": default_lr(freeze, width), "epochs": epochs, **self.optim}
         train = {"freeze": freeze, "views": 0, "budget": "", **self.train}
@@ -69,9 +69,10 @@ class HeldOut:
     manifest: Manifest
     """Manifest of the training images, in which the held-out images are the validation images."""
     last_head: LinearHead
-    """Head on the last block, fitted to the other images."""
+    """Head that reads only the last block, fitted to the images that are not held out."""
     logits: Tensor
-    """Logits (m, C) for the held-out images of a head fitted by the run's method to the others."""
+    """Logits (m, C) of the held-out images, from a head fitted to the other images by the method
+    that the run uses."""
 
 
 def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
@@ -179,8 +180,8 @@ class Trial:
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
 
-        The final training uses either this candidate or the best earlier one, which takes `after`
-        seconds. The longer of the two times is assumed.
+        The final training uses either this candidate or the best earlier candidate, whose training
+        takes `after` seconds. The longer of the two times is assumed.
         """
         fitted = len(self.held_out.manifest.train)
         trial = self.step_s * (epochs * fitted + FORWARD * (self.images - fitted))

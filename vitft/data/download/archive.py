@@ -124,8 +124,8 @@ def accepted_entries(
     """Yield each entry with the parts of its path, skipping macOS resource forks.
 
     Raises:
-        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice, or has a path that
-            leads through a file; or there are too many entries or bytes.
+        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice, or lies inside
+            an entry that is a file; or there are too many entries or bytes.
     """
     content = 0
     files: set[tuple[str, ...]] = set()

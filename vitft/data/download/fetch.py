@@ -1,8 +1,8 @@
 """Download of an image folder as an archive (`vitft data fetch`).
 
-The archive is downloaded to a `.part` file beside the target folder. After a check of its size and
-digest, it is unpacked into a hidden folder. This folder is renamed to the target if it contains an
-image folder.
+The archive is downloaded to a `.part` file beside the target folder. Once its size and
+digest have been checked, it is unpacked into a hidden folder. This folder is renamed to the target
+if it contains an image folder.
 """
 
 import contextlib

@@ -188,7 +188,7 @@ def connection_failure(error: Exception) -> str:
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):
     """Handler that follows a limited number of redirects.
 
-    Redirects from https to http, and to any other scheme, are refused.
+    Redirects from https to http, or to a scheme other than these two, are refused.
     """
 
     max_repeats = max_redirections = 1000  # redirect_request enforces the limit

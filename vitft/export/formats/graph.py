@@ -1,4 +1,4 @@
-"""Format --torch-export, and code for computation graphs that it shares with the ONNX formats.
+"""Format --torch-export, and the code that it shares with the ONNX formats.
 
 Any module that maps pixels to logits can be exported. The preprocessing and the class names are
 stored in the file as JSON. With `--with-preprocessing`, the graph takes bytes and normalises them;
@@ -148,7 +148,7 @@ def silenced() -> Iterator[None]:
 def open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
-    """Return an opened model of a graph, with the preprocessing given in its description."""
+    """Return a graph as an opened model, with the preprocessing given in its description."""
     transform = EvalTransform.from_json(described["transform"])
     takes_bytes = described["input"]["bytes"]
     return OpenedModel(

@@ -24,7 +24,7 @@ from vitft.system.files import writing
 from vitft.system.text import percent
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Operators that activation functions end with; the exact GELU ends with a product."""
+"""Operators that may end an activation function; the exact GELU ends with `Mul`."""
 MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128

@@ -8,9 +8,9 @@ from vitft.export.formats.base import NumericArray
 
 
 class GraphBuilder:
-    """Nodes and constants of an ONNX graph, with names that start with `prefix`.
+    """Nodes and constants of an ONNX graph, with new names that start with `prefix`.
 
-    Constants that are shared with another builder keep their names.
+    A constant that another builder has already added to `constants` keeps its name.
     """
 
     def __init__(self, prefix: str, constants: dict[Any, tuple[str, NumericArray]]) -> None:

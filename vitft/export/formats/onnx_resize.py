@@ -44,7 +44,7 @@ GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 
 
 def resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize as the model's transform does; empty if it can."""
+    """Return why a graph cannot resize as the model's transform does, or "" if it can."""
     transform = card.transform
     if transform.interpolation not in RESIZED:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
@@ -294,9 +294,9 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Extend the graph in a file with leading nodes that resize the input `source`.
+    """Put nodes that resize the input `source` in front of the graph in a file.
 
-    The description of the graph is replaced.
+    The description in the metadata of the graph is replaced.
     """
     import onnx
 

@@ -32,7 +32,7 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-"""Mapping from bottlenecks per stage of a ResNet stem to the timm model that has this stem."""
+"""Name of the timm model with each ResNet stem, keyed by the bottlenecks per stage."""
 
 
 class SafetensorsFormat(ExportFormat):
@@ -51,7 +51,7 @@ class SafetensorsFormat(ExportFormat):
 
 
 class TimmFormat(SafetensorsFormat):
-    """The files of `SafetensorsFormat`, opened by timm; only for models that timm can build."""
+    """The same files as `SafetensorsFormat`, for timm; only for models that timm can build."""
 
     def obstacle(self, card: Card) -> str:
         return timm_obstacle(card)
@@ -152,7 +152,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 
 def timm_name(shape: ViTConfig) -> str:
-    """Return the name of the timm model that `vit_arguments` turn into this architecture."""
+    """Return the name of the timm model from which `vit_arguments` produce this architecture."""
     if shape.stem is not None:
         return HYBRIDS[shape.stem]
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}

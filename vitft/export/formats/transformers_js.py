@@ -1,8 +1,8 @@
 """Format --transformers-js: a folder for pipeline("image-classification") in transformers.js.
 
 In Node, transformers.js resizes images without antialiasing; in a web page, it lets the browser
-resize them. The graphs therefore resize images themselves so that the predictions match those of
-the run, and the processor only passes on the pixels. By default, web pages load the 8-bit graph.
+resize them. The graphs therefore resize images themselves so that the predictions are the same as
+in vitft, and the processor only passes on the pixels. By default, web pages load the 8-bit graph.
 """
 
 from collections.abc import Mapping

@@ -95,9 +95,9 @@ def adapt(
     """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
     The configurations may differ in image size, patch size, channel count, class count, pre_logits
-    and pooling, and a distillation token may become a register. If `new_head` is true, the head is
-    dropped even if the class counts are equal, and if `target` has classes, a zero-initialised head
-    replaces it.
+    and pooling, and a distillation token may become a register. The head is dropped if `new_head`
+    is true or `target` has no classes. If `target` has classes but no head is left, a
+    zero-initialised head is added.
 
     Raises:
         WeightsError: The position embeddings do not match the grid of `source`.

@@ -129,12 +129,12 @@ class Converted:
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
-    """Detect the flavour of tensors and convert their names, layout and dtype (to float32).
+    """Detect the naming scheme of tensors; convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: The flavour is unknown; a name has no counterpart in vitft, or two names have
-            the same counterpart; the queries, keys and values of a block do not match; or a tensor
-            is not of a floating-point type.
+        WeightsError: The naming scheme is unknown; a name has no counterpart in vitft, or two names
+            have the same counterpart; the queries, keys and values of a block do not match; or a
+            tensor is not of a floating-point type.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
@@ -162,10 +162,10 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the flavour of tensors, detected from their names.
+    """Return the naming scheme of tensors: `timm`, `hf` or `npz`.
 
     Raises:
-        WeightsError: The names do not match any flavour, or there are no tensors.
+        WeightsError: The names do not match any naming scheme, or there are no tensors.
     """
     present = set(names)
     if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):

@@ -46,7 +46,7 @@ class Fetched:
 def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    A copy whose digest differs from the one announced by the hub or the publisher is deleted and
+    A copy whose digest differs from the one stated by the hub or the publisher is deleted and
     fetched once more.
 
     Raises:
@@ -88,23 +88,21 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def find_damage(path: Path, sha256: str, published: str) -> str:
-    """Return how the digest of a cached file differs from the announced one, or an empty string.
+    """Return how the digest of a cached file differs from the expected one, or an empty string.
 
     huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
     sha1 of a small one. `published` is the sha256 given by the publisher, if any.
     """
     announced = path.resolve().name
     if published and published != sha256:
-        return f"sha256 is {sha256}, but the publisher announced {published}"
+        return f"sha256 is {sha256}, but the publisher states {published}"
     if re.fullmatch(r"[0-9a-f]{64}", announced) and announced != sha256:
-        return f"sha256 is {sha256}, but the hub announced {announced}"
+        return f"sha256 is {sha256}, but the hub states {announced}"
     if re.fullmatch(r"[0-9a-f]{40}", announced):
         content = path.read_bytes()
         header = b"blob %d\0" % len(content)
         found = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
-        return (
-            f"git sha1 is {found}, but the hub announced {announced}" if found != announced else ""
-        )
+        return f"git sha1 is {found}, but the hub states {announced}" if found != announced else ""
     return ""
 
 

@@ -138,7 +138,7 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 
 
 def http_error() -> type[Exception]:
-    """Return the HTTP library's base class of the hub client's errors.
+    """Return the class of the HTTP library from which huggingface_hub derives its HTTP errors.
 
     The library is httpx or its successor. huggingface_hub does not export the class (see
     tests/models/pretrained/test_hub.py).

@@ -146,8 +146,9 @@ def grid_of(
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
 
-    In some models, only the patches have position embeddings; this number is then 0. An image size
-    that does not match the number of position embeddings is ignored; the grid must then be square.
+    In some models, only the patches have position embeddings; the number returned is then 0.
+    If `image_size` does not match the number of position embeddings, it is ignored, and the grid
+    must be square.
 
     Raises:
         WeightsError: The position embeddings match neither the image size nor a square grid.

@@ -267,7 +267,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
-    """Return the error for a file that is not a valid `kind`, with the likely cause."""
+    """Return an error that states why a file is not a valid `kind`."""
     reason = short_message(error)
     with path.open("rb") as file:
         start = file.read(64)

@@ -110,7 +110,7 @@ def inspect(
     """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or are not those of a
+        WeightsError: The weights cannot be found, are refused or damaged, or do not belong to a
             supported ViT.
         UsageError: The image size or the number of classes is invalid.
         ResourceError: The disk is full.

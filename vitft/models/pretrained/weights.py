@@ -62,7 +62,7 @@ def open_pretrained(
     `sha256` is the expected digest of the file, if known.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or are not those of a
+        WeightsError: The weights cannot be found, are refused or damaged, or do not belong to a
             supported ViT.
         ResourceError: The disk is full.
     """
@@ -118,7 +118,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
     """Convert and check the content of a weight file, with the help of known facts.
 
     Raises:
-        WeightsError: The weights are damaged, contradict the facts, or are not those of a supported
+        WeightsError: The weights are damaged, contradict the facts, or do not belong to a supported
             ViT.
     """
     if "vitft.card" in raw.metadata:
