@@ -165,7 +165,7 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
-    """Return the settings of a run, and the part (e.g. `train`) of each of its images by path.
+    """Return a run's settings, and a mapping from image paths to parts such as `train`.
 
     Raises:
         RunError: The path is not a run directory, or a file in it is damaged.

@@ -187,12 +187,12 @@ class Folds:
         self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
 
     def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
-        """Fit to all rows except those in one part and, if `label` is given, in that class.
+        """Fit to all rows except those in one fold and, if `label` is given, those of that class.
 
-        Near-duplicates of rows in the part are left out too. At most `MAX_FITTED` rows are used.
+        Near-duplicates of rows in the fold are left out too. At most `MAX_FITTED` rows are used.
 
         Returns:
-            The fit, with an infinite limit, and the squared distances of the rows in the part,
+            The fit, with an infinite limit, and the squared distances of the rows in the fold,
             except for rows of the left-out class.
         """
         tested = self.rows[self.fold_id == fold]

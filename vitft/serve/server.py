@@ -58,7 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.close()
         raise UsageError(
             f"cannot listen on {host} port {port}: {describe_os_error(error)}",
-            fix="choose an address of this machine with --host and a free port with --port",
+            fix="choose one of this machine's addresses with --host and a free port with --port",
         ) from error
     return bound
 

@@ -61,7 +61,7 @@ class Connection:
 
     id: str
     location: str
-    """URL of the tracked run, or a text that says how to find, view or upload it."""
+    """URL of the tracked run, or instructions for finding, viewing or uploading it."""
     last_moment: int = -1
     """Moment of the last metrics that the tracker has received; -1 if unknown."""
 
