@@ -277,7 +277,8 @@ def print_budget(budget: BudgetResults) -> None:
             f"head alone: {percent(trial['head_top1'])})"
         )
     if budget["chosen"] == "head":
-        output.result("only the head was trained: no trial was clearly better than the head")
+        why = ": no trial was clearly better than the head" if budget["trials"] else ""
+        output.result(f"only the head was trained{why}")
     elif budget["chosen"]:
         output.result(
             f"after the head, {layers_text(budget['chosen'])} were trained for "

@@ -147,7 +147,7 @@ def describe_budget(run: Run) -> str:
             f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
             "alone."
         )
-    if budget["chosen"] == "head":
+    if budget["chosen"] == "head" and budget["trials"]:
         text += " Only the head was trained, because no trial was clearly better than the head."
     for skipped in budget["skipped"]:
         text += (
