@@ -3,7 +3,9 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.pictures import encoded, read, scene, scenes_folder
 from tests.training.test_run import run_it
@@ -49,6 +51,26 @@ def test_training_photos_saved_again_are_left_out(
     images, data = judged(saved_again(photos, tmp_path / "again", name=name), run)
 
     assert (data["trained"], data["trained_copies"], data["trained_paths"]) == (0, 16, 0)
+    assert images == data["validated"] == 4
+
+
+def test_12_bit_training_images_saved_in_another_format_are_left_out(
+    tiny_weights: Path, tmp_path: Path
+) -> None:
+    xrays, again = tmp_path / "xrays", tmp_path / "again"
+    for label, name in enumerate(CLASSES):
+        (xrays / name).mkdir(parents=True)
+        (again / name).mkdir(parents=True)
+        for i in range(10):
+            grey = np.asarray(scene(100 * label + i).convert("L"), np.uint16)
+            image = Image.fromarray(1600 + grey * 3)
+            image.save(xrays / name / f"{i}.png")
+            image.save(again / name / f"renamed-{i}.tif")
+    run = run_it(xrays, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs", "l2": 1.0}).run
+
+    images, data = judged(again, run)
+
+    assert (data["trained"], data["trained_copies"]) == (0, 16)
     assert images == data["validated"] == 4
 
 

@@ -123,7 +123,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     classes = engine.classes
     check_classes(data, classes)
     folder = find_model(run, graphs=True).parent
-    known = RunImages.read(folder, engine.split)
+    known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(run, classes, engine.feature_size)
     log.info(postprocess.describe())

@@ -18,6 +18,7 @@ from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fingerprint import fingerprint_of
 from vitft.data.folder import File, Folder
+from vitft.data.grey_levels import GreyRange
 from vitft.data.images import decode
 from vitft.data.split import Manifest, Row
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
@@ -58,12 +59,18 @@ class RunImages:
     """Known fingerprints of training and validation images."""
     known_splits: tuple[str, ...]
     """Split (`train` or `val`) of each image in `known`."""
+    grey_range: GreyRange = ()
+    """Grey range of the model's transform, with which images are decoded for a comparison."""
 
     @classmethod
-    def read(cls, folder: Path, split: str) -> Self | None:
+    def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
         """Read the images of a run directory, or return None if split.csv does not exist.
 
-        `split` is the digest of the manifest with which the model was trained.
+        Args:
+            folder: The run directory.
+            split: Digest of the manifest with which the model was trained.
+            grey_range: Grey range of the model's transform. Without it, images with more than 8
+                bits per pixel lose the detail in which copies are recognised.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.
@@ -79,7 +86,7 @@ class RunImages:
             )
         rows = (*manifest.val, *manifest.train)  # training rows take precedence
         splits = {row.sha256: row.split for row in rows}
-        found = read_fingerprints(folder, manifest, rows)
+        found = read_fingerprints(folder, manifest, rows, grey_range)
         digests = [digest for digest in splits if digest in found.by_digest]
         return cls(
             splits=splits,
@@ -88,6 +95,7 @@ class RunImages:
             ),
             known=KnownImages(found.table(digests)),
             known_splits=tuple(splits[digest] for digest in digests),
+            grey_range=grey_range,
         )
 
     def recognise(self, path: str, content: bytes) -> Recognised:
@@ -102,7 +110,8 @@ class RunImages:
             return Recognised(exact, TRAINED_NOTE if exact == "train" else "")
         near: set[str] = set()
         if self.known_splits:
-            copies = self.known.copies_of(fingerprint_of(decode(content, path).image))
+            image = decode(content, path, grey_range=self.grey_range).image
+            copies = self.known.copies_of(fingerprint_of(image))
             near = {self.known_splits[i] for i in copies}
         if "train" in near:
             return Recognised("train", COPY_NOTE)
@@ -111,7 +120,9 @@ class RunImages:
         return Recognised("val" if near else "")
 
 
-def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
+def read_fingerprints(
+    folder: Path, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
+) -> Fingerprints:
     """Return the fingerprints of those images of a run that are still in its data folder.
 
     The result is empty if config.toml is missing or the run has more than `MAX_COMPARED` images.
@@ -135,7 +146,7 @@ def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -
         files=tuple(File(row.path, row.label) for row in rows),
         layout="classes",
     )
-    found = Fingerprints(config.train.cache)
+    found = Fingerprints(config.train.cache, grey_range)
     with console.Progress("reading images of the run", len(rows)) as progress:
         fingerprint_folder(
             images, found, max_pixels=config.data.max_pixels, progress=progress.advance
