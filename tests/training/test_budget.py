@@ -292,7 +292,7 @@ def test_chosen_layers_start_from_the_head_on_the_last_block(
     several = run(home, "several")
 
     state, card = load_checkpoint(several.run / "model.safetensors")
-    assert card.architecture.read_blocks == 1  # type: ignore[union-attr]
+    assert card.architecture.read_blocks == 1
     assert "last_head.weight" not in state
     assert "head" not in results_of(several.run)
     last = run(home, "last", head_blocks=1)
