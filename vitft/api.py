@@ -256,7 +256,7 @@ class Trained:
             picture = image_from_array(picture, name)
         if not isinstance(picture, Image.Image):
             raise UsageError(
-                f"image {name} has the unsupported type {type(picture).__name__}",
+                f"image {name} has unsupported type {type(picture).__name__}",
                 fix="pass a path, the bytes of a file, a PIL image, a uint8 array or a tensor",
             )
         return self.transform.pixels(upright_rgb(picture, name, self.transform.grey_range))

@@ -53,7 +53,7 @@ def test_images_become_overlays_and_a_sheet(
         assert (picture.size, picture.mode) == ((16, 16), "RGB")
         assert "exif" not in picture.info
     out = capsys.readouterr().out
-    assert "relevance of 2 images written to explained/; overview: sheet.png" in out
+    assert "relevance maps of 2 images written to explained/; overview: sheet.png" in out
     assert images[0] in out
 
 
@@ -140,7 +140,7 @@ def test_unreadable_files_get_an_error_and_the_others_a_picture(
     assert files_in(Path("explained")) == ["002-000.png"]
     out = capsys.readouterr().out
     assert out.count("error: ") == 2
-    assert "relevance of 1 image written to explained/" in out
+    assert "relevance maps of 1 image written to explained/" in out
 
 
 def test_hostile_names_become_safe_file_names(run: Path) -> None:

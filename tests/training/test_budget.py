@@ -251,7 +251,7 @@ def test_what_does_not_fit_into_the_budget_is_named_with_the_time_it_needs(
     assert skipped["seconds_needed"] == pytest.approx(seconds / 0.85, rel=0.02)
     shown = capsys.readouterr()
     assert "only the head was trained\n" in shown.out
-    assert "training all layers was not tried for lack of time: to try it, use" in shown.err
+    assert "training all layers was skipped for lack of time; to try it, use" in shown.err
     assert "was not tried" in " ".join(summary_sentences(read_run(home / "run")))
 
 

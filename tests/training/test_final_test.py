@@ -152,7 +152,7 @@ def test_log_summary_and_page_state_the_test(
     assert re.search(r"test accuracy .* on 12 test images, evaluated once", printed.out)
     run = read_run(out)
     assert any(
-        "Of the 12 test images, which played no part in any choice" in s
+        "Of the 12 test images, which were not used to train or select the model" in s
         for s in summary_sentences(run)
     )
     assert any(figure.name == "test accuracy" for figure in key_figures(run))

@@ -123,7 +123,7 @@ def test_a_run_without_the_note_says_so_everywhere(
     model = vitft.load(tmp_path / "run", device="cpu")
     assert "images unlike the training images are not flagged" in model.postprocess.describe()
     page = write_report(tmp_path / "run").read_text().replace("\xa0", " ")
-    assert f"do not flag images that are unlike the training images: {reason}." in page
+    assert f"does not flag images that are unlike the training images: {reason}." in page
 
 
 def test_the_power_is_logged_and_stated_with_every_prediction(
@@ -134,9 +134,9 @@ def test_the_power_is_logged_and_stated_with_every_prediction(
     audit = train(many, tiny_weights, tmp_path / "run", "none")
 
     power = f"{100 * audit['out_of_distribution']['unknown_class']:.0f} %"
-    assert f"about {power} of the images of an unknown class (95 % interval" in caplog.text
+    assert f"about {power} of images from unknown classes (95 % interval" in caplog.text
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
-    flagged = "of the images of an unknown class are flagged as unlike the training images"
+    flagged = "of images from unknown classes are flagged as unlike the training images"
     assert described.endswith(f"; about {power} {flagged}")
 
 

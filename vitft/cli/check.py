@@ -106,7 +106,7 @@ def fixes_path(out: Path, root: Path) -> Path:
     inside = out.resolve()
     if root.resolve() in (inside, *inside.parents):
         raise UsageError(
-            f"--out {out} is inside the data directory, which is never changed",
+            f"--out {out} is inside the data directory, which vitft never changes",
             fix="choose a folder outside it with --out DIR",
         )
     return free_name(out / "fixes.csv", suffix=".csv")

@@ -42,7 +42,7 @@ def add_explain(parser: Parser) -> None:
         help="class to explain (default: the most probable one)",
     )
     parser.add_argument(
-        "--fusion", choices=FUSIONS, help="method of combining the attention heads (default: mean)"
+        "--fusion", choices=FUSIONS, help="how to combine the attention heads (default: mean)"
     )
     parser.add_argument(
         "--discard",
@@ -181,7 +181,7 @@ def draw_images(
     if failed < len(images):
         number = count(len(images) - failed, "image")
         also = f"; overview: {sheet.name}" if sheet else ""
-        output.result(f"{method.name} of {number} written to {out}/{also}")
+        output.result(f"{method.name} maps of {number} written to {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
     return 3 if failed else 0

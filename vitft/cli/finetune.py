@@ -286,7 +286,7 @@ def print_budget(budget: BudgetResults) -> None:
         )
     for skipped in budget["skipped"]:
         output.note(
-            f"training {layers_text(skipped['layers'])} was not tried for lack of time: to try it, "
+            f"training {layers_text(skipped['layers'])} was skipped for lack of time; to try it, "
             f"use --budget {math.ceil(skipped['seconds_needed'] / 60)}m or more"
         )
 

@@ -1,4 +1,4 @@
-"""Printing of results to stdout, and of notes, warnings and errors to stderr.
+"""Print results to stdout, and notes, warnings and errors to stderr.
 
 Control characters in human-readable text are escaped (`console.visible`), so that any file name can
 be printed safely.

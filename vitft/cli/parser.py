@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold at which at least a fraction P of the predictions that "
-        'are not marked "not sure" is expected to be correct; this is estimated from the '
-        "validation images and from cross-validated predictions for the training images",
+        help="choose the lowest threshold with a precision of at least P (the fraction of the "
+        'predictions not marked "not sure" that are correct), as estimated from the validation '
+        "images and from cross-validated predictions for the training images",
     )

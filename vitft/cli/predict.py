@@ -34,8 +34,8 @@ rows:
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the feature
   distance from the training images is larger than for 98 % of held-out images. A line on stderr
-  estimates what fraction of the images of unknown classes is recognised in this way; it is small if
-  the classes look similar.
+  estimates the fraction of images from unknown classes that get this note; it is small if the
+  classes look similar.
 
 large jobs:
   With --out FILE, the rows are written to FILE.part until the output is complete. After an

@@ -22,7 +22,7 @@ SUCCESSES = (0, 3)
 
 
 class StdoutLostError(Exception):
-    """Exception that ends a command whose only purpose is its output on stdout."""
+    """Exception for a lost stdout, which ends a command that only prints results."""
 
 
 class SafeStream:
@@ -83,7 +83,7 @@ class SafeStream:
 
 
 class Stdout(SafeStream):
-    """Stdout, which receives the results of a command."""
+    """Stdout, to which a command writes its results."""
 
     def check(self) -> None:
         """Raise StdoutLostError if a write has failed."""

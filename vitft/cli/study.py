@@ -23,8 +23,8 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for vitft finetune; 'random:NAME' for random weights in the architecture "
-        "of NAME; or 'none' for random weights in the architecture of the first weights given",
+        help="weights as for vitft finetune; 'random:NAME' for NAME's architecture with random "
+        "weights; or 'none' for the architecture of the first weights given, with random weights",
     )
     experiment.add_argument(
         "--shots",
@@ -85,7 +85,7 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"the smallest class is too small for training on {left_out} images per class")
+        output.note(f"the smallest class has too few images to train on {left_out} per class")
 
     with heavy_imports():
         from vitft.study.results import heading, lead_sentences, short_rows, write_results

@@ -1,4 +1,4 @@
-"""Default settings, which depend on the layers that are trained.
+"""Default settings, which depend on the trained layers.
 
 Sources: AdamW with layer-wise learning rate decay and label smoothing, as in published fine-tuning
 of ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021,

@@ -28,7 +28,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Option of the command line, such as `--batch-size`."""
+        """Command-line option, such as `--batch-size`."""
         return f"--{self.keyword.replace('_', '-')}"
 
     @property
@@ -72,7 +72,7 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.split",
-        "method of choosing the validation images: random, or reference (as in "
+        "how to choose the validation images: random, or reference (as in "
         "WZMIAOMIAO/deep-learning-for-image-processing)",
     ),
     Option(

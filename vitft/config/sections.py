@@ -72,7 +72,7 @@ class WeightsSpec:
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to keep a Linear + Tanh layer before the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
-    """Resampling of the position embeddings: `bicubic` as in timm, or `jax` as in Google's code."""
+    """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code."""
     mean: tuple[float, ...] | None = None
     """Channel means for normalisation, from 0 to 1; default: taken from the weights."""
     std: tuple[float, ...] | None = None
@@ -96,7 +96,7 @@ class ModelSpec:
     patch_size: Count = 4
     """Side length of a patch in pixels; the image sides must be multiples of it."""
     width: Count = 96
-    """Embedding dimension of the tokens."""
+    """Token embedding dimension."""
     depth: Count = 6
     """Number of blocks."""
     heads: PositiveInt = 3
@@ -167,7 +167,7 @@ class OptimSpec:
     warmup: BelowOne = 0.05
     """Fraction of all steps spent warming up, e.g. 0.05 for 5 %."""
     layer_decay: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Ratio of each block's learning rate to that of the next block."""
+    """Ratio of each block's learning rate to the next block's."""
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 0.0
@@ -186,8 +186,8 @@ class OptimSpec:
     """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
     then validated and saved. 0 for none."""
     patience: WholeNumber = 0
-    """Number of epochs without improvement after which training stops; 0 to train all epochs. If
-    accuracies differ by less than their standard error, the validation losses are compared."""
+    """Stop after this many epochs without improvement; 0 to train all epochs. If accuracies differ
+    by less than their standard error, the validation losses are compared."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -213,7 +213,7 @@ class TrainSpec:
     flip: Fraction = 0.5
     """Probability that `shift` mirrors an image; use 0 if orientation matters, e.g. for text."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
-    """Minimum fraction of the image's area covered by a random crop."""
+    """Minimum area of a random crop, as a fraction of the image area."""
     mixup: NotNegative = 0.0
     """Alpha of mixup, e.g. 0.2; 0 for none."""
     cutmix: NotNegative = 0.0
@@ -223,8 +223,8 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it is 0 in the first block and grows linearly."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Images of an epoch: `shuffled` uses every image once; `balanced` uses the same number of
-    images of each class, and about as many in total as `shuffled`."""
+    """Images used in each epoch: `shuffled` uses every image once; `balanced` uses equally many
+    images from each class, and about as many in total as `shuffled`."""
     budget: str = ""
     """Time for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
     trained if trials on the training images show a gain. Empty to train the layers that
@@ -243,7 +243,7 @@ class TrainSpec:
     device: str = "auto"
     """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of the computation; `auto` is bf16 where it is supported natively, else fp32."""
+    """Compute precision; `auto` is bf16 where it is supported natively, else fp32."""
     exact_pixels: bool = False
     """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
     always done for fp32; this doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
@@ -255,7 +255,7 @@ class TrainSpec:
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
     lora_targets: str = "qkv,proj,fc1,fc2"
-    """Names of the linear layers in each block to which LoRA matrices are added."""
+    """Names of the linear layers that get LoRA matrices in each block."""
     keep_adapter: bool = False
     """Whether to also write the LoRA adapter as a folder that peft can load."""
     checkpointing: bool = False
@@ -265,8 +265,8 @@ class TrainSpec:
     (FSDP2), for models that would otherwise not fit in memory; this adds communication to every
     step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
-    """Time in seconds after which an unresponsive process of torchrun is considered lost; the exit
-    of a process is detected at once."""
+    """Time in seconds after which an unresponsive torchrun process is considered lost; a process
+    that exits is detected at once."""
     tracker: str = ""
     """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 

@@ -58,7 +58,7 @@ class ArrayPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedArrays:
-    """Contents of the files of one data set."""
+    """Contents of one data set's files."""
 
     parts: tuple[ArrayPart, ...]
     classes: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ class Bloom:
     petal: Colour
     core: Colour
     drawn: list[tuple[float, float]] = field(default_factory=list)
-    """All points of the bloom drawn so far, in pixels of the enlarged canvas."""
+    """All of the bloom's points drawn so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Outline) -> list[tuple[float, float]]:
         """Convert points of the bloom to pixel positions on the canvas; record them in `drawn`."""

@@ -1,4 +1,4 @@
-"""Detection of near-duplicates: recompressed, resized, brightened or slightly cropped copies.
+"""Detect near-duplicates: recompressed, resized, brightened or slightly cropped copies.
 
 Each pair of images goes through up to three filters, from coarse to fine: the distance of their
 64-bit perceptual hashes, the correlation of their brightness planes, and the residual after fitting
@@ -165,7 +165,7 @@ def are_copies(first: Vectors, second: Vectors) -> Vectors:
 
 
 def colour_difference(first: Vectors, second: Vectors) -> Vectors:
-    """Return the mean absolute difference in levels of each of m pairs of colour planes: (m,)."""
+    """Return the mean absolute difference, in levels, for each pair of colour planes: (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 

@@ -1,6 +1,6 @@
-"""Conversion of decoded images to RGB, including images with more than 8 bits per pixel.
+"""Convert decoded images to RGB, including images with more than 8 bits per pixel.
 
-The conversion depends on the mode of the image:
+The conversion depends on the image mode:
 
 1, L, P            black and white, equal channels, palette lookup
 more than 8 bits   linear from the data set's grey range to 0..255, rounded and clipped;
@@ -31,7 +31,7 @@ TAIL_PERCENT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """Statistics of the values of one image with more than 8 bits per pixel."""
+    """Value statistics of one image with more than 8 bits per pixel."""
 
     kind: str
     """Type of the values, e.g. `16-bit` or `float`."""
@@ -90,7 +90,7 @@ def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
 
 
 def bits_of(image: Image.Image) -> int:
-    """Return the number of bits per pixel of an integer image for which `is_wide` is True.
+    """Return the bits per pixel of an integer image for which `is_wide` is True.
 
     For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
     """
@@ -101,7 +101,7 @@ def bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image) -> ValueFacts | None:
-    """Return statistics of the values of an image; None if no value is finite."""
+    """Return an image's value statistics, or None if no value is finite."""
     values = np.asarray(image).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]

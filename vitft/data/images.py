@@ -1,4 +1,4 @@
-"""Safe decoding of untrusted image files to upright RGB images.
+"""Decode untrusted image files safely to upright RGB images.
 
 Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
 decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no external
@@ -54,7 +54,7 @@ from vitft.system.text import describe_os_error
 MAX_PIXELS = 100_000_000
 Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
 Convert = Callable[[Image.Image], Image.Image]
-"""Conversion of a decoded image of any mode to RGB."""
+"""Function that converts a decoded image of any mode to RGB."""
 DECODERS: Mapping[str, Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,

@@ -1,4 +1,4 @@
-"""Fast decoding of ordinary JPEGs, for computing features in reduced precision.
+"""Decode ordinary JPEGs fast, to compute features in reduced precision.
 
 libjpeg-turbo decodes directly into an array, with the same pixels as Pillow, and torch's
 antialiased uint8 kernel resizes the array. The resized values may differ from those of

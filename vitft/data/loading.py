@@ -1,4 +1,4 @@
-"""Decoding of many images in threads, with results in the order of the inputs.
+"""Decode many images in threads, with results in input order.
 
 Threads are sufficient because Pillow and hashlib release the GIL. Only a few images are in memory
 at a time.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
 PATIENCE_S = 30.0
-"""Waiting time in seconds after which a message names the file being waited for."""
+"""Seconds to wait for a file before a message names it."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -110,7 +110,7 @@ def first_path(item: object) -> str:
 
 
 class ImageBatch(NamedTuple):
-    """A batch of views of equal size, and the errors of unreadable files."""
+    """A batch of equally sized views, and the errors for unreadable files."""
 
     indices: tuple[int, ...]
     """Image index of each row of `pixels` (B, H, W, 3)."""

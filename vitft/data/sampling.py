@@ -26,7 +26,7 @@ def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
 
 
 def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
-    """Return the indices of the images of an epoch, in the order in which they are used."""
+    """Return the indices of an epoch's images, in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))

@@ -1,4 +1,4 @@
-"""Recognition of file formats by their first bytes, without decoding.
+"""Recognise file formats by their first bytes, without decoding.
 
 Only the formats in `SUPPORTED` are ever decoded (by `data.images`); the others are recognised so
 that messages can name them.

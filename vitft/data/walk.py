@@ -1,4 +1,4 @@
-"""Listing of a data folder: image files, entries that are not regular files, and unused entries.
+"""List a data folder: image files, entries that are not regular files, and unused entries.
 
 Only the names and types of entries are used, and no file is opened. `data.folder` determines the
 classes and the layout.

@@ -64,7 +64,7 @@ class Explainer:
     method: Method
     out: Path
     postprocess: Postprocess
-    """Conversion of scores to predictions; unused for a model without classes."""
+    """Converts scores to predictions; unused if the model has no classes."""
     target: int | None = None
     """Index of the class to explain, for relevance; None for the predicted class of each image."""
     arrays: bool = False

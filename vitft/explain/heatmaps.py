@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
 TILE_GAP, TEXT_HEIGHT = 12, 24
-"""Gap between tiles and height of a line of text, in pixels."""
+"""Gap between tiles and height of a text line, in pixels."""
 
 # From dark violet through magenta and orange to light yellow. The luminance increases evenly, which
 # makes the maps readable in greyscale and for colour-blind readers.

@@ -10,7 +10,7 @@ FUSIONS = ("mean", "max", "min")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """An attribution method, which reduces the attention of a model to one value per patch."""
+    """An attribution method, which reduces a model's attention to one value per patch."""
 
     name: str = "relevance"
     """Name: `relevance` (to a class), `rollout` (all blocks) or `attention` (one block)."""

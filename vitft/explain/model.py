@@ -1,4 +1,4 @@
-"""Loading of a model to explain, from a run or from pretrained weights."""
+"""Load a model to explain, from a run or from pretrained weights."""
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches

@@ -77,7 +77,7 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
 def patch_filters(
     model: VisionTransformer, count: int = 28
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compute the principal components of the filters of the first convolution.
+    """Compute the principal components of the first convolution's filters.
 
     In a hybrid model, this convolution is the root of the ResNet, and its filters are standardised
     to mean 0 and variance 1, as in the forward pass.
@@ -135,7 +135,7 @@ def attention_distance(
 
 
 def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
-    """Return the distances (P, P) in pixels between the centres of all pairs of patches."""
+    """Return the distances (P, P) in pixels between all pairs of patch centres."""
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")

@@ -259,8 +259,8 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
     return [
         "## Data and classes",
         "",
-        f"The image folder {markdown_text(data)}{counted if sizes['train'] else ''}. The images "
-        "are not included. The classes are in the order of the model's outputs.",
+        f"The data is the image folder {markdown_text(data)}{counted if sizes['train'] else ''}. "
+        "The images are not included. The classes are listed in the order of the model's outputs.",
         "",
         "| class | training images | validation images | recall | precision |",
         "|---|---:|---:|---:|---:|",

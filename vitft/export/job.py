@@ -47,7 +47,7 @@ class Exported:
 
     @property
     def changed(self) -> int:
-        """Largest number of images whose predicted class differs, over all formats."""
+        """Number of images whose predicted class differs, for the worst format."""
         return max(row.changed for row in self.rows)
 
 
@@ -105,7 +105,7 @@ def compare_with(
     sizes: Mapping[str, int],
     plan: ExportPlan,
 ) -> list[ExportComparison]:
-    """Compare each export with the model from which it was made, on the same images."""
+    """Compare each export with the original model on the same images."""
     if not opened:
         return []
     original = open_module(source.model, source.card, by="vitft")
@@ -128,7 +128,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
     if "transformers" in plan.formats:
         notes.append(
             "transformers needs timm to open the folder, because only the image processor for timm "
-            "models reproduces the transform of the run"
+            "models reproduces the run's transform"
         )
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
@@ -152,7 +152,7 @@ def last_block_note(trained: TrainedRun) -> list[str]:
         cost = f" (validation accuracy {percent(accuracy)} instead of {whole})"
     return [
         "the exported head reads only the last block, as other libraries require"
-        f"{cost}; use --onnx or --torch-export to keep the head of the run"
+        f"{cost}; use --onnx or --torch-export to keep the run's head"
     ]
 
 

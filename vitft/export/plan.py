@@ -20,7 +20,7 @@ EXPORT_FORMATS = {
     "torch-export": "a program for torch.export.load (any batch size)",
     "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
 }
-"""Mapping from the name of each format, which is also its option name, to a description."""
+"""Mapping from format names, which are also the option names, to descriptions."""
 
 NEEDED_EXTRAS = {
     "transformers": "transformers",

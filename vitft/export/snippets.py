@@ -75,9 +75,9 @@ def caveat(transform: EvalTransform) -> str:
             f"training images ({low:,.6g} to {high:,.6g}) to 0..255."
         )
     return (
-        "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and "
-        "clip 16-bit grey to white. `open_rgb` converts such files as vitft does, because the "
-        f"model was trained on images converted in this way; {rest}"
+        "Other libraries ignore the EXIF rotation, show transparency in arbitrary colours and "
+        "clip 16-bit grey to white. `open_rgb` handles all three as vitft did when it trained the "
+        f"model; {rest}"
     )
 
 
@@ -266,7 +266,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
     """Return the code of the function `view`, which converts an RGB image to the graph's input."""
     if takes.any_size:
         body = "return np.asarray(image)[None]  # (1, height, width, 3)"
-        return function("view", "image", "Convert an RGB image to the input of the graph.", body)
+        return function("view", "image", "Convert an RGB image to the graph's input.", body)
     height, width = transform.image_size
     grey = transform.channels == 1
     colour = '.convert("RGB")' if grey else ""

@@ -1,4 +1,4 @@
-"""Loading of a run for export: its model in float32 on the CPU, its card and its images.
+"""Load a run for export: its model in float32 on the CPU, its card and its images.
 
 Local paths are removed from the card before it is published.
 """
@@ -93,7 +93,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     """Yield at most `count` unchanged validation images of a run, or noise if there are none.
 
     Raises:
-        RunError: The file config.toml or split.csv of the run is damaged.
+        RunError: The run's config.toml or split.csv is damaged.
     """
     found = islice(unchanged_images(trained.run, trained.card, count), count)
     first = next(found, None)
@@ -108,7 +108,7 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
     """Sample `count` evenly spaced validation images; yield those unchanged since the run.
 
     Raises:
-        RunError: The file config.toml or split.csv of the run is damaged.
+        RunError: The run's config.toml or split.csv is damaged.
     """
     manifest = run_manifest(run)
     if manifest is None:

@@ -47,7 +47,7 @@ from vitft.system.errors import DataError, DivergedError, ImageError
 LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
 FEATURES_VERSION = "1"
-"""Part of the settings of every store; incremented when the features change although all other
+"""Part of every store's settings; incremented when the features change although all other
 settings stay the same."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
@@ -122,7 +122,7 @@ class Extractor:
         return self.stores[view.settings]
 
     def open_view(self, view: View) -> AnyStore:
-        """Open the store of a view; features of earlier blocks, if any, are in a separate store."""
+        """Open a view's store; any features of earlier blocks are in a separate store."""
         space, shape = {**self.space, "view": view.settings}, self.prefix.shape
         dtype = "uint16" if self.precision == "bf16" else "float32"
         more = shape[-1] - self.prefix.leading

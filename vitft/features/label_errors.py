@@ -1,4 +1,4 @@
-"""Detection of probable label errors from out-of-fold predictions and nearest neighbours.
+"""Detect probable label errors from out-of-fold predictions and nearest neighbours.
 
 For each image, the probabilities from a linear head that was not fitted to the image are multiplied
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor

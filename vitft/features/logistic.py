@@ -31,7 +31,7 @@ def is_large(x: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standardizer:
-    """Scaling of features to zero mean and unit variance, which can be folded into a head."""
+    """Feature scaling to zero mean and unit variance; it can be folded into a head."""
 
     mean: Tensor
     std: Tensor

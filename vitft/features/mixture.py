@@ -26,7 +26,7 @@ SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
 """Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Prior means of the logarithms of the two heads' weights. A priori, the second head has little
+"""Prior means of the two heads' log weights. A priori, the second head has little
 weight."""
 PRIOR_STRENGTH = 3.0
 """Penalty per squared deviation from the prior means, in units of the loss of one image."""
@@ -256,7 +256,7 @@ def choose_candidate(
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
     """Return whether the loss of `one` is lower than that of `other` by more than a standard error.
 
-    The standard error is computed from the differences between the two losses of each image.
+    The standard error is computed from the differences between each image's two losses.
     """
     gain = other.losses(y) - one.losses(y)
     return gain.mean().item() > gain.std().item() / len(y) ** 0.5

@@ -48,7 +48,7 @@ PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
 """Pairs (upper limit, number of fits). The first pair whose limit exceeds the number of held-out
 images determines how many fits are made for each left-out class."""
 CLASSES_LEFT_OUT = 10
-"""Maximum number of classes to leave out in turn."""
+"""Maximum number of classes to leave out, one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,8 @@ class Reference:
     """Whitening matrix (D, D), which gives centred features unit scatter within classes."""
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
-    """Fraction of images of left-out classes with a distance above `limit`; NaN if not measured."""
+    """Fraction of left-out classes' images with squared distances above `limit`; NaN if not
+    measured."""
 
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
@@ -100,11 +101,11 @@ class Reference:
 
 
 def power_text(unknown: float) -> str:
-    """Return a phrase such as `about 40 % of the images of an unknown class`.
+    """Return a phrase such as `about 40 % of images from unknown classes`.
 
     `unknown` is the fraction of such images that are classified as out of distribution.
     """
-    return f"about {percent(unknown, 0)} of the images of an unknown class"
+    return f"about {percent(unknown, 0)} of images from unknown classes"
 
 
 def fit_reference(
@@ -187,7 +188,7 @@ class Folds:
         self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
 
     def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
-        """Fit to all rows except those in one fold and, if `label` is given, those of that class.
+        """Fit to all rows outside one fold and, if `label` is given, outside that class.
 
         Near-duplicates of rows in the fold are left out too. At most `MAX_FITTED` rows are used.
 
@@ -207,16 +208,16 @@ class Folds:
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
-        """Leave out up to `CLASSES_LEFT_OUT` classes in turn and treat each as unknown.
+        """Leave out up to `CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
 
-        For each class, several fits are made, each without the class and without one of the parts.
-        The limit is estimated from the distances of the images in these parts, and is compared with
-        the distances of the images of the class. A class is skipped if there are too few distances
-        to estimate the limit.
+        Several fits are made for each class. Each fit leaves out the class and one fold. The limit
+        is estimated from the distances of the other classes' images in these folds, and the
+        distances of the left-out class's images are compared with it. A class is skipped if there
+        are too few distances to estimate the limit.
 
         Returns:
-            For each left-out class, the number of its held-out images that exceed the limit, and
-            the number of all its held-out images.
+            For each left-out class, how many of its held-out images exceed the limit (mean over the
+            fits, rounded), and how many held-out images it has.
         """
         counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)

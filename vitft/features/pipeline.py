@@ -131,7 +131,7 @@ def read_several_blocks(
     model.read_last_blocks(blocks)
     trained = freeze_model(model, "head")
     log.info(
-        f"features:   {model.feature_size:,} dimensions of the last {count(blocks, 'block')}; "
+        f"features:   {model.feature_size:,} dimensions from the last {count(blocks, 'block')}; "
         "cross-validation decides whether the head reads all of them"
     )
     return replace(pipeline, trained=tuple(trained), cut=cut_model(model, "head"))

@@ -1,4 +1,4 @@
-"""Calibration of probabilities: temperature scaling, and the expected calibration error.
+"""Probability calibration: temperature scaling, and the expected calibration error.
 
 Arithmetic is in float64, except in `softmax` and in the exponentials of `fit_temperature`. The
 temperature is merged into the head when a run is saved, so predictions and exports do not need to
@@ -170,7 +170,7 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
 
 def logsumexp(logits: Floats) -> Floats:
-    """Return the log-sum-exp of the logits of each image: (n, C) to (n,)."""
+    """Return the log-sum-exp of each image's logits: (n, C) to (n,)."""
     best = logits.max(axis=1)
     return np.asarray(best + np.log(np.exp(logits - best[:, None]).sum(axis=1)))
 

@@ -1,7 +1,7 @@
-"""Detection of models at chance level.
+"""Detect models at chance level.
 
-The accuracy of such a model is not measurably better than that of always predicting the largest
-class. This module does not import torch.
+Such a model is not measurably more accurate than always predicting the largest class. This module
+does not import torch.
 """
 
 from vitft.metrics.results import RunResults

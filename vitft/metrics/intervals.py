@@ -63,7 +63,7 @@ def student_t_quantile(freedom: int) -> float:
 
 
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return the 95 % interval of the mean of independent fractions, given as (correct, total).
+    """Return the 95 % interval for the mean of independent fractions, given as (correct, total).
 
     The distances from the fractions to the lower ends of their Wilson intervals are added in
     quadrature, and so are the distances to the upper ends.
@@ -96,7 +96,7 @@ def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
 
 
 def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
-    """Return the 95 % interval of the mean of independent values (n,) by the bootstrap-t.
+    """Return the bootstrap-t 95 % interval for the mean of independent values (n,).
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
     long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60

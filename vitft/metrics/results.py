@@ -39,7 +39,7 @@ class CalibrationBin(TypedDict):
 
 
 class CalibrationMetrics(TypedDict):
-    """Calibration of the probabilities."""
+    """How well the probabilities are calibrated."""
 
     ece: Annotated[
         float, Range(ge=-1, le=1)
@@ -233,7 +233,7 @@ class EvaluationResults(Metrics):
 
 
 class CopyMember(TypedDict):
-    """One image of a group of copies."""
+    """One image in a group of copies."""
 
     path: str
     label: str

@@ -67,7 +67,7 @@ def load_checkpoint(
 
 
 def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of the card and of the name, type, shape and bytes of each tensor."""
+    """Return the sha256 of the card and of each tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -89,7 +89,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
         unknown = next((name for name, t in tensors.items() if t.dtype not in TORCH_TYPES), None)
         if unknown is not None:
             raise ValueError(
-                f"tensor {unknown[:100]} has the unsupported type {tensors[unknown].dtype}"
+                f"tensor {unknown[:100]} has unsupported type {tensors[unknown].dtype}"
             )
         card = read_card(metadata["vitft.card"], tensors)
     except ValueError as error:
@@ -111,7 +111,7 @@ def lacks_card(path: Path) -> bool:
 def content_digest(
     card: str, tensors: Mapping[str, TensorFacts], data: Mapping[str, memoryview]
 ) -> str:
-    """Return the sha256 of the card and of the name, type, shape and bytes of each tensor."""
+    """Return the sha256 of the card and of each tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(card.encode())
     for name, facts in tensors.items():
         kind = TORCH_TYPES.get(facts.dtype, facts.dtype)

@@ -1,4 +1,4 @@
-"""Loading of a trained model: a vitft checkpoint, or a model from another tool with class names.
+"""Load a trained model: a vitft checkpoint, or another tool's model that has class names.
 
 Like pretrained weights, a model from another tool is described by the config.json beside it.
 """

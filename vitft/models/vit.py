@@ -33,7 +33,7 @@ from vitft.system.errors import UsageError
 
 
 class PatchEmbed(nn.Module):
-    """Projection of each patch of an image to a token: (B, channels, S, S) to (B, P, D)."""
+    """Projection of image patches to tokens: (B, channels, S, S) to (B, P, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

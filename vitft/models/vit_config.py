@@ -66,7 +66,7 @@ class ViTConfig:
     """Number of blocks."""
     heads: Annotated[int, Range(ge=1, le=65536)] = 12
     mlp_ratio: Annotated[float, Range(gt=0, le=1024)] = 4.0
-    """Width of the hidden layer of the MLP, as a multiple of `width`."""
+    """Hidden width of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
     num_classes: Annotated[int, Range(ge=0)] = 1000
     """Number of classes; 0 for a model without a head, which returns pooled features."""
@@ -97,8 +97,8 @@ class ViTConfig:
     """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
     # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of final blocks that the head reads. It reads the class token of the last block, and
-    the class token and the mean patch token of each of the others."""
+    """Number of final blocks that the head reads: from the last block the class token, and from
+    each of the others the class token and the mean patch token."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

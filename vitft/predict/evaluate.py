@@ -1,6 +1,6 @@
-"""Evaluation of a trained model on labelled images.
+"""Evaluate a trained model on labelled images.
 
-Training images of the model and their near-duplicates are recognised (`predict.run_images`) and
+The model's training images and their near-duplicates are recognised (`predict.run_images`) and
 left out, because results on them would measure memorisation rather than generalisation.
 """
 

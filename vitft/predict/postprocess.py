@@ -37,7 +37,7 @@ class Postprocess:
 
     classes: Sequence[str]
     top_k: int = 1
-    """Number of classes per prediction; capped at the number of classes of the model."""
+    """Number of classes per prediction; capped at the model's number of classes."""
     threshold: float = 0.0
     """Probability below which a prediction is marked `not sure`."""
     reference: Reference | None = None
@@ -55,7 +55,7 @@ class Postprocess:
         top_k: int = 1,
         threshold: float = 0.0,
     ) -> Self:
-        """Create an instance for a run, with the statistics of its training features, if any.
+        """Create an instance for a run, with statistics of its training features if they exist.
 
         Args:
             run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest

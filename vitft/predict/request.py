@@ -84,8 +84,8 @@ class PredictRequest:
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "prediction in several processes needs a JSONL or CSV output file and cannot read "
-                "standard input",
+                "predicting with several processes needs a JSONL or CSV output file and does not "
+                "support standard input",
                 fix="use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
             )
         if self.engine == "numpy":

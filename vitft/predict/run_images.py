@@ -1,4 +1,4 @@
-"""Recognition of images that a run has already used for training or validation.
+"""Recognise images that a run has already used for training or validation.
 
 An identical image is recognised by its digest, and a near-duplicate by its fingerprint. If the
 fingerprint of a training image is not known, an image with the same path is assumed to be the same
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
-PATH_NOTE = "path of a training image of this model"
+PATH_NOTE = "same path as a training image of this model"
 """Note on an image with the same path as a training image whose fingerprint is not known."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
@@ -123,7 +123,7 @@ class RunImages:
 def read_fingerprints(
     folder: Path, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
-    """Return the fingerprints of those images of a run that are still in its data folder.
+    """Return the fingerprints of the run's images that are still in its data folder.
 
     The result is empty if config.toml is missing or the run has more than `MAX_COMPARED` images.
 
@@ -147,7 +147,7 @@ def read_fingerprints(
         layout="classes",
     )
     found = Fingerprints(config.train.cache, grey_range)
-    with console.Progress("reading images of the run", len(rows)) as progress:
+    with console.Progress("reading the run's images", len(rows)) as progress:
         fingerprint_folder(
             images, found, max_pixels=config.data.max_pixels, progress=progress.advance
         )

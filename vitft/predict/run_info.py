@@ -94,7 +94,7 @@ def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
 
 
 def end_of_run(folder: Path, checkpoint: Path) -> float:
-    """Return the time at which a run ended, in seconds since 1970.
+    """Return a run's end time in seconds since 1970.
 
     If environment.json does not contain this time, return the modification time of the checkpoint.
     """

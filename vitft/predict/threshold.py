@@ -1,4 +1,4 @@
-"""Choice of a probability threshold at which predictions reach a requested precision.
+"""Choose a probability threshold at which predictions reach a requested precision.
 
 The threshold is chosen from predictions for images that were not used to fit the model: predictions
 for the validation images and, if the head was fitted by L-BFGS, cross-validated predictions for the
@@ -83,7 +83,7 @@ class Threshold:
 
 
 def choose_threshold(run: Path, precision: float) -> Threshold:
-    """Return the smallest threshold at which predictions of a run reach a requested precision.
+    """Return the smallest threshold at which a run's predictions reach a requested precision.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.

@@ -38,8 +38,7 @@ CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
 BF16_ERROR = 0.0155
-"""Typical norm of the error of a bf16 feature, divided by the norm of the feature
-(docs/experiments.md)."""
+"""Typical relative error of a bf16 feature, as a ratio of norms (docs/experiments.md)."""
 
 
 class Predictor:

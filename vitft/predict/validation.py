@@ -149,7 +149,7 @@ def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an a
 
 
 def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
-    """Return the validation predictions of a run, if any, in the order of split.csv.
+    """Return a run's validation predictions in the order of split.csv, or () if there are none.
 
     Raises:
         RunError: A file of the run is damaged.

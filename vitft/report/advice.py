@@ -60,7 +60,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
 
 
 def copies_across_split(run: Run) -> Advice | None:
-    """Warn about copies of training images in the validation part, which inflate the accuracy."""
+    """Warn if validation images duplicate training images, which inflates the accuracy."""
     groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
     if not groups:
         return None
@@ -129,7 +129,7 @@ def weakest_class(run: Run) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecall:
-    """Recall of a class with its interval, and the images on which it was measured."""
+    """A class's recall and interval, and the images on which they were measured."""
 
     name: str
     recall: float

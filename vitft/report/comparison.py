@@ -98,7 +98,7 @@ class RunComparison:
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """For each class: number of correct predictions of each run, and number of images."""
+        """Each run's number of correct predictions and the number of images, by class."""
         counts = {}
         for name in sorted({image.label for image in self.images}):
             members = [image for image in self.images if image.label == name]
@@ -137,7 +137,7 @@ class RunComparison:
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
-        """Return a sentence on which run of a pair is more accurate and how certain this is."""
+        """Return a sentence that says which of two runs is more accurate, if either is."""
         better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better

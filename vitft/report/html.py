@@ -1,4 +1,4 @@
-"""Rendering of a page to a single HTML file that makes no requests and runs only its own script.
+"""Render a page to a single HTML file that makes no requests and runs only its own script.
 
 The template engine escapes every value except the charts, the style sheet and the script. Control
 characters are shown as escape sequences. The content security policy blocks all requests, style
@@ -78,5 +78,5 @@ def no_break_percent(text: str) -> str:
 
 
 def digest_source(text: str) -> str:
-    """Return the source expression that allows an inline style or script by its SHA-256 digest."""
+    """Return the CSP source expression that allows an inline style or script by SHA-256 digest."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

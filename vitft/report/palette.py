@@ -57,7 +57,7 @@ def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]
 
 
 def css_variables(name: str, theme: Mapping[str, str]) -> str:
-    """Return the colours of a theme, and the shades of two of them, as CSS custom properties."""
+    """Return a theme's colours, and shades for right and wrong cells, as CSS custom properties."""
     lines = [f"--{key}: {value};" for key, value in theme.items()]
     for meaning, colour in (("right", "accent"), ("wrong", "bad")):
         steps = shades(theme, colour, STRONGEST[name])

@@ -60,7 +60,7 @@ class Run:
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
     notes_unlike: bool
-    """Whether predictions flag images that are unlike the training images."""
+    """Whether the model flags images that are unlike the training images."""
 
     @property
     def name(self) -> str:

@@ -60,7 +60,7 @@ class ConfusionCell:
     predicted: str
     count: int
     fraction: str
-    """Number of images as a percentage of the images of the true class."""
+    """Number of images as a percentage of the true class's images."""
     cell: str
     """Position in the matrix, as `row-column`."""
     shade: str
@@ -323,7 +323,7 @@ def confidence_section(run: Run) -> ChartSection | None:
 
 
 def calibration_images(calibration: CalibrationMetrics) -> str:
-    """Return a description of the images to which the temperature was fitted."""
+    """Describe the images to which the temperature was fitted."""
     more = calibration.get("cross_validated")
     if not more:
         return "the validation images"

@@ -1,4 +1,4 @@
-"""Summary at the top of the page of a run: a few sentences and the key figures."""
+"""Summary at the top of a run's report page: a few sentences and the key figures."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -113,8 +113,8 @@ def describe_results(run: Run) -> str:
     )
     if test := results.get("test"):
         text += (
-            f" Of the {count(test['images'], 'test image')}, which played no part in any choice, "
-            f"it classifies {percent(test['top1'])} correctly (95 % interval: "
+            f" Of the {count(test['images'], 'test image')}, which were not used to train or "
+            f"select the model, it classifies {percent(test['top1'])} correctly (95 % interval: "
             f"{interval(test['top1_interval'])})."
         )
     if results.get("majority") is not None:
@@ -164,10 +164,10 @@ def describe_unlike(run: Run) -> str:
         return ""
     if not run.notes_unlike:
         because = f": {found['reason']}" if found and found["reason"] else ""
-        return f"Predictions do not flag images that are unlike the training images{because}."
-    text = "Predictions flag images that are unlike the training images"
+        return f"The model does not flag images that are unlike the training images{because}."
+    text = "The model flags images that are unlike the training images"
     if not found or found["unknown_class"] is None or found["false_alarms"] is None:
-        return f"{text}; how reliably they do so was not measured."
+        return f"{text}; how reliably it does so was not measured."
     power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
@@ -175,7 +175,7 @@ def describe_unlike(run: Run) -> str:
         f"time, {power} were flagged (95 % interval: "
         f"{interval(found['unknown_class_interval'], 0)}; by class: "
         f"{interval(found['unknown_class_range'], 0)}). About "
-        f"{percent(found['false_alarms'], 0)} of the images of known classes are flagged too."
+        f"{percent(found['false_alarms'], 0)} of images from known classes are also flagged."
     )
 
 
@@ -204,8 +204,8 @@ def cautions(run: Run) -> str:
         )
     if (head := run.results.get("head")) and head["last_block_top1"] is not None:
         texts.append(
-            f"The head reads the last {head['blocks']} blocks. A head that reads the last block "
-            "only, as in exports for timm and transformers, classifies "
+            f"The head reads the last {head['blocks']} blocks. A head that reads only the last "
+            "block, as in exports for timm and transformers, classifies "
             f"{percent(head['last_block_top1'])} of the validation images correctly."
         )
     return " ".join(texts)

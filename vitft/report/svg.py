@@ -15,7 +15,7 @@ BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
 TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
-"""Lengths of a tick mark, of the gap between axis and labels, and of a line in the legend."""
+"""Lengths of a tick mark, the gap between axis and labels, and a line in the legend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,5 +185,5 @@ class Chart:
 
 
 def text_width(text: str, size: int = FONT_SIZE) -> float:
-    """Return a generous estimate of the width of a text in SVG units."""
+    """Return a generous estimate of a string's width in SVG units."""
     return 0.6 * size * len(text)

@@ -198,7 +198,7 @@ class BatchQueue:
         return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
-        """Return the relevance (gh, gw) of the patches of an image for a class, from 0 to 1.
+        """Return the relevance (gh, gw) of an image's patches for a class, from 0 to 1.
 
         Args:
             view: Preprocessed image (H, W, 3).

@@ -41,7 +41,7 @@ HISTOGRAM_LEVELS = 8
 
 
 class BackboneFeatures:
-    """Features of the images of a folder, computed by one backbone."""
+    """Features of a folder's images, computed by one backbone."""
 
     def __init__(
         self,

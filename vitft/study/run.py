@@ -1,4 +1,4 @@
-"""Computation of a study: selection of images, features, linear heads and their accuracies.
+"""Run a study: select images, compute features, fit linear heads and measure their accuracies.
 
 For each seed, the training sets are nested: the images for 5 shots are a subset of the images for
 10. The test images are the same for all feature sources and numbers of shots. They are used only to

@@ -1,4 +1,4 @@
-"""Removal of passwords and tokens from URLs in anything that is shown or written."""
+"""Remove passwords and tokens from URLs in anything that is shown or written."""
 
 import re
 
@@ -12,7 +12,7 @@ PARAMETER = re.compile(
     r"[^&#;\s'\"]+",
     re.IGNORECASE,
 )
-"""Query parameters that contain secrets, such as those of signed URLs."""
+"""Query parameters that contain secrets, such as the signature of a signed URL."""
 
 
 def redacted(text: str) -> str:

@@ -28,7 +28,7 @@ class TensorFacts(NamedTuple):
 
 
 class TensorEntry(NamedTuple):
-    """Type and shape of a tensor, and the offsets of its bytes from the end of the header."""
+    """A tensor's type and shape, and its byte offsets from the end of the header."""
 
     facts: TensorFacts
     begin: int

@@ -1,4 +1,4 @@
-"""Validation of JSON values against annotated types: dataclasses, TypedDicts, lists and ranges.
+"""Validate JSON values against annotated types: dataclasses, TypedDicts, lists and ranges.
 
 The types are the only definition of what a file may contain. JSON itself is read strictly: no
 duplicate keys, no NaN, no unencodable text, and a limited depth.
@@ -158,11 +158,11 @@ def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
 
 
 def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
-    """Convert a value to the first of several types to which it conforms.
+    """Convert a value to the first of several types that it conforms to.
 
     Raises:
-        StructureError: The value does not conform to any of the types; the error is that of the
-            last type.
+        StructureError: The value does not conform to any of the types; the message refers to the
+            last one.
     """
     if value is None and types.NoneType in kinds:
         return None
@@ -243,7 +243,7 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 @cache
 def hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """Return the annotated type of each key of a TypedDict or field of a dataclass."""
+    """Return the annotated types of a TypedDict's keys or a dataclass's fields, by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = {
         name: typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint

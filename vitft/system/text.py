@@ -1,4 +1,4 @@
-"""Formatting of numbers, lists, rows and errors as text for messages, tables and pages."""
+"""Format numbers, lists, rows and errors as text for messages, tables and pages."""
 
 import contextlib
 import csv

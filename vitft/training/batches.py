@@ -71,7 +71,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
 
 
 def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
-    """Return an iterator over batches of the images of `rows`, in order and unaugmented."""
+    """Return an iterator over unaugmented batches of the images in `rows`, in order."""
     data, size = inputs.data, EVAL_BATCH * 8
     if inputs.extractor is not None:
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]

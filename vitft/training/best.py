@@ -1,4 +1,4 @@
-"""Best weights of a run so far, and running metrics of an epoch."""
+"""Best weights so far in a run, and running metrics of an epoch."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -32,8 +32,8 @@ MIN_TRIAL_IMAGES = 60
 """Minimum number of training images for trials; with fewer images, the held-out third would be too
 small to show a gain."""
 MARGIN = 0.85
-"""Fraction of the remaining time that trials and training may take; the rest is a reserve for
-reports and for variations in the speed of the machine."""
+"""Fraction of the remaining time that trials and training may take; the rest is reserved for
+reports and for variations in machine speed."""
 EVIDENCE = 2.0
 """Minimum reduction of the held-out loss, in standard errors, for a candidate to beat the head."""
 
@@ -103,7 +103,7 @@ def untried(context: RunContext) -> BudgetResults:
 
 
 def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
-    """Run the trials for which there is time; return all results and the chosen layers."""
+    """Run as many trials as time allows; return all results and the chosen layers."""
     images = len(context.inputs.data.manifest.train)
     every = layers_to_try(context.best.model)
     if images < MIN_TRIAL_IMAGES:
@@ -153,7 +153,7 @@ def used_seconds(context: RunContext) -> float:
 
 
 def best_trial(trials: list[TrialResults]) -> TrialResults | None:
-    """Return the trial with the lowest loss among those clearly better than the head, if any."""
+    """Return the lowest-loss trial that is clearly better than the head, or None."""
     better = [t for t in trials if t["head_loss"] - t["loss"] > EVIDENCE * t["error"]]
     return min(better, key=lambda trial: trial["loss"], default=None)
 

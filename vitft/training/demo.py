@@ -35,7 +35,7 @@ class DemoResults:
     export: Path
     """Folder that holds the exported pretrained model."""
     export_difference: float
-    """Largest absolute difference between the logits of the export and of the run."""
+    """Largest absolute difference between the exported model's logits and the run's."""
     export_images: int
     """Number of images on which the export and the run were compared."""
     report: Path

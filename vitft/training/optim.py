@@ -117,7 +117,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Load the average, if any, into the model, and restore the trained weights on exit."""
+        """Load the averaged weights, if any, into the model; restore the trained ones on exit."""
         if self.average:
             self.swapped_out = {name: p.detach().clone() for name, p in self.parameters.items()}
         try:

@@ -248,7 +248,9 @@ def with_budget(results: RunResults, budget: BudgetResults | None) -> RunResults
 
 
 def load_saved(context: RunContext) -> State | None:
-    """Return the newest saved state, if any, and load its best weights; the stage loads the rest.
+    """Load the best weights of the newest saved state; return the state, or None if there is none.
+
+    The stage loads the rest of the state.
 
     Raises:
         RunError: All states are damaged, or the newest one belongs to a stage that the run lacks.

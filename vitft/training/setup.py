@@ -328,9 +328,9 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
 
 
 def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
-    """Return a description of the solver of a stage and its number of steps."""
+    """Describe a stage's solver and its number of steps."""
     if config.solves(stage):
-        return "solved by L-BFGS without a training loop"
+        return "fitted by L-BFGS without a training loop"
     spec = config.optim
     images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
     steps = math.ceil(images / spec.batch_size)

@@ -1,4 +1,4 @@
-"""Logging of a run to experiment trackers: TensorBoard, MLflow, Weights & Biases.
+"""Log a run to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
 metrics.jsonl is always written. Trackers never affect training: they only receive metrics, and a
 tracker that fails is dropped with one warning. Metrics are sent in batches, before each state is
@@ -57,7 +57,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Connection of a run to a tracker."""
+    """A run's connection to a tracker."""
 
     id: str
     location: str
@@ -253,7 +253,7 @@ class ActiveTracker:
 
 @dataclass(slots=True)
 class Trackers:
-    """Trackers of a run, if any."""
+    """The trackers to which a run logs; there may be none."""
 
     run: RunDir | None = None
     active: dict[str, ActiveTracker] = field(default_factory=dict)
@@ -377,7 +377,7 @@ def read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return only those values that are finite numbers."""
+    """Return only the values that are finite numbers."""
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
 

@@ -40,7 +40,7 @@ TIMED_STEPS = 3
 TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
 FORWARD = 1 / 3
-"""Time of a forward pass as a fraction of the time of a training step."""
+"""Fraction of a training step's time that a forward pass takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class HeldOut:
     """Training images, some of which are held out, and heads fitted to the other images."""
 
     manifest: Manifest
-    """Manifest of the training images, in which the held-out images are the validation images."""
+    """Manifest of the training images, with the held-out images as validation images."""
     last_head: LinearHead
     """Head that reads only the last block, fitted to the images that are not held out."""
     logits: Tensor

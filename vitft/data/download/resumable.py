@@ -57,7 +57,7 @@ class BrokeOffError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteVersion:
-    """Version of the remote file that a partial download belongs to."""
+    """Version of the remote file from which a partial download came."""
 
     url: str
     etag: str = ""
@@ -211,7 +211,7 @@ def receive(
 
 
 def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the size of the whole file, if known, and the offset at which the body starts.
+    """Return the whole file's size (None if unknown) and the offset at which the body starts.
 
     Raises:
         BrokeOffError: The server sent a different range from the one requested.

@@ -24,7 +24,8 @@ class OpenedModel:
     by: str
     classes: tuple[str, ...]
     prepare: Callable[[Image.Image], NumericArray]
-    """Function that converts an RGB image to model input, with the tool's preprocessing if any."""
+    """Function that converts an RGB image to model input, with the tool's own preprocessing if it
+    has one."""
     logits: Callable[[NumericArray], NumericArray]
     """Function that computes float32 logits (B, C) from stacked inputs."""
     one_by_one: bool = False

@@ -61,8 +61,8 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(model.graph) / size
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
-                "because most of its weights are not in linear layers",
+                f"--int8 would save little: the model would keep {percent(remaining, 0)} of its "
+                "size, because most of its weights are not in linear layers",
                 fix="use --onnx",
             )
         for path in exact.iterdir():

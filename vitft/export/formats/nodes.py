@@ -1,4 +1,4 @@
-"""Construction of ONNX nodes."""
+"""Builder of ONNX nodes and constants."""
 
 from typing import Any
 
@@ -27,9 +27,9 @@ class GraphBuilder:
         return output
 
     def constant(self, value: Any) -> str:  # noqa: ANN401 - a number, or nested lists
-        """Return the name of a constant, which is float32 for floats and int64 for integers.
+        """Return the name of the constant for a value, adding the constant if it is new.
 
-        A NumPy scalar keeps its type.
+        Floats become float32 and integers int64; a NumPy scalar keeps its type.
         """
         array = np.asarray(value)
         if not isinstance(value, np.generic):

@@ -50,7 +50,7 @@ def resize_obstacle(card: Card) -> str:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
     height, width = transform.image_size
     if transform.fit == "crop" and height != width:
-        return f"the size after resizing is not an integer for a view of {height}x{width} pixels"
+        return f"the size after resizing is not an integer for an input of {height}x{width} pixels"
     return ""
 
 
@@ -115,9 +115,9 @@ class Window(NamedTuple):
     corner: str
     """First row and column of the view within the resized image."""
     first: str
-    """First row and column of the part of the original image on which the view depends."""
+    """First row and column of the original image on which the view depends."""
     end: str
-    """End (exclusive) of the part of the original image on which the view depends, per axis."""
+    """End row and column (exclusive) of the original image on which the view depends."""
 
 
 def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:

@@ -152,7 +152,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 
 def timm_name(shape: ViTConfig) -> str:
-    """Return the name of the timm model from which `vit_arguments` produce this architecture."""
+    """Return the name of the timm model that `vit_arguments` turn into this architecture."""
     if shape.stem is not None:
         return HYBRIDS[shape.stem]
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}

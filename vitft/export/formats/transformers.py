@@ -32,7 +32,7 @@ HF_OUTER_NAMES = {
     "norm": "vit.layernorm",
     "head": "classifier",
 }
-"""Mapping from vitft's names outside the blocks to those in transformers' files.
+"""Mapping from vitft's tensor names outside the blocks to the names in transformers' files.
 
 Both transformers 4 and 5 read and write these names; in memory, version 5 uses shorter ones.
 """

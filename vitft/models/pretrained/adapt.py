@@ -1,4 +1,4 @@
-"""Adaptation of weights to another image size, patch size, class count, channel count or pooling.
+"""Adapt weights to another image size, patch size, class count, channel count or pooling.
 
 The functions expect vitft's tensor names, and do not modify any tensor in place.
 

@@ -25,7 +25,7 @@ class CatalogEntry:
     architecture: str = ""
     """Name for `vitft.create_model`; empty if the architecture is inferred from the file."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the `ViTConfig` fields in which the model differs from `architecture`."""
+    """Values of `ViTConfig` fields that override `architecture`."""
     data: str = ""
     """Names of the training datasets, in the order of training."""
     repo: str = ""

@@ -1,4 +1,4 @@
-"""Conversion of other tools' tensor names and layouts to vitft's, which are the same as timm's.
+"""Convert other tools' tensor names and layouts to vitft's, which are the same as timm's.
 
 Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
 listed in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one
@@ -216,7 +216,7 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
 
 
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split arrays in which all blocks are stacked, as in big_vision, into one array per block."""
+    """Split arrays that stack all blocks, as in big_vision, into one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
     for name, stack in tensors.items():

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
 BUSY_PATIENCE_S = 60.0
-"""Time in seconds during which requests to a busy hub are retried; the hub may set the delay before
+"""Maximum time in seconds to keep retrying requests to a busy hub; the hub may set the delay before
 each attempt."""
 
 
@@ -107,7 +107,7 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
 
 
 def delete_cached(path: Path) -> None:
-    """Delete a cached file: the link in the snapshot and the content to which the link points."""
+    """Delete a cached file: the link in the snapshot and the content it points to."""
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
@@ -146,7 +146,7 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
 
 
 def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
-    """Fetch the files that describe a repository's weights, if any, from the same commit.
+    """Fetch a repository's config.json and preprocessor_config.json from commit `revision`.
 
     Files that cannot be fetched are skipped, and damaged files are deleted.
 

@@ -138,9 +138,9 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 
 
 def http_error() -> type[Exception]:
-    """Return the class of the HTTP library from which huggingface_hub derives its HTTP errors.
+    """Return the exception class that huggingface_hub's HTTP errors derive from.
 
-    The library is httpx or its successor. huggingface_hub does not export the class (see
+    It comes from httpx or its successor, and huggingface_hub does not export it (see
     tests/models/pretrained/test_hub.py).
     """
     from huggingface_hub.errors import HfHubHTTPError

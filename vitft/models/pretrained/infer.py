@@ -134,7 +134,7 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
         raise WeightsError(
             f"{name} is missing from the weights"
             if shape is None
-            else f"{name} has the unexpected shape {shape}",
+            else f"{name} has unexpected shape {shape}",
             fix="use the weights of a plain Vision Transformer, in which this tensor has "
             f"{dimensions} dimensions",
         )

@@ -149,7 +149,7 @@ def load_backbone(
 
 
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
-    """Return the model `random:NAME`, whose weights are drawn with `seed`, and its report.
+    """Build the model `random:NAME` with random weights from `seed`; return it and its report.
 
     The arguments and errors are the same as for `load_backbone`.
     """

@@ -1,4 +1,4 @@
-"""Resolution of weight names and paths to catalogue entries and weight files.
+"""Resolve weight names and paths to catalogue entries and weight files.
 
 Does not import torch, so that a wrong name or path is reported at once.
 """

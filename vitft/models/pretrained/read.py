@@ -202,7 +202,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
 def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
     """Return the error for a tensor whose values have an unsupported type."""
     return WeightsError(
-        f"{path}: tensor {name[:100]} has the unsupported type {kind}",
+        f"{path}: tensor {name[:100]} has unsupported type {kind}",
         fix="use the original weights in float32, float16 or bfloat16",
     )
 

@@ -31,7 +31,7 @@ class LoadReport:
     head: str
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
-    """Resampling of the position embeddings, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
+    """How the position embeddings were resampled, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
     loaded"."""
     transform: EvalTransform
     statistics_source: str
