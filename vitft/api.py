@@ -53,6 +53,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     val_from: Literal["auto", "test"] | None = None,
     fixes: str | os.PathLike[str] | None = None,
     group_duplicates: bool | None = None,
+    group_by: str | None = None,
     image_size: int | tuple[int, int] | None = None,
     pre_logits: Literal["keep", "drop"] | None = None,
     mean: Sequence[float] | None = None,
@@ -78,7 +79,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     `vitft finetune --help`).
 
     Args:
-        data: Image folder with one folder per class, .npz file, `torchvision:CIFAR10` or `demo`.
+        data: Image folder with one folder per class, table of paths and labels, .npz file,
+            `torchvision:CIFAR10` or `demo`.
         weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
             train from scratch.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
@@ -89,6 +91,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
             `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates on the same side of the split.
+        group_by: Regular expression that finds the name of an image's group in its path, in
+            parentheses; a group is kept on one side of the split.
         image_size: Input size in pixels: one side, or height and width.
         pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
         mean: Channel means for normalisation, from 0 to 1.

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from benchmarks.folders import merge_splits
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.folder import scan
+from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
 from vitft.features.head import SolvedHead, solve_head
 from vitft.features.pipeline import inspect_dataset, load_pipeline, read_several_blocks

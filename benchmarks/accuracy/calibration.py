@@ -24,7 +24,7 @@ from benchmarks.accuracy.seeds import Settings, run_arm
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.config.run import config_from_table
-from vitft.data.folder import scan
+from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
 from vitft.features.pipeline import inspect_dataset, load_pipeline
 from vitft.metrics.calibration import (

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitft.data.folder import scan
 from vitft.data.inspection import inspect_folder
+from vitft.data.scan import scan
 from vitft.data.split import MANIFEST_COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.folders import link_images
 from benchmarks.timing import run_vitft
-from vitft.data.folder import scan
+from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor

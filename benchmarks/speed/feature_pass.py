@@ -22,8 +22,8 @@ import torch
 
 from benchmarks.folders import link_images
 from benchmarks.timing import median_range
-from vitft.data.folder import scan
 from vitft.data.loading import in_order
+from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor, batch_size

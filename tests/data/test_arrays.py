@@ -13,10 +13,10 @@ from torchvision import datasets
 
 from vitft.data.array_files import open_torchvision
 from vitft.data.arrays import data_path, encode_bmp, find_arrays
-from vitft.data.folder import scan
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.labelled import find_labelled
+from vitft.data.scan import scan
 from vitft.system.errors import DataError, ImageError
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, assign_parts, scan
+from vitft.data.folder import Folder, assign_parts
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
+from vitft.data.scan import scan
 from vitft.data.sources import expand
 from vitft.data.split import Manifest, split
 from vitft.system.errors import DataError
@@ -125,7 +126,7 @@ def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> No
     (tmp_path / "a" / "folder.jpg").mkdir()
     (tmp_path / "a" / "dangling.jpg").symlink_to("nowhere")
 
-    folder = scan(tmp_path, reference=True)
+    folder = scan(tmp_path, DataSpec(split="reference"))
 
     assert folder.classes == (".c", "a", "b")
     assert paths(folder) == [
@@ -242,7 +243,7 @@ def test_the_reference_split_cannot_be_drawn_from_a_split_folder(tmp_path: Path)
     touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
 
     with pytest.raises(DataError, match="has its own split"):
-        scan(tmp_path, reference=True)
+        scan(tmp_path, DataSpec(split="reference"))
 
 
 # ---- what is no data folder
@@ -318,7 +319,7 @@ def as_nobody(tmp_path: Path, code: str) -> str:
     tmp_path.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", f"import os\nfrom pathlib import Path\n"
-         f"from vitft.data.folder import *\nfrom vitft.data.inspection import *\n"
+         f"from vitft.data.scan import *\nfrom vitft.data.inspection import *\n"
          f"os.fchdir({folder}); os.setuid(65534)\n{code}"],
         pass_fds=[folder],
         env={"PYTHONPATH": str(ROOT)},

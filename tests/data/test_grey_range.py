@@ -12,10 +12,10 @@ from PIL import Image
 
 from tests.data.test_images import chunk, encoded, gradient
 from vitft.cli.main import main
-from vitft.data.folder import scan
 from vitft.data.grey_levels import grey_levels, to_rgb
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.images import decode, read_image
+from vitft.data.scan import scan
 from vitft.data.signatures import has_more_pages
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.models.card import Card, parse_card

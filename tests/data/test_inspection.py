@@ -10,7 +10,7 @@ from PIL import Image
 from tests.data.test_folder import draw
 from tests.support.pictures import encoded, scene
 from vitft.config.sections import DataSpec
-from vitft.data.folder import File, Folder, scan
+from vitft.data.folder import File, Folder
 from vitft.data.inspection import (
     InspectedFile,
     OpenedImage,
@@ -19,6 +19,7 @@ from vitft.data.inspection import (
     inspect_folder,
     log_inspection,
 )
+from vitft.data.scan import scan
 from vitft.data.split import split
 from vitft.system.errors import DataError, ImageError
 

@@ -76,10 +76,10 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
     ("text", "line", "problem"),
     [
         pytest.param("", 1, "found: nothing", id="empty"),
-        pytest.param("file,class\na,b\n", 1, "needs one path column", id="header"),
-        pytest.param("path;label\na;b\n", 1, "needs one path column", id="semicolons"),
+        pytest.param("id,class\na,b\n", 1, "no path column", id="header"),
+        pytest.param("path,colour\na,b\n", 1, "no label column", id="no label column"),
         pytest.param("path,label\na,b\nc\n", 3, "1 cell instead of 2", id="short row"),
-        pytest.param("path,label\na,\n", 2, "the path or label is empty", id="no label"),
+        pytest.param("path,label\na,\n", 2, "the label is empty", id="no label"),
         pytest.param("path,label\na,b\na,c\n", 3, "is listed twice", id="twice"),
         pytest.param('path,label\n"a,b\n', 2, "unexpected end of data", id="open quote"),
     ],
@@ -89,8 +89,23 @@ def test_a_bad_table_is_refused_with_its_line(
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
 
-    with pytest.raises(DataError, match=f"line {line}: .*{problem}"):
+    with pytest.raises(DataError, match=f"line {line}.*: .*{problem}"):
         find_labelled(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(("subset", "paths"), [(None, ["b.jpg"]), ("train", ["a.jpg", "c.jpg"])])
+def test_one_part_of_a_table_with_a_split_is_listed(
+    tmp_path: Path, subset: str | None, paths: list[str]
+) -> None:
+    rows = ["path,label,split", "a.jpg,cat,train", "b.jpg,cat,valid", "c.jpg,dog,training"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+
+    found = find_labelled(tmp_path / "t.csv", subset=subset)
+
+    assert [path for path, _ in found.images] == paths
+    assert found.classes == ("cat", "dog")
+    with pytest.raises(UsageError, match="has no test part; parts found: train, val"):
+        find_labelled(tmp_path / "t.csv", subset="test")
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Literal
 import pytest
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import File, Folder, Part
-from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
+from vitft.data.parts import Part
 from vitft.data.split import Manifest, Row, draw, leaks, log_split, split, write_class_indices
 from vitft.system.errors import DataError, RunError
 
@@ -54,7 +55,7 @@ def checked(
 
 def good(file: File) -> InspectedFile:
     digest = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
-    return InspectedFile(file.path, file.label, file.part, digest, 4, 4)
+    return inspected_file(file, digest, (4, 4), ())
 
 
 def held_back(manifest: Manifest) -> list[int]:

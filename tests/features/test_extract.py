@@ -15,8 +15,9 @@ from PIL import Image
 
 from tests.support.pictures import scenes_folder
 from vitft.data import inspection
-from vitft.data.folder import File, scan
+from vitft.data.folder import File
 from vitft.data.inspection import OpenedImage
+from vitft.data.scan import scan
 from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor

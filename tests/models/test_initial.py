@@ -13,9 +13,10 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.config.run import Config, config_from_table
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import Folder
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
+from vitft.data.scan import scan
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
 from vitft.metrics.calibration import softmax

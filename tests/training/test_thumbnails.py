@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.config.sections import DataSpec
-from vitft.data.folder import scan
 from vitft.data.inspection import inspect_folder
+from vitft.data.scan import scan
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from vitft.check.audit import AuditedImage, audit_images, propose_fixes
 from vitft.config.run import Config, checked_run_config
-from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
-from vitft.data.split import Manifest
+from vitft.data.scan import scan
+from vitft.data.split import Manifest, joined_groups
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
@@ -42,31 +43,28 @@ class CheckResult:
 
 
 def check_folder(
-    root: Path,
+    data: Path,
     *,
+    spec: DataSpec,
     weights: WeightsSpec,
     train: TrainSpec,
-    max_pixels: int,
     split: Mapping[str, str] | None = None,
 ) -> CheckResult:
     """Check the images of a folder and, if weights are given, their labels.
 
     Args:
-        root: The data folder.
+        data: The data folder or table.
+        spec: Settings for reading the data, such as the columns of a table.
         weights: Weights of the model that computes the features; if their name is empty, labels are
             not checked.
         train: Settings for the device, precision, cache and seed.
-        max_pixels: Maximum number of pixels per image.
         split: Parts (`train`, `val` or `test`) by image path; None to use the parts of the folder.
 
     Raises:
-        DataError: The folder contains no classes with images, or none of its images is in `split`.
+        DataError: The data contains no classes with images, or none of its images is in `split`.
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
-    folder = scan(root)
-    if split is not None and not any(file.path in split for file in folder.files):
-        fix = "use the folder that the model was trained on"
-        raise DataError(f"none of the images in {root} is in the run's split", fix=fix)
+    folder, max_pixels = scan_for_run(data, spec, split), spec.max_pixels
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
     features = None
@@ -86,7 +84,7 @@ def check_folder(
         from vitft.features.label_errors import check_labels
 
         mislabels, probabilities = check_labels(
-            good, folder.classes, groups, features, seed=train.seed
+            good, folder.classes, joined_groups(good, groups), features, seed=train.seed
         )
     audit = audit_images(
         images_to_audit(inspected, split),
@@ -100,6 +98,17 @@ def check_folder(
     return CheckResult(
         audit=audit, fixes=fixes, notes=folder.notes, labels_checked=bool(probabilities)
     )
+
+
+def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) -> Folder:
+    """Return the scanned data, after checking that it contains images of `split`, if given."""
+    folder = scan(data, spec)
+    if split is not None and not any(file.path in split for file in folder.files):
+        raise DataError(
+            f"none of the images in {data} is in the run's split",
+            fix="use the folder or table that the model was trained on",
+        )
+    return folder
 
 
 def images_to_audit(

@@ -1,4 +1,4 @@
-"""`vitft check`: find problems in an image folder and propose fixes."""
+"""`vitft check`: find problems in labelled images and propose fixes."""
 
 import argparse
 import shlex
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.table_settings import add_table_settings, with_table_settings
 from vitft.config.run import Config
+from vitft.data.table import is_table
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
@@ -24,7 +26,12 @@ EXAMPLES = 3
 
 def add_check(parser: Parser) -> None:
     """Add the options of `vitft check`."""
-    parser.add_argument("data", metavar="DIR", help="image folder with one folder per class")
+    parser.add_argument(
+        "data",
+        metavar="DIR|TABLE",
+        help="image folder with one folder per class, or table with the columns path and label",
+    )
+    add_table_settings(parser)
     labels = parser.add_argument_group("label errors")
     source = labels.add_mutually_exclusive_group()
     source.add_argument(
@@ -61,11 +68,13 @@ def check_command(args: argparse.Namespace) -> int:
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
 
-    root = data_path(args.data)
-    if find_arrays(root) is None:
-        check_is_folder(root)
-    fixes = fixes_path(Path(args.out).expanduser(), root)
+    data = data_path(args.data)
+    if find_arrays(data) is None and not is_table(data):
+        check_is_folder(data)
+    fixes = fixes_path(Path(args.out).expanduser(), data)
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
+    spec = with_table_settings(config.data, args.set)
+    spec = replace(spec, split="random", allow_bad=True)  # unreadable files are findings
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 
@@ -74,10 +83,10 @@ def check_command(args: argparse.Namespace) -> int:
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     config = replace(config, train=replace(config.train, **named))
     outcome = check_folder(
-        root,
+        data,
+        spec=spec,
         weights=config.weights,
         train=config.train,
-        max_pixels=config.data.max_pixels,
         split=split,
     )
     if outcome.fixes:

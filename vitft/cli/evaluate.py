@@ -7,6 +7,8 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.table_settings import add_table_settings, with_table_settings
+from vitft.config.sections import DataSpec
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
@@ -28,9 +30,11 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--data",
         required=True,
-        metavar="DIR|CSV",
-        help="folder with one folder per class, or CSV file with the columns path and label",
+        metavar="DIR|TABLE",
+        help="folder with one folder per class, or table (.csv, .tsv, .jsonl, .parquet) with the "
+        "columns path and label",
     )
+    add_table_settings(parser)
     parser.add_argument(
         "--subset",
         choices=("train", "val", "test"),
@@ -58,9 +62,10 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
 
-    data = find_labelled(data_path(args.data), subset=args.subset)
+    spec = with_table_settings(DataSpec(), args.set)
+    data = find_labelled(data_path(args.data), subset=args.subset, spec=spec)
     find_model(args.run, graphs=True)
-    out = None if args.out is None else plan_output(args.out, Path(data.root))
+    out = None if args.out is None else plan_output(args.out, data.source)
     for text in data.notes:
         output.note(text)
     with heavy_imports():

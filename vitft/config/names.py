@@ -20,6 +20,9 @@ SETTINGS = tuple(
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "data.path": ("dataset", "data_dir", "data_path", "image_folder", "train_dir"),
+    "data.label": ("label_column", "target", "target_column", "y_col", "class_column"),
+    "data.path_column": ("x_col", "image_column", "file_column", "filename_column"),
+    "data.group": ("group_column", "groups", "patient", "patient_id"),
     "data.val_rate": ("val_split", "validation_split", "val_size", "val_ratio", "test_size"),
     "train.seed": ("random_state", "random_seed", "manual_seed"),
     "weights.name": ("model_name", "pretrained", "checkpoint", "backbone", "arch"),

@@ -65,8 +65,9 @@ class Option:
 FINETUNE_OPTIONS = (
     Option(
         "data.path",
-        "image folder with one folder per class, .npz file, torchvision:CIFAR10, or demo",
-        metavar="DIR",
+        "image folder with one folder per class, table of paths and labels (.csv, .tsv, .jsonl, "
+        ".parquet), .npz file, torchvision:CIFAR10, or demo",
+        metavar="PATH",
         default="-",
         name="data",
     ),
@@ -87,6 +88,13 @@ FINETUNE_OPTIONS = (
         default="-",
     ),
     Option("data.group_duplicates", "keep near-duplicates on the same side of the split"),
+    Option(
+        "data.group_by",
+        "regular expression that finds the name of an image's group (patient, video, camera) in "
+        "its path, in parentheses; a group is kept on one side of the split",
+        metavar="PATTERN",
+        default="-",
+    ),
     Option(
         "weights.name",
         "catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from vitft.config.schema import check_values, invalid, require
+from vitft.system.errors import UsageError
 from vitft.system.structure import Range
 from vitft.system.text import parse_duration
 
@@ -25,9 +26,26 @@ class DataSpec:
 
     path: str = ""
     """Image folder with one folder per class, or with train/ and val/, each with one folder per
-    class; or arrays: an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`."""
+    class; a table (.csv, .tsv, .jsonl or .parquet) that lists images with their labels; or arrays:
+    an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`."""
     root: str = ""
-    """Folder of the datasets that torchvision reads; default: `data`."""
+    """Folder to which the paths in a table are relative (default: the folder of the table), or
+    folder of the datasets that torchvision reads (default: `data`)."""
+    label: str = ""
+    """Column of a table that contains the class; default: found by its usual names, e.g. `label` or
+    `class`."""
+    path_column: str = ""
+    """Column of a table that contains the path of the image; default: found by its usual names."""
+    split_column: str = ""
+    """Column of a table that assigns the image to train, val or test, or `none` to ignore a column
+    with a usual name; default: found by its usual names, e.g. `split`."""
+    group: str = ""
+    """Column of a table that names the group of the image, e.g. the patient or the video, or `none`
+    to ignore a column with a usual name; default: found by its usual names. The images of a group
+    are never on different sides of the split."""
+    group_by: str = ""
+    """Regular expression with one pair of parentheses that finds the name of an image's group in
+    its path, e.g. `patient([0-9]+)`; it is used instead of the column `data.group`."""
     split: Literal["random", "reference"] = "random"
     """Method of choosing the validation images: `random`, from all readable images, or
     `reference`, as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
@@ -58,6 +76,35 @@ class DataSpec:
             "data.group_duplicates=true needs data.split=random: the reference split is fixed",
             fix="use data.split=random, or remove data.group_duplicates",
         )
+        require(
+            not (self.group_by and self.split == "reference"),
+            "data.group_by needs data.split=random: the reference split is fixed",
+            fix="use data.split=random, or remove data.group_by",
+        )
+        require(
+            not (self.group_by and self.group),
+            "data.group_by and data.group both define the groups",
+            fix="use only one of them",
+        )
+        if self.group_by:
+            check_pattern("data.group_by", self.group_by)
+
+
+def check_pattern(key: str, pattern: str) -> None:
+    """Raise a UsageError unless `pattern` is a regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"invalid {key}={pattern}: {error}",
+            fix="use a regular expression, e.g. patient([0-9]+)",
+        ) from error
+    require(
+        groups == 1,
+        f"{key}={pattern} has {groups} pairs of parentheses instead of one",
+        fix="put the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) for "
+        "others",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

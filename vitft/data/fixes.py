@@ -88,14 +88,14 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     found = read_decisions(table, known, folder.classes)
     if found.rows and len(found.missing) == found.rows:
         raise DataError(
-            f"{path} does not belong to {folder.root}: all images in the table "
+            f"{path} does not belong to {folder.source}: all images in the table "
             f"are missing from the folder, e.g. {found.missing[0]}",
-            fix=f"run `vitft check {folder.root}` to create a table for this folder",
+            fix=f"run `vitft check {folder.source}` to create a table for this folder",
         )
     if found.missing and warn:
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} whose files are not in "
-            f"{folder.root}: {listing(found.missing, MOST_MISSING_NAMED)}"
+            f"{folder.source}: {listing(found.missing, MOST_MISSING_NAMED)}"
         )
     fixed = without_empty_classes(with_fixes(folder, found.changes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
@@ -176,7 +176,7 @@ def without_empty_classes(folder: Folder) -> Folder:
     if len(used) < 2:
         raise DataError(
             f"the fixes leave images in only {count(len(used), 'class', 'classes')} of "
-            f"{folder.root}: all images of {listing(empty)} are moved or left out",
+            f"{folder.source}: all images of {listing(empty)} are moved or left out",
             fix="remove lines from the table so that at least 2 classes still have images",
         )
     index = {label: number for number, label in enumerate(used)}
@@ -192,12 +192,12 @@ def without_empty_classes(folder: Folder) -> Folder:
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
     """Return the folder with the decisions applied to its lists of files; the disk is unchanged."""
     index = {name: number for number, name in enumerate(folder.classes)}
-    files, moved = [], 0
+    files, moved = list[File](), 0
     for file in folder.files:
         label = decided.get(file.path, folder.classes[file.label])
         if label is not None:
             moved += index[label] != file.label
-            files.append(File(file.path, index[label], file.part))
+            files.append(replace(file, label=index[label]))
     files.sort(key=lambda file: (file.label, file.path))
     dropped = len(folder.files) - len(files)
     note = f"fixes applied: {count(dropped, 'image')} left out, {moved} relabelled"

@@ -2,7 +2,8 @@
 
 There are two layouts: one folder per class, or a train folder alongside a val folder, a test folder
 or both, each containing one folder per class. Nothing is ever written to the data folder.
-`data.inspection` reads the files, and `data.split` selects the validation images.
+`data.scan` also reads tables, `data.inspection` reads the files, and `data.split` selects the
+validation images.
 """
 
 import difflib
@@ -13,18 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from vitft.data.arrays import ArraySet, find_arrays
+from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
+from vitft.data.parts import PART_NAMES, Part
+from vitft.data.table import TABLE_SUFFIXES
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error, listing
-
-Part = Literal["train", "val", "test", ""]
-
-TRAIN_NAMES = frozenset({"train", "training", "trn"})
-VAL_NAMES = frozenset({"val", "valid", "validation", "dev", "eval"})
-TEST_NAMES = frozenset({"test", "testing", "tst"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +33,16 @@ class File:
     label: int
     part: Part = ""
     """Part that contains the file; empty if the split has not been drawn yet."""
+    group: str = ""
+    """Name of the file's group, which is kept on one side of the split; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """The classes and files of a data folder, before any file is opened."""
+    """The classes and files of a data folder or table, before any file is opened."""
 
     root: Path
+    """Folder to which the paths are relative."""
     classes: tuple[str, ...]
     """Class names in the order of their labels, i.e. sorted as strings."""
     files: tuple[File, ...]
@@ -57,21 +57,22 @@ class Folder:
     unused: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are neither images nor hidden, by suffix."""
     notes: tuple[str, ...] = ()
+    table: Path | None = None
+    """Table that lists the files, if any."""
+
+    @property
+    def source(self) -> Path:
+        """Table or folder that the user specified."""
+        return self.table or self.root
 
 
-def scan(root: Path, *, reference: bool = False) -> Folder:
-    """Find the classes and images of a data folder or of an array data set.
-
-    Image files are not opened. With `reference`, the rules of the reference script apply.
+def scan_folder(root: Path, *, reference: bool) -> Folder:
+    """Find the classes and images of a data folder.
 
     Raises:
-        DataError: The data is missing or unreadable, has fewer than two classes, an empty class or
-            inconsistent parts, or cannot be used with `reference`.
+        DataError: A folder is unreadable, there are fewer than two classes, an empty class or
+            inconsistent parts, or the folder has its own split and cannot be used with `reference`.
     """
-    arrays = find_arrays(root)
-    if arrays is not None:
-        return scan_arrays(root, arrays, reference=reference)
-    check_is_folder(root)
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
     walk.raise_if_refused()
@@ -134,7 +135,10 @@ def check_is_folder(root: Path) -> None:
             fix="check the path and its permissions",
         ) from error
     if exists:
-        raise DataError(f"{root} is a file, not a folder", fix=f"use the folder {root.parent}")
+        raise DataError(
+            f"{root} is a file, not a folder",
+            fix=f"use the folder {root.parent}, or a table of labels ({', '.join(TABLE_SUFFIXES)})",
+        )
     parent = root.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -217,10 +221,7 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
         DataError: There is more than one folder for the same part.
     """
     parts: dict[Part, str] = {}
-    usual: tuple[tuple[Part, frozenset[str]], ...] = (
-        ("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES),
-    )  # fmt: skip
-    for part, known in usual:
+    for part, known in PART_NAMES:
         fitting = [n for n in names if n.lower() in known and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(

@@ -17,11 +17,12 @@ from typing import TypeVar
 
 from PIL import Image
 
-from vitft.data.folder import File, Folder, Part
+from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
 from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
+from vitft.data.parts import Part
 from vitft.system.errors import DataError, ImageError
 from vitft.system.text import count
 
@@ -43,6 +44,14 @@ class InspectedFile:
     height: int
     odd: tuple[str, ...] = ()
     """Remarks on the decoding, e.g. `rotated by EXIF`."""
+    group: str = ""
+
+
+def inspected_file(
+    file: File, sha256: str, size: tuple[int, int], odd: tuple[str, ...]
+) -> InspectedFile:
+    """Return the facts about a file, given its digest, its width and height, and remarks."""
+    return InspectedFile(file.path, file.label, file.part, sha256, *size, odd, file.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class OpenedImage:
             height, width = self.jpeg.shape[:2]
             odd = header_oddities(self.data, self.file.path)
         file = self.file
-        return InspectedFile(file.path, file.label, file.part, self.sha256, width, height, odd)
+        return inspected_file(file, self.sha256, (width, height), odd)
 
 
 def inspect_file(
@@ -180,7 +189,7 @@ def collect(
     if not allow_bad and len(bad) > max(10, total / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         raise DataError(
-            f"{len(bad):,} of {total:,} files in {folder.root} are unreadable ({examples})",
+            f"{len(bad):,} of {total:,} files in {folder.source} are unreadable ({examples})",
             fix=remedy(bad),
         )
     odd = Counter(remark for file in good for remark in file.odd)

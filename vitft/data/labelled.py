@@ -5,17 +5,20 @@ class names match those of the model.
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
-from vitft.data.folder import Part, check_is_folder, split_folders
-from vitft.data.table import TableReader
+from vitft.data.folder import check_is_folder, split_folders
+from vitft.data.label_table import read_label_table
+from vitft.data.parts import Part
+from vitft.data.table import is_table
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
-from vitft.system.text import count, listing
+from vitft.system.text import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +41,14 @@ class LabelledImages:
         return os.path.join(self.root, path)  # noqa: PTH118 - Path would normalise `..` and bytes
 
 
-def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
+def find_labelled(
+    source: Path, *, subset: str | None = None, spec: DataSpec | None = None
+) -> LabelledImages:
     """List the labelled images of a folder, a table or an array data set.
 
-    A table is a CSV file with the columns path and label; the paths are relative to the folder of
-    the table. If the data is divided into parts, one part is listed: `subset` or, by default, val
-    if it exists and test otherwise.
+    `spec` may name the columns of a table and the folder to which its paths are relative. If the
+    data is divided into parts, one part is listed: `subset` or, by default, val if it exists and
+    test otherwise.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
@@ -63,8 +68,8 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
             ),
             arrays.splits,
         )
-    elif source.is_file():
-        found, parts = from_table(source), False
+    elif is_table(source) or source.is_file():
+        found, parts = from_table(source, subset, spec or DataSpec())
     else:
         check_is_folder(source)
         found, parts = from_folder(source, subset)
@@ -129,43 +134,24 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
     ), bool(parts)
 
 
-def from_table(source: Path) -> LabelledImages:
-    """Return the images listed in a CSV file; columns other than path and label are ignored."""
-    table = TableReader(
-        source,
-        missing="check the path and its permissions",
-        fix='use a CSV file with the header "path,label" and one image per row; its paths are '
-        "relative to the folder of the file",
-    )
-    images = tuple(rows_of(table))
-    if not images:
-        raise DataError(
-            f"the table {source} lists no images", fix="add rows with a path and a label"
-        )
+def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
+    """Return the labelled images of a table, and whether the table divides them into parts.
+
+    Paths may lead outside the base folder.
+
+    Raises:
+        DataError: The table cannot be read, is invalid or lists no images.
+        UsageError: The table has parts, but not the requested one; or it is in Parquet, and pyarrow
+            is not installed.
+    """
+    table = read_label_table(source, spec)
+    parts = table.parts if len(table.parts) > 1 else ()
+    part = choose_part(parts, subset, source) if parts else ""
+    notes = [f"evaluating the images of the part {part}"] if parts else []
     return LabelledImages(
         source=source,
-        root=os.fspath(source.parent),
-        classes=tuple(sorted({label for _, label in images})),
-        images=images,
-    )
-
-
-def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
-    """Validate each row, and yield its path and label."""
-    lines = iter(table)
-    header = [cell.strip().lower() for cell in next(lines, [])]
-    if header.count("path") != 1 or header.count("label") != 1:
-        start = listing((cell[:40] for cell in header), most=6) or "nothing"
-        raise table.error(f"the header needs one path column and one label column; found: {start}")
-    path, label = header.index("path"), header.index("label")
-    seen: set[str] = set()
-    for cells in filter(any, lines):
-        if len(cells) != len(header):
-            problem = f"{count(len(cells), 'cell')} instead of {len(header)}"
-            raise table.error(problem)
-        if not cells[path] or not cells[label]:
-            raise table.error("the path or label is empty")
-        if cells[path] in seen:
-            raise table.error(f"{cells[path]!r} is listed twice")
-        seen.add(cells[path])
-        yield cells[path], cells[label]
+        root=os.fspath(table.root),
+        classes=table.classes,
+        images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
+        notes=(*notes, *table.notes),
+    ), bool(parts)

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
+from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.signatures import identify_format, looks_like
+from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.data.unused import (
     by_suffix,
     is_surely_no_image,
@@ -36,12 +38,10 @@ from vitft.system.text import describe_os_error
 log = logging.getLogger(__name__)
 
 STDIN = "-"
-LISTS = frozenset({".txt", ".csv", ".tsv", ".lst"})
-PATH_COLUMNS = (
-    "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path",
-    "img", "url",
-)  # fmt: skip
+LISTS = frozenset({".txt", ".lst", *TABLE_SUFFIXES})
+LIST_COLUMNS = (*PATH_COLUMNS, "url")
 """Headers that identify the path column of a table."""
+LIST_FIX = "use a text file with one path per line, or a table with a path column"
 HEAD = 4096  # bytes of standard input used to tell an image from a list
 MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
 FETCHING, FETCHED_AHEAD = 8, 32
@@ -246,41 +246,54 @@ def list_entries(name: str) -> Iterator[str]:
         UsageError: The list is a table without a recognisable path column.
     """
     try:
+        suffix = Path(name).suffix.lower()
+        if suffix in (".jsonl", ".parquet"):
+            table = TableReader(Path(name), missing=LIST_FIX, fix=LIST_FIX)
+            yield from table_paths(iter(table), name)
+            return
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            if Path(name).suffix.lower() in (".csv", ".tsv"):
-                yield from table_paths(file, name)
+            if suffix in (".csv", ".tsv"):
+                yield from table_paths(csv_rows(file, name), name)
             else:
                 lines = (line.rstrip("\r\n") for line in file)
                 yield from (text for text in lines if text.strip() and not text.startswith("#"))
     except OSError as error:
         raise DataError(
             f"cannot read the list {name}: {describe_os_error(error)}",
-            fix="use a text file with one path per line, or a CSV file with a path column",
+            fix=LIST_FIX,
         ) from error
 
 
-def table_paths(file: TextIO, name: str) -> Iterator[str]:
+def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
     """Yield the cells in the path column of a table; a single column needs no header.
 
     Raises:
         UsageError: The table has several columns but no known header.
+    """
+    header = next(rows, [])
+    known = [cell.strip().lower() for cell in header]
+    column = next((known.index(title) for title in LIST_COLUMNS if title in known), None)
+    if column is None and len(header) > 1:
+        raise UsageError(
+            f"{name} has no path column; columns found: {', '.join(header)[:200]}",
+            fix=f"rename the path column to path or to one of {', '.join(LIST_COLUMNS[1:])}",
+        )
+    if column is None and header:
+        yield header[0]
+    for cells in rows:
+        if any(cells):
+            yield cells[column or 0] if len(cells) > (column or 0) else ""
+
+
+def csv_rows(file: TextIO, name: str) -> Iterator[list[str]]:
+    """Yield the rows of a CSV or TSV file as they are read.
+
+    Raises:
         DataError: The table is damaged.
     """
     reader = csv.reader(file, delimiter="\t" if name.lower().endswith(".tsv") else ",")
     try:
-        header = next(reader, [])
-        known = [cell.strip().lower() for cell in header]
-        column = next((known.index(title) for title in PATH_COLUMNS if title in known), None)
-        if column is None and len(header) > 1:
-            raise UsageError(
-                f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-                fix=f"rename the path column to path or to one of {', '.join(PATH_COLUMNS[1:])}",
-            )
-        if column is None and header:
-            yield header[0]
-        for cells in reader:
-            if any(cells):
-                yield cells[column or 0] if len(cells) > (column or 0) else ""
+        yield from reader
     except csv.Error as error:
         raise DataError(
             f"{name}, line {reader.line_num}: {error}", fix="save it as a valid CSV file"

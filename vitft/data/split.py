@@ -24,9 +24,10 @@ from typing import Literal, NamedTuple, Self, cast, get_args
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
+from vitft.data.duplicates import group_names
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
-from vitft.data.table import TableReader, encode_table
+from vitft.data.table import TableReader, base_folder, encode_table
 from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
@@ -126,7 +127,7 @@ class Manifest:
 def run_manifest(run: Path) -> Manifest | None:
     """Return the split of a run, or None if the run has no config.toml or no split.csv.
 
-    The manifest's root is the data folder given in config.toml.
+    The manifest's root is the data folder given in config.toml, or the base folder of the table.
 
     Raises:
         RunError: config.toml or split.csv is damaged.
@@ -134,10 +135,12 @@ def run_manifest(run: Path) -> Manifest | None:
     path = RunDir(run).split
     if not os.path.lexists(run / "config.toml") or not os.path.lexists(path):
         return None
-    data = read_run_config(run).get("data", {}).get("path")
-    if not isinstance(data, str):
-        raise damaged_file(run / "config.toml", "data.path is not text")
-    return Manifest.read(path, Path(os.path.expanduser(data)))  # noqa: PTH111 - never raises
+    section: Mapping[str, object] = {"root": "", **read_run_config(run).get("data", {})}
+    for key in ("path", "root"):
+        if not isinstance(section.get(key), str):
+            raise damaged_file(run / "config.toml", f"data.{key} is not text")
+    folder = Path(os.path.expanduser(str(section["path"])))  # noqa: PTH111 - never raises
+    return Manifest.read(path, base_folder(folder, str(section["root"])))
 
 
 def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
@@ -162,9 +165,10 @@ def split(
     Images in a test part are always used for the final test, and a folder with its own train and
     val parts keeps these parts. The random split draws validation images from the readable images,
     at least one from every class that has two or more. It then assigns every group of
-    near-duplicates to the side of its first image. The reference split draws from all files,
-    readable or not, exactly as the reference script does, and drops the unreadable files
-    afterwards. `groups` maps digests to group names; without it, only identical files are grouped.
+    near-duplicates to the side of its first image. If the user has defined groups, whole groups
+    are drawn. The reference split draws from all files, readable or not, exactly as the reference
+    script does, and drops the unreadable files afterwards. `groups` maps digests to group names,
+    as returned by `joined_groups`; without it, only identical files are grouped.
 
     Raises:
         DataError: A class has no training images or no validation images. The reference split only
@@ -183,6 +187,8 @@ def split(
         at_least = 0 if folder.reference else 1
         drawn = draw(list(map(len, by_class)), spec.val_rate, spec.seed, at_least=at_least)
         held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
+        if any(file.group for file in good):
+            held_back = draw_groups(good, groups or {}, spec)
         if not folder.reference:
             held_back = keep_groups_together(good, held_back, groups or {})
     rows = tuple(Row(f.path, f.label, split_of(f, held_back), f.sha256) for f in checked.good)
@@ -214,6 +220,53 @@ def draw(
         stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
         for n in counts
     ]
+
+
+def joined_groups(
+    files: Sequence[InspectedFile], duplicates: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Map digests to the names of groups that must not be split: the user's groups and duplicates.
+
+    Two images are in the same group if a chain of the user's groups and of the groups of
+    near-duplicates (`duplicates`, by digest) connects them. Digests that are alone may be missing.
+    If the user has not defined groups, `duplicates` is returned.
+    """
+    if not any(file.group for file in files):
+        return duplicates
+    digests = list(dict.fromkeys(file.sha256 for file in files))
+    place = {digest: i for i, digest in enumerate(digests)}
+    first: dict[tuple[str, str], int] = {}
+    keys = [(("user", file.group), file.sha256) for file in files if file.group]
+    keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
+    pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
+    return group_names(digests, pairs)
+
+
+def draw_groups(
+    files: Sequence[InspectedFile], groups: Mapping[str, str], spec: DataSpec
+) -> set[str]:
+    """Draw whole groups for validation, and return the paths of their images.
+
+    The groups are shuffled with the seed of the split. A group is drawn if this brings the number
+    of validation images, summed over the distances in all classes, closer to the wanted number:
+    the fraction `spec.val_rate` of the class, rounded down, but at least one.
+    """
+    members: dict[str, list[InspectedFile]] = {}
+    for file in files:
+        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+    counts = Counter(file.label for file in files)
+    lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
+    order = list(members.values())
+    random.Random(spec.seed).shuffle(order)
+    drawn: set[str] = set()
+    for group in order:
+        own = Counter(file.label for file in group)
+        change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
+        if change < 0:
+            drawn.update(file.path for file in group)
+            for label, n in own.items():
+                lacking[label] -= n
+    return drawn
 
 
 def keep_groups_together(
@@ -255,9 +308,11 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
             lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
     if lacking:
         unread = ""
+        if drawn_here and any(file.group for file in checked.good):
+            unread = "; all images of a group must be on the same side"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
-            unread = f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
+            unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
         raise lacking_images(lacking, len(manifest.classes), unread)
     if not manifest.val:
         raise DataError(
@@ -286,8 +341,8 @@ def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> Data
     return DataError(
         f"too few readable images for training and validation in {len(names)} of {classes} "
         f"classes: {listing(names)}{unread}",
-        fix="provide at least 2 readable images per class, or remove the folders of classes with "
-        "fewer",
+        fix="provide at least 2 readable images per class (in at least 2 groups), or remove the "
+        "classes with fewer",
     )
 
 

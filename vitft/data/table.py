@@ -1,16 +1,25 @@
-"""Reading and writing of CSV tables. Cells may contain any file name, and errors name the line."""
+"""Reading of tables (CSV, TSV, JSON Lines, Parquet) and writing of CSV files.
+
+Cells may contain any file name, and errors name the line.
+"""
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import read_regular
+from vitft.system.imports import require_extra
+from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
 MAX_TABLE_BYTES = 2**32
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
@@ -27,19 +36,49 @@ def quote_cell(cell: str) -> str:
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table, judging by its suffix; the file may be missing."""
+    try:
+        return path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()
+    except OSError:  # e.g. no permission for a parent folder
+        return False
+
+
+def base_folder(data: Path, root: str) -> Path:
+    """Return the folder to which the image paths of a data set are relative.
+
+    For a table, this is `root` (the setting `data.root`) or, by default, the table's own folder. In
+    all other cases, it is `data` itself.
+    """
+    if not is_table(data):
+        return data
+    return Path(os.path.expanduser(root)) if root else data.parent  # noqa: PTH111 - never raises
+
+
+class NotText(str):
+    """A cell whose value cannot be shown as text; it consists of the kind of value, e.g. `list`."""
+
+    __slots__ = ()
+
+
 class TableReader:
-    """Reader of a CSV file, row by row.
+    """Reader of a table, row by row; the first row is the header.
+
+    The suffix tells the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything else
+    for CSV. Values that are not text are converted: missing values to empty cells, numbers to
+    decimal text, and values without a textual form to `NotText`.
 
     Args:
         path: Path of the file.
         missing: Fix to suggest if the file cannot be read.
         fix: Fix to suggest if the file is invalid.
         error: Class of the errors to raise.
-        separators: Possible cell separators. The last one is used if the header contains it, and
-            the first one otherwise.
+        separators: Possible cell separators of CSV. The last one is used if the header contains it,
+            and the first one otherwise.
 
     Raises:
         DataError: The file cannot be read. If `error` is given, that class is raised instead.
+        UsageError: The file is in Parquet, and pyarrow is not installed.
     """
 
     def __init__(
@@ -57,18 +96,127 @@ class TableReader:
             reason = describe_os_error(failure)
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure
         self.path, self.fix, self.kind = path, fix, error
-        text = self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-        first = text.partition("\n")[0]
-        separator = separators[-1] if separators[-1] in first else separators[0]
-        self.reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        self.line = 1
+        """Line of the most recently read row; in Parquet, the number of the row, or 0 for none."""
+        self.unit = "line"
+        suffix = path.suffix.lower()
+        if suffix == ".parquet":
+            require_extra("parquet", feature=f"reading {path.name}")
+            self.unit, self.line, self.rows = "row", 0, self.parquet_rows()
+        elif suffix == ".jsonl":
+            self.rows = self.json_rows(self.text())
+        else:
+            self.rows = self.csv_rows(self.text(), separators)
+
+    def text(self) -> str:
+        """Return the content as text; bytes that are not UTF-8 become surrogates.
+
+        Raises:
+            DataError: The file is in UTF-16. If `error` was given, that class is raised instead.
+        """
+        if self.data.startswith(UTF_16_MARKS):
+            raise self.error("the text is in UTF-16, not UTF-8")
+        return self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
 
     def __iter__(self) -> Iterator[list[str]]:
+        return self.rows
+
+    def csv_rows(self, text: str, separators: str) -> Iterator[list[str]]:
+        """Yield the rows of a CSV file."""
+        separator = separators[-1] if separators[-1] in text.partition("\n")[0] else separators[0]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         try:
-            yield from self.reader
+            for cells in reader:
+                self.line = reader.line_num
+                yield cells
         except csv.Error as error:
+            self.line = max(1, reader.line_num)
             raise self.error(str(error)) from error
 
-    def error(self, problem: str) -> DataError | RunError:
-        """Return the error for a problem with the most recently read row."""
-        line = max(1, self.reader.line_num)
-        return self.kind(f"{self.path}, line {line}: {problem}", fix=self.fix)
+    def json_rows(self, text: str) -> Iterator[list[str]]:
+        """Yield the keys of all objects of a JSON Lines file as a header, then the values.
+
+        A key that an object lacks is an empty cell.
+        """
+        found: list[tuple[int, dict[str, Any]]] = []
+        for self.line, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                found.append((self.line, self.json_object(line)))
+        names = list(dict.fromkeys(name for _, fields in found for name in fields))
+        self.line = 1
+        yield names
+        for self.line, fields in found:
+            yield [cell_text(fields.get(name)) for name in names]
+
+    def json_object(self, line: str) -> dict[str, Any]:
+        """Return the JSON object on a line."""
+        try:
+            fields = parse_json(line)
+        except ValueError as error:
+            reason, column = getattr(error, "msg", str(error)), getattr(error, "colno", 1)
+            problem = f"the text is not valid JSON ({reason})"
+            raise self.error(problem, column=str(column)) from error
+        if not isinstance(fields, dict):
+            raise self.error("the text is JSON, but not an object such as {...}", column="1")
+        return fields
+
+    def parquet_rows(self) -> Iterator[list[str]]:
+        """Yield the column names of a Parquet file as a header, then the rows.
+
+        Columns of nested or binary values, e.g. embedded images, are not loaded.
+        """
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            file = parquet.ParquetFile(pa.BufferReader(self.data))
+            fields = list(file.schema_arrow)
+            nested = {f.name: NotText(str(f.type)) for f in fields if not has_text(f.type)}
+            plain = [field.name for field in fields if field.name not in nested]
+            yield [field.name for field in fields]
+            for batch in file.iter_batches(columns=plain):
+                columns = [
+                    [nested[field.name]] * len(batch)
+                    if field.name in nested
+                    else map(cell_text, batch.column(field.name).to_pylist())
+                    for field in fields
+                ]
+                for cells in zip(*columns, strict=True):
+                    self.line += 1
+                    yield list(cells)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise self.error(f"the file is not valid Parquet ({reason})") from error
+
+    def error(
+        self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
+    ) -> DataError | RunError:
+        """Return the error for a problem in a column of a line (default: the latest line)."""
+        line = line or self.line
+        places = [str(self.path), f"{self.unit} {line}" * bool(line)]
+        places.append(f"column {column.strip()[:40]}" * bool(column))
+        return self.kind(f"{', '.join(filter(None, places))}: {problem}", fix=fix or self.fix)
+
+
+def has_text(kind: Any) -> bool:  # noqa: ANN401 - a type of pyarrow, which is imported late
+    """Return whether the values of a pyarrow type have a textual form."""
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    binary = types.is_binary(value) or types.is_large_binary(value) or types.is_binary_view(value)
+    return not (types.is_nested(value) or types.is_fixed_size_binary(value) or binary)
+
+
+def cell_text(value: object) -> str:
+    """Return a value of JSON or Parquet as the text of a cell."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # pandas turns integers with gaps into floats
+    if isinstance(value, list | dict | bytes):
+        return NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
+    return str(value)

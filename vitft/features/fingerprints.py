@@ -28,6 +28,7 @@ from vitft.data.inspection import (
     OpenedImage,
     collect,
     inspect_file,
+    inspected_file,
 )
 from vitft.data.loading import in_order
 from vitft.features.cache import Store, default_folder, key_of, open_store
@@ -63,8 +64,7 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
         return None
     if width * height > opened.max_pixels:
         return None
-    file = opened.file
-    return InspectedFile(file.path, file.label, file.part, opened.sha256, width, height, odd)
+    return inspected_file(opened.file, opened.sha256, (width, height), odd)
 
 
 class Fingerprints:

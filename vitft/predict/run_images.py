@@ -21,6 +21,7 @@ from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.images import decode
 from vitft.data.split import Manifest, Row
+from vitft.data.table import base_folder
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system import console
 from vitft.system.errors import RunError
@@ -139,7 +140,7 @@ def read_fingerprints(
             f"images, more than {MAX_COMPARED:,}"
         )
         return Fingerprints("none")
-    root = data_path(config.data.path, config.data.root)
+    root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
     images = Folder(
         root=root,
         classes=manifest.classes,

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.data.folder import Folder, assign_parts, scan
+from vitft.data.folder import Folder, assign_parts
+from vitft.data.scan import scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
@@ -60,7 +61,7 @@ def check_study(
 
     Raises:
         UsageError: A number is out of range, the weights cannot be combined, or the output folder
-            is inside the data folder.
+            is inside the data folder; or the images are grouped, but not divided into parts.
         DataError: The data folder cannot be used, or contains too few images.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The output folder contains files or is not writable.
@@ -79,12 +80,17 @@ def check_study(
         if not one.is_baseline:
             check_weights_name(one.weights, allow_pickle=allow_pickle)
     folder = assign_parts(scan(Path(data).expanduser()), "test")
+    if folder.layout == "classes" and any(file.group for file in folder.files):
+        raise UsageError(
+            f"a study draws single images, but {data} defines groups of images",
+            fix="add a split column with train and test, so that each group is in one part",
+        )
     counts = Counter(file.label for file in folder.files if file.part != "val")
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
     if not fitting:
         raise too_few_images(folder, counts)
-    place = plan_run(out or str(free_name(Path(f"study-{folder.root.resolve().name}"))), data)
-    if folder.root.resolve() in (place.resolve(), *place.resolve().parents):
+    place = plan_run(out or str(free_name(Path(f"study-{folder.source.resolve().name}"))), data)
+    if folder.source.resolve() in (place.resolve(), *place.resolve().parents):
         raise UsageError(
             f"--out {place} is inside the data directory",
             fix="choose a folder outside it with --out DIR",
@@ -149,7 +155,7 @@ def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
     """Return the error to raise if the smallest class is too small for any number of shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     return DataError(
-        f"class {folder.classes[label]} in {folder.root} has only "
+        f"class {folder.classes[label]} in {folder.source} has only "
         f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
         "--shots",
         fix="use smaller --shots, e.g. 1 2 5, or add images to this class",

@@ -167,7 +167,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     shots, dropped = fitting_shots(plan.shots, counts.tolist(), has_tests=has_tests)
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
-            f"{plan.folder.root} has no usable test images",
+            f"{plan.folder.source} has no usable test images",
             fix="add readable images to the val folder; identical images with different labels are "
             "not used",
         )

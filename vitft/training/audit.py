@@ -78,11 +78,14 @@ def audit_run(
     )  # fmt: skip
 
 
-def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
-    """If there are findings to review, log their number and the command that lists them."""
+def log_audit(audit: AuditResults, data: str, run: RunDir) -> None:
+    """If there are findings to review, log their number and the command that lists them.
+
+    `data` is the path of the data folder or table.
+    """
     if summary := audit_summary(audit):
-        folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
-        log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")
+        words = shlex.join(["vitft", "check", data, "--run", str(run.path)])
+        log.info(f"found {summary}; for details, run: {words}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

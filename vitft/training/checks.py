@@ -15,17 +15,20 @@ from vitft.config.run import (
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import Folder, assign_parts, scan
+from vitft.data.folder import Folder, assign_parts
+from vitft.data.label_table import SETTING_OF
+from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes
+from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.training.trackers import check_trackers
 
 RESUME_CHANGES = frozenset(
-    {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
+    {"data.path", "data.root", "train.device", "train.cache", "train.tracker", "train.timeout"}
 )
-"""Settings that may change whenever a run is resumed; a new data path must hold the same images."""
+"""Settings that may change whenever a run is resumed; new data paths must hold the same images."""
 
 
 def check_request(config: Config, out: str | None) -> Path:
@@ -40,7 +43,8 @@ def check_request(config: Config, out: str | None) -> Path:
     """
     if not config.data.path:
         raise UsageError(
-            "no data given", fix="choose an image folder with --data DIR, or use --data demo"
+            "no data given",
+            fix="choose an image folder or a table of labels with --data PATH, or use --data demo",
         )
     if not config.weights.name:
         raise UsageError(
@@ -49,7 +53,8 @@ def check_request(config: Config, out: str | None) -> Path:
             "names), or use --weights demo",
         )
     data = data_path(config.data.path, config.data.root)
-    scanned = scan(data, reference=config.data.split == "reference")
+    check_table_settings(data, config.data)
+    scanned = scan(data, config.data)
     check_val_from(scanned, config.data)
     folder = assign_parts(scanned, config.data.val_from)
     check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
@@ -62,12 +67,23 @@ def check_request(config: Config, out: str | None) -> Path:
         check_weights_name(config.weights.name, allow_pickle=config.weights.allow_pickle)
     check_trackers(config.train.trackers)
     planned = plan_run(out, config.data.path)
-    if data.resolve() in planned.resolve().parents:
+    if data.resolve() in planned.resolve().parents:  # never true of a table
         raise UsageError(
             f"the run directory {planned} is inside the data directory",
             fix="choose another run directory with --out",
         )
     return planned
+
+
+def check_table_settings(data: Path, spec: DataSpec) -> None:
+    """Raise a UsageError if a setting names a column although the data is not a table."""
+    named = {key: getattr(spec, key.partition(".")[2]) for key in SETTING_OF.values()}
+    useless = [f"{key}={value}" for key, value in named.items() if value]
+    if useless and not is_table(data):
+        raise UsageError(
+            f"{useless[0]} has no effect: {spec.path} is not a table",
+            fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
+        )
 
 
 def check_val_from(folder: Folder, spec: DataSpec) -> None:
@@ -124,7 +140,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     config = config_from_table(after)
     check_trackers(config.train.trackers)
     data = data_path(config.data.path, config.data.root)
-    scan(data, reference=config.data.split == "reference")
+    scan(data, config.data)
     return (None if status == "finished" and not extended else config), path
 
 

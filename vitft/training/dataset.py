@@ -59,6 +59,9 @@ class Dataset:
     """Process group across which each batch is divided."""
     duplicates: Mapping[str, str]
     """Mapping from the digest of each image with near copies to the name of its group."""
+    groups: Mapping[str, str]
+    """Mapping from digests to groups that no split or fold divides: near copies, and images that
+    the user has grouped; images that are alone may be missing."""
 
     @property
     def distinct(self) -> list[Row]:
@@ -71,8 +74,8 @@ class Dataset:
         return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
-        """Return the group numbers (n,) of `rows`; near copies share a number."""
-        return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
+        """Return the group numbers (n,) of `rows`; the images of a group share a number."""
+        return number_groups(self.groups.get(row.sha256, row.sha256) for row in rows)
 
     def decode(
         self,

@@ -19,11 +19,13 @@ from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import File, Folder, assign_parts, scan
+from vitft.data.folder import File, Folder, assign_parts
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
-from vitft.data.split import Manifest, Row, draw, log_split, split
+from vitft.data.scan import scan
+from vitft.data.split import Manifest, Row, draw, joined_groups, log_split, split
+from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import View, eval_view
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor, vanished_error
@@ -97,10 +99,9 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         WeightsError: The weights cannot be found or read, or do not match the configuration.
         UsageError: The device or a setting cannot be used.
     """
-    data = data_path(config.data.path, config.data.root).resolve()
-    scanned = scan(data, reference=config.data.split == "reference")
-    folder = assign_parts(scanned, config.data.val_from)
-    folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
+    located = with_absolute_paths(config.data)
+    folder = assign_parts(scan(Path(located.path), located), located.val_from)
+    folder, data_spec = apply_fixes(folder, located)
     config = replace(config, data=data_spec)
     pipeline, report = load_pipeline(
         folder,
@@ -126,6 +127,15 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         f"on {describe_device(pipeline.device)} in {precision}"
     )
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
+
+
+def with_absolute_paths(spec: DataSpec) -> DataSpec:
+    """Return the settings with the absolute path of the data and of the base folder of a table."""
+    data = data_path(spec.path, spec.root).resolve()
+    root = (
+        str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
+    )
+    return replace(spec, path=str(data), root=root)
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:
@@ -222,7 +232,8 @@ def split_images(
 ) -> Dataset:
     """Split the readable images into training, validation and test sets, and log the split."""
     config = setup.config
-    manifest = split(inspected, config.data, groups=duplicates)
+    groups = joined_groups(inspected.good, duplicates)
+    manifest = split(inspected, config.data, groups=groups)
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
@@ -233,6 +244,7 @@ def split_images(
         device=setup.pipeline.device,
         group=group,
         duplicates=duplicates,
+        groups=groups,
     )
 
 

@@ -332,8 +332,11 @@ def check_same_images(run: RunDir, manifest: Manifest) -> None:
     before = Manifest.read(run.split, manifest.root)
     if before.digest == manifest.digest:
         return
-    old, new = ({(r.path, r.sha256, r.split) for r in m.rows} for m in (before, manifest))
-    changed = sorted({path for path, _, _ in old ^ new})
+    old, new = (
+        {(r.path, r.sha256, r.split, m.classes[r.label]) for r in m.rows}
+        for m in (before, manifest)
+    )
+    changed = sorted({path for path, *_ in old ^ new})
     what = "1 image has" if len(changed) == 1 else f"{len(changed):,} images have"
     raise RunError(
         f"{what} changed since the start of {run.path}, e.g. {changed[0]}"

@@ -22,7 +22,7 @@ from vitft.cli.main import build_parser, main
 from vitft.data.download.fetch import fetch_folder, folder_name
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part
-from vitft.data.folder import scan
+from vitft.data.scan import scan
 from vitft.system import files
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
 from vitft.system.files import atomic_folder

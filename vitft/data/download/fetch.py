@@ -19,7 +19,8 @@ from vitft.data.download.entries import ArchiveLimits
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
 from vitft.data.download.web_image import is_url
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import Folder
+from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing

@@ -1,0 +1,311 @@
+"""Tables of labels: formats, columns, paths, and a sentence for every broken table."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.test_folder import draw, touch
+from vitft.cli.main import main
+from vitft.config.sections import DataSpec
+from vitft.data.folder import Folder
+from vitft.data.label_table import path_in, read_label_table
+from vitft.data.scan import scan
+from vitft.data.sources import sources
+from vitft.system.errors import DataError, UsageError
+
+NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
+ROWS = [{"path": name, "label": name.partition("/")[0]} for name in NAMES]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]], separator: str = ",") -> None:
+    lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
+    "t.csv": write_csv,
+    "semicolons.csv": lambda path, rows: write_csv(path, rows, ";"),
+    "t.tsv": lambda path, rows: write_csv(path, rows, "\t"),
+    "t.jsonl": write_jsonl,
+    "t.parquet": write_parquet,
+}
+
+
+def listed(folder: Folder) -> list[tuple[str, str, str, str]]:
+    return [(f.path, folder.classes[f.label], f.part, f.group) for f in folder.files]
+
+
+def table(root: Path, text: str, spec: DataSpec | None = None) -> Folder:
+    """Scan a CSV table beside the images that it names."""
+    touch(root, *NAMES)
+    (root / "labels.csv").write_text(text)
+    return scan(root / "labels.csv", spec)
+
+
+# ---- what is read
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_files_of_the_folder(tmp_path: Path, name: str) -> None:
+    touch(tmp_path / "data", *NAMES)
+    WRITERS[name](tmp_path / "data" / name, ROWS[::-1])  # in another order
+
+    folder, found = scan(tmp_path / "data"), scan(tmp_path / "data" / name)
+
+    assert (found.classes, found.files, found.root) == (folder.classes, folder.files, folder.root)
+    assert found.source == tmp_path / "data" / name
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_numbers_become_class_names_and_other_columns_are_ignored(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [{**row, "label": len(row["label"]) + i % 2, "note": "x"} for i, row in enumerate(ROWS)]
+    touch(tmp_path, *NAMES)
+    WRITERS[name](tmp_path / name, rows)
+
+    assert scan(tmp_path / name).classes == ("3", "4")
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_nested_values_are_refused_only_in_columns_that_are_used(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, *NAMES)
+    WRITERS[name](tmp_path / name, [{**row, "box": [1, 2]} for row in ROWS])
+
+    assert len(scan(tmp_path / name).files) == 4
+    with pytest.raises(DataError, match=r"1, column box: the value is not text \(its type is list"):
+        scan(tmp_path / name, DataSpec(label="box"))
+
+
+def test_columns_are_found_by_their_usual_names(tmp_path: Path) -> None:
+    rows = ["id, File_Name ,CLASS,Subset,patient_id"]
+    rows += [f"1,{name},{name[:3]},{'dev' if '1' in name else 'Train'},{name}" for name in NAMES]
+
+    found = table(tmp_path, "\n".join(rows))
+
+    assert found.layout == "split"
+    assert listed(found)[0] == ("cat/0.png", "cat", "train", "cat/0.png")
+    assert listed(found)[1] == ("cat/1.png", "cat", "val", "cat/1.png")
+    assert found.notes == ("4 groups of images in the column patient_id",)
+
+
+def test_settings_name_the_columns(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]},wrong,{i},?" for i, name in enumerate(NAMES)]
+    text = "\n".join(["photo,species,label,farm,split", *rows])
+    spec = DataSpec(path_column="photo", label="Species", group="farm", split_column="none")
+
+    assert [row[1:] for row in listed(table(tmp_path, text, spec))] == [
+        ("cat", "", "0"), ("cat", "", "1"), ("dog", "", "2"), ("dog", "", "3")
+    ]  # fmt: skip
+
+
+def test_an_ambiguous_table_asks_for_the_column(tmp_path: Path) -> None:
+    text = "path,class,category\n" + "\n".join(f"{name},a,b" for name in NAMES)
+
+    with pytest.raises(DataError, match=r"several .* label: class and category\n.*data.label=NAME"):
+        table(tmp_path, text)
+
+
+def test_columns_cannot_be_named_for_a_folder(tmp_path: Path) -> None:
+    draw(tmp_path / "data", *NAMES)
+    arguments = ["--data", str(tmp_path / "data"), "--weights", "demo", "--set", "data.label=x"]
+
+    assert main(["finetune", *arguments]) == 2
+
+
+def test_an_unused_weight_column_and_repeated_lines_are_noted(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]},2" for name in (*NAMES, NAMES[0])]
+
+    found = table(tmp_path, "\n".join(["path,label,weight", *rows]))
+
+    assert len(found.files) == 4
+    assert found.notes == (
+        "1 repeated line of the table left out",
+        "not used: the column weight (sample weights are not supported)",
+    )
+
+
+def test_a_train_part_alone_leaves_the_split_to_be_drawn(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]},train" for name in NAMES]
+
+    found = table(tmp_path, "\n".join(["path,label,split", *rows]))
+
+    assert found.layout == "classes"
+    assert {file.part for file in found.files} == {""}
+
+
+# ---- paths
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a/b.jpg", "a/b.jpg"),
+        ("./a//./b.jpg", "a/b.jpg"),
+        ("/data/a.jpg", "a.jpg"),
+        ("/data2/a.jpg", "/data2/a.jpg"),
+        ("../a.jpg", "../a.jpg"),
+    ],
+)
+def test_paths_are_relative_to_the_folder_where_possible(path: str, expected: str) -> None:
+    assert path_in(Path("/data"), path) == expected
+
+
+def test_the_images_may_lie_in_another_folder_than_the_table(tmp_path: Path) -> None:
+    touch(tmp_path / "images", *NAMES)
+    (tmp_path / "tables").mkdir()
+    write_csv(tmp_path / "tables" / "t.csv", ROWS)
+
+    found = scan(tmp_path / "tables" / "t.csv", DataSpec(root=str(tmp_path / "images")))
+
+    assert found.root == tmp_path / "images"
+    assert [file.path for file in found.files] == [*NAMES]
+
+
+def test_missing_files_are_skipped_if_bad_files_are_allowed(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]}" for name in (*NAMES, "cat/9.png")]
+
+    found = table(tmp_path, "\n".join(["path,label", *rows]), DataSpec(allow_bad=True))
+
+    assert [file.path for file in found.files] == [*NAMES]
+    assert found.bad == (("cat/9.png", "no such file"),)
+
+
+def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
+    odd = b"cat/caf\xe9.png"
+    touch(tmp_path, *NAMES, odd.decode("utf-8", "surrogateescape"))
+    (tmp_path / "t.csv").write_bytes(b"path,label\n" + odd + b",cat\ndog/0.png,dog\ndog/1.png,dog")
+
+    assert len(scan(tmp_path / "t.csv").files) == 3
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_predict_reads_the_paths_of_every_format(tmp_path: Path, name: str) -> None:
+    if name == "semicolons.csv":
+        pytest.skip("a list of paths is separated by commas")
+    touch(tmp_path, *NAMES)
+    WRITERS[name](tmp_path / name, ROWS)
+
+    found = [source.path for source in sources([str(tmp_path / name)])]
+
+    assert found == [str(tmp_path / path) for path in NAMES]
+
+
+# ---- broken tables
+
+GOOD = "".join(["path,label\n", *(f"{name},{name[:3]}\n" for name in NAMES)])  # lines 1 to 5
+
+
+BROKEN: dict[str, tuple[str, bytes, str]] = {
+    "unknown label column": ("t.csv", b"path,colour\n", "line 1: no label column"),
+    "empty label": ("t.csv", f"{GOOD}cat/2.png,\n".encode(), "line 6, column label"),
+    "duplicate path": ("t.csv", f"{GOOD}cat/0.png,dog\n".encode(), "line 6, column label"),
+    "bad split": (
+        "t.csv",
+        b"path,label,split\ncat/0.png,cat,train\ncat/1.png,cat,fold3\n",
+        "line 3, column split: the split is 'fold3'",
+    ),
+    "missing split": (
+        "t.csv",
+        b"path,label,split\ncat/0.png,cat,train\ncat/1.png,cat,\n",
+        "line 3, column split: the split is empty",
+    ),
+    "missing image": ("t.csv", f"{GOOD}cat/2.png,cat\n".encode(), "line 6, column path"),
+    "encoding of the file": ("t.csv", GOOD.encode("utf-16"), "line 1: the text is"),
+    "encoding of a label": ("t.csv", b"path,label\ncat/0.png,caf\xe9\n", "line 2, column label"),
+    "ragged line": ("t.csv", f"{GOOD}cat/2.png\n".encode(), "line 6, column label: 1 cell"),
+    "wrong JSON": (
+        "t.jsonl",
+        b'{"path": "cat/0.png", "label": "cat"}\n{"path": "cat/1.png", label}\n',
+        "line 2, column 23: the text is not valid JSON",
+    ),
+    "JSON without objects": ("t.jsonl", b'["cat/0.png", "cat"]\n', "line 1, column 1"),
+    "JSON without a label": (
+        "t.jsonl",
+        b'{"path": "cat/0.png", "label": "cat"}\n{"path": "cat/1.png"}\n',
+        "line 2, column label: the label is empty",
+    ),
+    "NUL bytes": (
+        "t.csv",
+        b"path,label\ncat/\0.png,cat\n",
+        "line 2, column path: the text contains",
+    ),
+    "one class": ("t.csv", b"path,label\ncat/0.png,cat\ncat/1.png,cat\n", "line 2, column label"),
+    "path outside": ("t.csv", f"{GOOD}../x.png,cat\n".encode(), "line 6, column path"),
+    "absolute path outside": (
+        "t.tsv",
+        b"path\tlabel\n/etc/x\ta\ncat/0.png\tb\n",
+        "line 2, column path",
+    ),
+    "no training images": (
+        "t.csv",
+        b"path,label,split\ncat/0.png,cat,val\ndog/0.png,dog,test\n",
+        "line 2, column split: no line is assigned to train",
+    ),
+    "named column missing": ("named.csv", GOOD.encode(), "line 1: no column species"),
+    "open quote": ("t.csv", b'path,label\ncat/0.png,"cat\n', "line 2: unexpected end of data"),
+    "no parquet": ("t.parquet", b"PAR1 and nothing else", "not valid Parquet"),
+    "no lines": ("t.csv", b"", "line 1: no path column"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_table_ends_with_a_sentence_that_names_its_place(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, content, place = BROKEN[kind]
+    draw(tmp_path, *NAMES)
+    (tmp_path / name).write_bytes(content)
+    arguments = ["--data", str(tmp_path / name), "--weights", "demo", "--out", str(tmp_path / "r")]
+    column = ["--set", "data.label=species"] if name == "named.csv" else []
+
+    code = main(["finetune", *arguments, *column])
+
+    text = capsys.readouterr().err
+    assert code == 3, text
+    assert place in text
+    assert f"{tmp_path / name}" in text
+    assert re.fullmatch(r"vitft: error: [^\n]+\n +fix: [^\n]+\n", text), text
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_missing_table_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*t.csv: no such file"):
+        scan(tmp_path / "t.csv")
+
+
+def test_a_table_in_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(UsageError, match="needs pyarrow"):
+        scan(tmp_path / "t.parquet")
+
+
+def test_the_reference_split_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a table, but the reference split needs a folder"):
+        table(tmp_path, GOOD, DataSpec(split="reference"))
+
+
+def test_long_tables_are_read_quickly(tmp_path: Path) -> None:
+    rows = [f"images/{i:06}.jpg,{i % 10},{i % 500}" for i in range(50_000)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,group", *rows]))
+
+    found = read_label_table(tmp_path / "t.csv", DataSpec())
+
+    assert len(found.rows) == 50_000

@@ -1,0 +1,38 @@
+"""Option `--set` of the commands that read a table of labels but do not train."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from vitft.cli.parser import OptionGroup
+from vitft.config.run import config_from_table, merge_settings, parse_setting
+from vitft.config.sections import DataSpec
+from vitft.data.label_table import SETTING_OF
+from vitft.system.errors import UsageError
+
+TABLE_SETTINGS = (*SETTING_OF.values(), "data.root")
+
+
+def add_table_settings(group: OptionGroup) -> None:
+    """Add the option `--set` for the columns and the base folder of a table."""
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="setting for reading a table of labels, e.g. data.label=species; may be repeated",
+    )
+
+
+def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:
+    """Return the settings updated with values of `--set`.
+
+    Raises:
+        UsageError: A text is not of the form KEY=VALUE, or is not a setting for reading a table.
+    """
+    settings = [parse_setting(text) for text in texts]
+    for key, _ in settings:
+        if key not in TABLE_SETTINGS:
+            raise UsageError(
+                f"{key} cannot be set here", fix=f"use one of {', '.join(TABLE_SETTINGS)}"
+            )
+    return config_from_table(merge_settings({"data": asdict(spec)}, settings)).data

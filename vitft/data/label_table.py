@@ -1,0 +1,305 @@
+"""Tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or Parquet.
+
+The columns are found by their usual names or named in the settings: path and label, and optionally
+the part of the split and the group. Other columns are ignored. Image files are not opened.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from vitft.config.sections import DataSpec
+from vitft.data.parts import Part, part_named
+from vitft.data.table import NotText, TableReader, base_folder
+from vitft.system.errors import DataError, RunError
+from vitft.system.text import count, listing
+
+PATH_COLUMNS = (
+    "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
+)  # fmt: skip
+USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "path": PATH_COLUMNS,
+    "label": ("label", "class", "class_name", "category", "target"),
+    "split": ("split", "subset", "set", "part", "partition"),
+    "group": (
+        "group", "group_id", "patient", "patient_id", "subject", "subject_id", "video", "video_id",
+        "camera", "camera_id",
+    ),
+}  # fmt: skip
+"""For each role, the usual names of its column; the first is preferred to the others."""
+WEIGHT_COLUMNS = ("weight", "sample_weight")
+SETTING_OF: Mapping[str, str] = {
+    "path": "data.path_column",
+    "label": "data.label",
+    "split": "data.split_column",
+    "group": "data.group",
+}
+"""For each role, the setting that names its column."""
+FIX = (
+    "use a table with the columns path and label and one image per row, with paths relative to the "
+    "table"
+)
+
+
+class LabelledRow(NamedTuple):
+    """A row of a table of labels."""
+
+    path: str
+    """Path relative to the base folder, or as given if it leads outside the base folder."""
+    label: str
+    part: Part
+    group: str
+    """Name of the group; empty if the image belongs to none."""
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelTable:
+    """The checked rows of a table of labels, each path once."""
+
+    source: Path
+    root: Path
+    """Base folder of the paths."""
+    rows: tuple[LabelledRow, ...]
+    columns: Mapping[str, str]
+    """Name of the column of each role."""
+    reader: TableReader
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, sorted as strings."""
+        return tuple(sorted({row.label for row in self.rows}))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts that occur, in the order train, val, test; empty if the table has no split."""
+        present = {row.part for row in self.rows}
+        order: tuple[Part, ...] = ("train", "val", "test")
+        return tuple(part for part in order if part in present)
+
+    def error(
+        self, problem: str, row: LabelledRow, role: str, *, fix: str = ""
+    ) -> DataError | RunError:
+        """Return the error for a problem in the column of `role` of a row."""
+        return self.reader.error(problem, line=row.line, column=self.columns[role], fix=fix)
+
+
+def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
+    """Read a table of labels.
+
+    Rows that repeat an earlier one are left out, with a note.
+
+    Raises:
+        DataError: The table cannot be read, has no images, or has an invalid header or row; the
+            message names the line and the column.
+        UsageError: The table is in Parquet, and pyarrow is not installed.
+    """
+    tabs = source.suffix.lower() == ".tsv"
+    reader = TableReader(
+        source,
+        missing="check the path and its permissions",
+        fix=FIX,
+        separators="\t" if tabs else ",;",  # some spreadsheets use semicolons
+    )
+    lines = iter(reader)
+    header = next(lines, [])
+    roles = find_columns(reader, header, spec)
+    columns = {role: header[place] for role, place in roles.items()}
+    root = base_folder(source, spec.root)
+    rows = RowParser(reader=reader, header=header, roles=roles, root=root)
+    for cells in filter(any, lines):
+        rows.add(cells)
+    found = tuple(rows.by_path.values())
+    if not found:
+        raise DataError(
+            f"the table {source} lists no images", fix="add rows with a path and a label"
+        )
+    table = LabelTable(
+        source=source,
+        root=root,
+        rows=found,
+        columns=columns,
+        reader=reader,
+        notes=tuple(notes_on_table(found, header, columns, repeated=rows.repeated)),
+    )
+    check_split_cells(table)
+    return table
+
+
+def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
+    """Return the index of the column of each role; split and group may be missing.
+
+    Raises:
+        DataError: There is no column, or more than one, for the path or the label; several columns
+            may contain the split or the group; or a column named in the settings does not exist.
+    """
+    wanted = {
+        "path": spec.path_column,
+        "label": spec.label,
+        "split": spec.split_column,
+        "group": "none" if spec.group_by else spec.group,
+    }
+    names = [cell.strip().lower() for cell in header]
+    shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
+    found: dict[str, int] = {}
+    for role, name in wanted.items():
+        setting, usual = SETTING_OF[role], USUAL_NAMES[role]
+        given = [i for i, cell in enumerate(header) if cell.strip() == name]
+        given = given or [i for i, cell in enumerate(names) if cell == name.lower()]
+        if name and name != "none" and len(given) != 1:
+            many = "more than one column" if given else "no column"
+            raise reader.error(
+                f"{many} {name} ({setting}); columns found: {shown}",
+                fix="name one of these columns",
+            )
+        places = given if name else [i for i, cell in enumerate(names) if cell in usual]
+        best = [i for i in places if names[i] == usual[0]]
+        places = best if len(best) == 1 else places
+        if len(places) > 1:
+            several = listing(header[i].strip() for i in places)
+            raise reader.error(
+                f"several columns may contain the {role}: {several}",
+                fix=f"choose one with --set {setting}=NAME",
+            )
+        if not places and role in ("path", "label"):
+            raise reader.error(
+                f"no {role} column; columns found: {shown}",
+                fix=f"name the column {role}, or choose one with --set {setting}=NAME",
+            )
+        if places:
+            found[role] = places[0]
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class RowParser:
+    """Parser of the rows of a table, collecting them by path."""
+
+    reader: TableReader
+    header: Sequence[str]
+    roles: Mapping[str, int]
+    """Index of the column of each role."""
+    root: Path
+    by_path: dict[str, LabelledRow] = field(default_factory=dict)
+    repeated: int = 0
+    """Number of rows that repeat an earlier row."""
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Check a row and add it.
+
+        Raises:
+            DataError: A cell is missing, empty or invalid, or the path is listed twice.
+        """
+        if len(cells) != len(self.header):
+            raise self.reader.error(
+                f"{count(len(cells), 'cell')} instead of {len(self.header)}",
+                column=self.header[min(len(cells), len(self.header) - 1)],
+            )
+        path = path_in(self.root, self.cell(cells, "path"))
+        label = self.cell(cells, "label").strip()
+        if not path or not label:
+            role = "label" if path else "path"
+            raise self.error(f"the {role} is empty", role, fix="fill the cell, or remove the line")
+        split = self.cell(cells, "split").strip()
+        part = part_named(split) if split else ""
+        if split and not part:
+            raise self.error(
+                f"the split is {split[:40]!r} instead of train, val or test",
+                "split",
+                fix="correct the cell, or ignore the column with --set data.split_column=none",
+            )
+        group = self.cell(cells, "group").strip()
+        row = LabelledRow(path, label, part, group, self.reader.line)
+        first = self.by_path.setdefault(path, row)
+        if first is not row:
+            self.check_same(first, row)
+            self.repeated += 1
+
+    def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
+        """Raise a DataError if two rows for the same path differ."""
+        pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
+        for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
+            if old != new:
+                raise self.error(
+                    f"{row.path} is listed twice: {old or 'nothing'} in {self.reader.unit} "
+                    f"{first.line}, {new or 'nothing'} here",
+                    role,
+                    fix="keep one of the two lines",
+                )
+
+    def cell(self, cells: Sequence[str], role: str) -> str:
+        """Return the checked cell of a role, or an empty string if there is no such column."""
+        if role not in self.roles:
+            return ""
+        cell = cells[self.roles[role]]
+        if type(cell) is str and cell.isascii() and "\0" not in cell:
+            return cell
+        if isinstance(cell, NotText):
+            raise self.error(f"the value is not text (its type is {cell})", role)
+        if "\0" in cell:
+            raise self.error("the text contains a NUL character", role)
+        try:
+            # A path may be in any encoding, because file names are bytes.
+            cell.encode("utf-8", "surrogateescape" if role == "path" else "strict")
+        except UnicodeEncodeError as error:
+            raise self.error(
+                "the text is not UTF-8", role, fix="save the table in UTF-8"
+            ) from error
+        return cell
+
+    def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
+        """Return the error for a problem in a column of the current row."""
+        return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
+
+
+def path_in(root: Path, path: str) -> str:
+    """Return a path relative to `root`, without empty parts and `.`, if it is below `root`.
+
+    A path that is absolute or contains `..`, and is not below `root`, is returned as it is. Links
+    are not followed.
+    """
+    if path.startswith("/"):
+        folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
+        if not path.startswith(folder):
+            return path
+        path = path.removeprefix(folder)
+    if "//" not in path and "./" not in path:  # the usual case
+        return path
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def leads_outside(path: str) -> bool:
+    """Return whether a path from `path_in` may lead outside its folder."""
+    return path.startswith("/") or ".." in path.split("/")
+
+
+def check_split_cells(table: LabelTable) -> None:
+    """Raise a DataError if only some rows name a part."""
+    unassigned = [row for row in table.rows if not row.part]
+    if unassigned and len(unassigned) < len(table.rows):
+        raise table.error(
+            "the split is empty, but other lines have one",
+            unassigned[0],
+            "split",
+            fix="fill the cell, or ignore the column with --set data.split_column=none",
+        )
+
+
+def notes_on_table(
+    rows: Sequence[LabelledRow], header: Iterable[str], columns: Mapping[str, str], *, repeated: int
+) -> list[str]:
+    """Return notes on the groups, on repeated lines and on a column of weights."""
+    notes = []
+    if groups := len({row.group for row in rows if row.group}):
+        notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")
+    if repeated:
+        notes.append(f"{count(repeated, 'repeated line')} of the table left out")
+    weights = [cell for cell in header if cell.strip().lower() in WEIGHT_COLUMNS]
+    if weights and weights[0] not in columns.values():
+        notes.append(
+            f"not used: the column {weights[0].strip()} (sample weights are not supported)"
+        )
+    return notes

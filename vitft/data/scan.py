@@ -1,0 +1,183 @@
+"""Scan of a data folder, a table or an array data set: classes, image files and groups.
+
+Image files are not opened.
+"""
+
+import os
+import re
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+from vitft.config.sections import DataSpec
+from vitft.data.arrays import find_arrays
+from vitft.data.folder import (
+    File,
+    Folder,
+    check_is_folder,
+    scan_arrays,
+    scan_folder,
+    similar_names,
+)
+from vitft.data.label_table import LabelledRow, LabelTable, leads_outside, read_label_table
+from vitft.data.table import is_table
+from vitft.system.errors import DataError
+from vitft.system.text import count, describe_os_error
+
+
+def scan(data: Path, spec: DataSpec | None = None) -> Folder:
+    """Find the classes, images and groups of a data folder, a table or an array data set.
+
+    Image files are not opened. If `spec` asks for the reference split, the rules of the reference
+    script apply.
+
+    Raises:
+        DataError: The data is missing or unreadable, has fewer than two classes, an empty class or
+            inconsistent parts, a group in more than one part, or cannot be used with the reference
+            split.
+        UsageError: The data is a table in Parquet, and pyarrow is not installed.
+    """
+    spec = spec or DataSpec()
+    reference = spec.split == "reference"
+    arrays = find_arrays(data)
+    if arrays is not None:
+        folder = scan_arrays(data, arrays, reference=reference)
+    elif is_table(data):
+        folder = scan_table(data, spec)
+    else:
+        check_is_folder(data)
+        folder = scan_folder(data, reference=reference)
+    if spec.group_by:
+        folder = with_groups(folder, spec.group_by)
+    check_groups(folder)
+    return folder
+
+
+def scan_table(source: Path, spec: DataSpec) -> Folder:
+    """Return the classes and images that a table lists.
+
+    Raises:
+        DataError: The table is invalid, a path leads outside the base folder, there are fewer than
+            two classes or no training images, a file is missing (unless `spec.allow_bad` is set),
+            or the reference split is requested.
+        UsageError: The table is in Parquet, and pyarrow is not installed.
+    """
+    if spec.split == "reference":
+        raise DataError(
+            f"{source} is a table, but the reference split needs a folder",
+            fix="omit --split reference",
+        )
+    table = read_label_table(source, spec)
+    classes, rows, parts = table.classes, table.rows, table.parts
+    index = {name: number for number, name in enumerate(classes)}
+    if len(classes) < 2:
+        raise table.error(
+            f"need at least 2 classes, found 1 ({classes[0]})",
+            rows[0],
+            "label",
+            fix="add images of other classes",
+        )
+    if parts and "train" not in parts:
+        raise table.error(
+            f"no line is assigned to train, only to {' and '.join(parts)}",
+            rows[0],
+            "split",
+            fix="assign lines to train, or ignore the column with --set data.split_column=none",
+        )
+    missing = missing_files(table)
+    if missing and not spec.allow_bad:
+        row, reason = missing[0]
+        raise table.error(
+            f"{reason}: {table.root / row.path} ({len(missing):,} of {len(rows):,} files "
+            f"{'is' if len(missing) == 1 else 'are'} missing)",
+            row,
+            "path",
+            fix="correct the paths, choose their folder with --set data.root=DIR, or skip missing "
+            "files with --set data.allow_bad=true",
+        )
+    absent = {row.path for row, _ in missing}
+    files = [
+        File(row.path, index[row.label], row.part if len(parts) > 1 else "", row.group)
+        for row in rows
+        if row.path not in absent
+    ]
+    twins = similar_names(classes)
+    note = f"class names that differ only in case or Unicode normalisation: {twins}"
+    return Folder(
+        root=table.root,
+        classes=classes,
+        files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
+        layout="split" if len(parts) > 1 else "classes",
+        bad=tuple(sorted((row.path, reason) for row, reason in missing)),
+        notes=(*table.notes, *([note] if twins else [])),
+        table=source,
+    )
+
+
+def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
+    """Return the rows whose path is not that of a regular file, with the reasons.
+
+    Raises:
+        DataError: A path leads outside the base folder.
+    """
+    missing, root = [], os.fspath(table.root)
+    for row in table.rows:
+        if leads_outside(row.path):
+            raise table.error(
+                f"{row.path} is outside the folder {table.root}",
+                row,
+                "path",
+                fix="use paths below this folder, or choose a folder that contains all images with "
+                "--set data.root=DIR",
+            )
+        if reason := reason_missing(f"{root}/{row.path}"):
+            missing.append((row, reason))
+    return missing
+
+
+def reason_missing(path: str) -> str:
+    """Return why a path is not that of a regular file, or an empty string if it is one."""
+    try:
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - Path is slow
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return describe_os_error(error)
+    return "" if is_regular else "not a regular file"
+
+
+def with_groups(folder: Folder, pattern: str) -> Folder:
+    """Return the folder with the group of each file, found in its path by a regular expression.
+
+    A file whose path does not match belongs to no group.
+
+    Raises:
+        DataError: No path matches.
+    """
+    expression, files = re.compile(pattern), []
+    for file in folder.files:
+        match = expression.search(file.path)
+        files.append(replace(file, group=(match[1] or "") if match else ""))
+    groups, without = {f.group for f in files if f.group}, sum(not f.group for f in files)
+    if not groups:
+        raise DataError(
+            f"data.group_by={pattern} finds a group in none of the paths, e.g. {files[0].path}",
+            fix="correct the regular expression, which is applied to paths relative to the folder",
+        )
+    note = f"{count(len(groups), 'group')} of images by data.group_by"
+    note += f"; {count(without, 'image')} without a group" if without else ""
+    return replace(folder, files=tuple(files), notes=(*folder.notes, note))
+
+
+def check_groups(folder: Folder) -> None:
+    """Raise a DataError if a group has files in more than one part."""
+    first: dict[str, File] = {}
+    for file in folder.files:
+        other = first.setdefault(file.group, file) if file.group else file
+        if other.part != file.part:
+            raise DataError(
+                f"{folder.source}: the group {file.group} is in {other.part} ({other.path}) and in "
+                f"{file.part} ({file.path})",
+                fix="move all images of the group to one part, or remove the split so that vitft "
+                "draws it",
+            )
