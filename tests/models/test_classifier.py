@@ -16,12 +16,13 @@ from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.pretrained.load import load_pretrained
 from vitft.models.timm_config import TimmConfig
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, WeightsError
 
 TRANSFORMS = [
     pytest.param({"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1)}, id="its own statistics"),
     pytest.param({"fit": "squash", "crop": 1.0}, id="squashed"),
     pytest.param({"crop": 0.77, "interpolation": "bilinear"}, id="bilinear, crop 0.77"),
+    pytest.param({"grey_range": (120.0, 3900.0)}, id="12-bit values"),
 ]
 
 
@@ -57,6 +58,20 @@ def test_a_transformers_folder_on_the_hub_states_its_preprocessing_in_either_fil
     (folder / "preprocessor_config.json").unlink()
 
     assert load_classifier(find_model(str(folder)))[1].transform.mean == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["0 to 4095", [0], [0, 1, 2], [9, 3], [0, "x"], [0, 1e39], [0, True]], ids=str
+)
+def test_a_grey_range_that_is_none_is_refused_with_its_name(tmp_path: Path, wrong: object) -> None:
+    folder = exported(make_run(tmp_path, grey_range=(120.0, 3900.0)), "transformers")
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    settings["pretrained_cfg"]["grey_range"] = wrong
+    path.write_text(json.dumps(settings))
+
+    with pytest.raises(WeightsError, match=r"preprocessor_config.json: grey_range is .* instead"):
+        load_pretrained(folder)
 
 
 @pytest.mark.parametrize("form", ["timm", "transformers"])

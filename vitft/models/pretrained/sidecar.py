@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from vitft.data.grey_levels import GreyRange
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.system.errors import WeightsError
 
 MAX_STATED_SIDE = 16384
+LARGEST_GREY = 1e38
+"""Largest absolute value in a grey range, as in `EvalTransform`."""
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from the Pillow filter numbers that transformers writes to filter names."""
 
@@ -35,6 +38,8 @@ class SidecarFacts:
     crop: float | None = None
     interpolation: str | None = None
     fit: Fit = "crop"
+    grey_range: GreyRange = ()
+    """Values shown as black and as white in images with more than 8 bits per pixel."""
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
     averages: bool = False
@@ -86,6 +91,16 @@ class JsonTable:
 
         value = self.checked(key, "a list of 1 to 16 numbers", is_right)
         return None if value is None else tuple(map(float, value))
+
+    def bounds(self, key: str) -> tuple[float, ...]:
+        """Return two numbers, the lower one first, or () if the key is absent."""
+
+        def is_right(ends: Any) -> bool:  # noqa: ANN401
+            is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+            return is_pair and -LARGEST_GREY <= ends[0] < ends[1] <= LARGEST_GREY
+
+        value = self.checked(key, "two numbers, the lower one first", is_right)
+        return () if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
         """Return height and width, or None if the key is absent.
@@ -193,7 +208,8 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
 def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     """Return the fields of `SidecarFacts` given by transformers' image processor settings."""
     if "pretrained_cfg" in processor.values:  # the processor for timm models
-        return timm_preprocessing_facts(processor.table("pretrained_cfg"))
+        cfg = processor.table("pretrained_cfg")
+        return timm_preprocessing_facts(cfg) | {"grey_range": cfg.bounds("grey_range")}
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

@@ -244,6 +244,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
             mean=facts.mean or half,
             std=facts.std or half,
             fit=facts.fit,
+            grey_range=facts.grey_range,
         )
     except UsageError as error:
         raise WeightsError(
