@@ -1,15 +1,19 @@
 """The folder for transformers.js, whose graphs take the pixels of an image of any size."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from PIL import Image
 
 from tests.support.export_run import make_run
 from vitft.cli.main import main
+from vitft.data.grey_levels import grey_levels
 from vitft.data.images import open_image
 from vitft.export import Exported, export_run
 from vitft.export.plan import plan_export
@@ -94,6 +98,71 @@ def test_the_readme_has_a_program_for_node(done: Exported) -> None:
 
     assert "library_name: transformers.js" in text
     assert 'import { env, pipeline, RawImage } from "@huggingface/transformers";' in text
+
+
+def program(folder: Path) -> str:
+    """Return the program in a README, with line breaks as in the file."""
+    return (folder / "README.md").read_text().split("```js\n")[1].split("```")[0]
+
+
+def test_the_readme_says_how_16_bit_images_are_opened(done: Exported, tmp_path: Path) -> None:
+    ranged = make_run(tmp_path, grey_range=(120.0, 3900.0))
+    scaled = export_run(str(ranged), plan_export(["transformers-js"], str(tmp_path / "js"))).folder
+
+    plain_text, text = ((folder / "README.md").read_text() for folder in (done.folder, scaled))
+
+    assert "keeps the upper 8 bits of 16-bit grey images; floating-point images" in plain_text
+    assert "grey16" not in program(done.folder)
+    assert "scales the range of the training images (120 to 3,900) to 0..255 in 16-bit" in text
+    assert "Web pages open images themselves and do not scale 16-bit images in this way" in text
+    assert "const [low, high] = [120.0, 3900.0];" in program(scaled)
+
+
+NODE = shutil.which("node")
+SHARP = """
+export default (file) => {
+  const image = {
+    metadata: async () => ({ space: "grey16", channels: 1 }),
+    rotate: () => image, toColourspace: () => image, raw: () => image,
+    toBuffer: async () => ({
+      data: Buffer.from(new Uint16Array([0, 120, 1000, 2010, 3900, 4095]).buffer),
+      info: { width: 3, height: 2 },
+    }),
+  };
+  return image;
+};
+"""
+"""Module in place of sharp: every file holds six 16-bit grey values."""
+LIBRARY = """
+export const env = {};
+export class RawImage { constructor(...fields) { this.fields = fields; } }
+export const pipeline = async () => async (image) => {
+  const [data, width, height, channels] = image.fields;
+  return [{ label: [...data].join(" "), score: width * 100 + height * 10 + channels }];
+};
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_program_scales_16_bit_images_by_the_range_as_vitft_does(tmp_path: Path) -> None:
+    kept = make_run(tmp_path, grey_range=(120.0, 3900.0))
+    folder = export_run(str(kept), plan_export(["transformers-js"], str(tmp_path / "js"))).folder
+    modules = tmp_path / "js" / "node_modules"
+    for name, code in (("sharp", SHARP), ("@huggingface/transformers", LIBRARY)):
+        (modules / name).mkdir(parents=True)
+        (modules / name / "index.js").write_text(code)
+        (modules / name / "package.json").write_text('{"type": "module", "main": "index.js"}')
+    (folder / "program.mjs").write_text(program(folder))
+
+    done = subprocess.run(
+        [str(NODE), "program.mjs"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    values = np.array([[0, 120, 1000], [2010, 3900, 4095]], np.uint16)
+    greys = grey_levels(Image.fromarray(values), (120.0, 3900.0)).ravel()
+    shown = " ".join(str(level) for level in greys for _ in range(3))
+    assert json.loads(done.stdout) == [shown, 323]
 
 
 def test_a_resize_that_the_graph_cannot_compute_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from vitft.export.snippets import (
     Snippet,
     caveat,
     command_line,
+    javascript_caveat,
     javascript_snippet,
     timm_snippet,
     transformers_snippet,
@@ -219,6 +220,8 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
         lines += ["Put an image called photo.jpg in this folder, and run the programs there.", ""]
     if any(snippet.language == "python" for snippet in snippets):
         lines += [caveat(card.transform), ""]
+    if form == "transformers-js":
+        lines += [javascript_caveat(card.transform), ""]
     for snippet in snippets:
         lines += snippet.lines()
     return lines
@@ -232,7 +235,7 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
         found = [make(transform, takes) for make in GRAPH_SNIPPETS[form]]
         return found if form == "torch-export" else [*found, own]
     if form == "transformers-js":
-        node = javascript_snippet(plan.repo)
+        node = javascript_snippet(transform, plan.repo)
         return [node] if plan.repo else [node, own]  # on the hub, vitft reads model.safetensors
     if form == "transformers":
         return [transformers_snippet(transform, plan.repo), own]

@@ -39,6 +39,24 @@ For other models, `UPPER_BITS` is used.
 """
 
 
+JS_RANGE = """
+  const {{ space, channels }} = await sharp(file).metadata();
+  if (space === "grey16" && channels === 1) {{  // scale the training range to 0..255
+    const [low, high] = [{low!r}, {high!r}];
+    const scale = Math.fround(255 / (high - low));
+    const grey = sharp(file, {{ ignoreIcc: true }}).rotate().toColourspace("grey16");
+    const raw = grey.raw({{ depth: "ushort" }});
+    const {{ data, info }} = await raw.toBuffer({{ resolveWithObject: true }});
+    const values = new Uint16Array(new Uint8Array(data).buffer);
+    const levels = new Uint8ClampedArray(3 * values.length);  // rounds and clips
+    values.forEach((v, i) => levels.fill(Math.fround((v - low) * scale), 3 * i, 3 * i + 3));
+    return new RawImage(levels, info.width, info.height, 3);
+  }}
+"""
+"""Code that does the same in JavaScript for 16-bit grey; sharp clips floating-point images."""
+ONLY_VITFT = "floating-point images and 12-bit TIFF files can only be opened by vitft itself."
+
+
 class Snippet(NamedTuple):
     """A program for one library."""
 
@@ -67,7 +85,7 @@ def open_code(transform: EvalTransform) -> str:
 
 def caveat(transform: EvalTransform) -> str:
     """Return a paragraph on files that other libraries open differently from vitft."""
-    rest = "floating-point images and 12-bit TIFF files can only be opened by vitft itself."
+    rest = ONLY_VITFT
     if transform.grey_range:
         low, high = transform.grey_range
         rest = (
@@ -78,6 +96,26 @@ def caveat(transform: EvalTransform) -> str:
         "Other libraries ignore the EXIF rotation, show transparency in arbitrary colours and "
         "clip 16-bit grey to white. `open_rgb` handles all three as vitft did when it trained the "
         f"model; {rest}"
+    )
+
+
+def javascript_caveat(transform: EvalTransform) -> str:
+    """Return a paragraph on files that transformers.js opens differently from vitft."""
+    wide, page = "keeps the upper 8 bits of 16-bit grey images", ""
+    if transform.grey_range:
+        low, high = transform.grey_range
+        wide = (
+            f"scales the range of the training images ({low:,.6g} to {high:,.6g}) to 0..255 in "
+            "16-bit grey images"
+        )
+        page = (
+            " Web pages open images themselves and do not scale 16-bit images in this way; convert "
+            "such images first."
+        )
+    return (
+        "`openRgb` converts images as vitft does, because the model was trained on images "
+        "converted in this way: it rotates them according to EXIF, shows transparency on white and "
+        f"{wide}; {ONLY_VITFT}{page}"
     )
 
 
@@ -139,8 +177,12 @@ print(classify("photo.jpg"))
     return Snippet("transformers", "pip install transformers timm torchvision", code)
 
 
-def javascript_snippet(repo: str) -> Snippet:
+def javascript_snippet(transform: EvalTransform, repo: str) -> Snippet:
     """Return a program for transformers.js in Node that opens a repository or the local folder."""
+    wide = ""
+    if transform.grey_range:
+        low, high = transform.grey_range
+        wide = JS_RANGE.format(low=low, high=high).rstrip()
     local = """
 import path from "node:path";
 import { env, pipeline, RawImage } from "@huggingface/transformers";
@@ -162,7 +204,7 @@ const model = "{repo}";
 const classifier = await pipeline("image-classification", model, {{ dtype: "fp32" }});
 
 // Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white.
-async function openRgb(file) {{
+async function openRgb(file) {{{wide}
   const upright = sharp(file, {{ ignoreIcc: true }}).rotate().flatten({{ background: "white" }});
   const rgb = upright.toColourspace("srgb").removeAlpha().raw();
   const {{ data, info }} = await rgb.toBuffer({{ resolveWithObject: true }});
