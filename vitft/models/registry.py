@@ -5,6 +5,8 @@ from dataclasses import asdict, replace
 from difflib import get_close_matches
 from typing import Any
 
+from vitft.models.timm_config import timm_modules
+from vitft.models.timm_vit import timm_vit_config
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair
 from vitft.system.errors import UsageError
@@ -14,15 +16,22 @@ from vitft.system.text import count
 def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
+    Names of another form are those of timm, e.g. `vit_base_patch14_reg4_dinov2`; for them, timm is
+    imported.
+
     Raises:
-        UsageError: The name is unknown (the message suggests the most similar names) or contains an
-            unsupported image size.
+        UsageError: The name is unknown (the message suggests the most similar names), contains an
+            unsupported image size, or is that of a timm model that vitft's own model does not
+            support (the message says why).
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
     stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
     if match is None or size is None or (stem is None and patch not in size.patches):
-        near = get_close_matches(name, architecture_names(), n=5, cutoff=0)
+        if name in timm_modules():
+            return timm_vit_config(name)
+        known = {*architecture_names(), *timm_modules()}
+        near = get_close_matches(name, sorted(known), n=5, cutoff=0)
         raise UsageError(
             f"unknown architecture {name!r}",
             fix=f"check the name; similar ones are {', '.join(near)}",
@@ -46,13 +55,14 @@ def create_model(
 ) -> VisionTransformer:
     """Return an untrained model of a named architecture, in float32 on the default device.
 
-    The last number in the name is the side of the image in pixels; `image_size`, a side or (height,
-    width), overrides it. `fields` sets other fields of `ViTConfig`, e.g. num_classes=5 or
-    pool="mean".
+    The name is that of a paper's model or of a timm architecture that vitft's own model supports.
+    The last number in the name of a paper's model is the side of the image in pixels; `image_size`,
+    a side or (height, width), overrides it. `fields` sets other fields of `ViTConfig`, e.g.
+    num_classes=5 or pool="mean".
 
     Raises:
-        UsageError: The name or a field is unknown, a value is invalid or incompatible with other
-            values, or the image size is not a multiple of the patch size.
+        UsageError: The name or a field is unknown or not supported, a value is invalid or
+            incompatible with other values, or the image size is not a multiple of the patch size.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():

@@ -1,7 +1,11 @@
-"""Configuration of a timm model, validated on creation. Does not import torch."""
+"""Configuration of a timm model, and the names of timm's architectures. Does not import torch."""
 
+import functools
+import importlib.util
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from vitft.config.sections import MAX_IMAGE_SIDE
@@ -37,3 +41,29 @@ class TimmConfig:
     def without_head(self) -> Self:
         """Return the configuration without a head."""
         return replace(self, num_classes=0)
+
+
+TIMM_VITS = ("vision_transformer", "deit", "eva")
+"""Names of timm's files that define Vision Transformers which vitft's own model may support."""
+
+
+@functools.cache
+def timm_modules() -> Mapping[str, str]:
+    """Return a mapping from each architecture of the installed timm to the file that defines it.
+
+    It is read from timm's source, because importing timm takes seconds.
+    """
+    spec = importlib.util.find_spec("timm")
+    folders = spec.submodule_search_locations if spec else None
+    files = Path(folders[0], "models").glob("*.py") if folders else ()
+    pattern = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
+    return {
+        name: file.stem
+        for file in sorted(files)
+        for name in pattern.findall(file.read_text(encoding="utf-8"))
+    }
+
+
+def timm_module(name: str) -> str:
+    """Return the name of timm's file that defines an architecture; empty if timm lacks it."""
+    return timm_modules().get(name, "")

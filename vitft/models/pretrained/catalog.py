@@ -3,7 +3,6 @@
 Does not import torch, so that a wrong name is reported at once. `fetch` downloads the files.
 """
 
-import fnmatch
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from vitft.data.transforms import CROP
+from vitft.data.transforms import CROP, Fit
+from vitft.models.timm_config import timm_modules
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
 
@@ -42,6 +42,8 @@ class CatalogEntry:
     crop: float = CROP
     """Fraction of the resized image's side that the centre crop keeps."""
     interpolation: str = "bicubic"
+    fit: Fit = "crop"
+    """How an image is brought to this size: `crop` keeps its proportions, `squash` does not."""
     num_classes: int = 0
     """Number of outputs of the head in the file; 0 if there is no head."""
     pre_logits: bool = False
@@ -120,19 +122,21 @@ def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEnt
 def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
+    A name that is not in the catalogue but in timm's registry gets a new entry with timm's facts;
+    for this, timm is imported.
+
     Raises:
         WeightsError: The name is unknown (the message suggests the five most similar names), or
-            vitft does not support these weights.
+            vitft's own model does not support these weights (the message says why).
     """
     rows = entries_by_name()
     if name not in rows:
-        for pattern, reason in read_catalog()["refused"].items():
-            if fnmatch.fnmatchcase(name.removeprefix("timm/"), pattern):
-                raise WeightsError(
-                    f"vitft does not support {name}: {reason}",
-                    fix="choose a name from `vitft weights list`",
-                )
-        near = get_close_matches(name, rows, n=5, cutoff=0)
+        known = name.removeprefix("timm/")
+        if known.partition(".")[0] in timm_modules():
+            from vitft.models.pretrained.timm_weights import registry_entry
+
+            return registry_entry(known)
+        near = get_close_matches(name, {**rows, **timm_modules()}, n=5, cutoff=0)
         raise WeightsError(
             f"unknown weights {name!r}",
             fix=f"check the name (similar ones are {', '.join(near)}), or pass the path of a file",

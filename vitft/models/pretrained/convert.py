@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
+from vitft.models.timm_vit import fuse_split_biases
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "vitft"]
@@ -145,6 +146,8 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         names = fuse_qkv(rename_all(names, hf_name))
     elif flavour == "npz":
         names, heads = convert_npz(names)
+    else:
+        names = fuse_split_biases(names)
     if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
         names["reg_token"] = names.pop("register_tokens")  # which have no position embeddings
         names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
@@ -326,7 +329,7 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     cause = next(found, None)
     raise WeightsError(
         f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
-        fix="use a plain Vision Transformer, or remove these tensors if they have no effect",
+        fix="use timm:NAME=FILE with timm's name of the model, or a plain Vision Transformer",
     )
 
 

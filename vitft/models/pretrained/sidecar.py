@@ -14,7 +14,10 @@ from typing import Any, cast
 
 from vitft.data.grey_levels import GreyRange
 from vitft.data.transforms import RESAMPLING, Fit
-from vitft.system.errors import WeightsError
+from vitft.models.registry import architecture_config
+from vitft.models.timm_config import timm_modules
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import UsageError, WeightsError
 
 MAX_STATED_SIDE = 16384
 LARGEST_GREY = 1e38
@@ -165,13 +168,30 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     pool = arguments.text("global_pool") or config.text("global_pool")
+    known = named_architecture(config)
     return SidecarFacts(
         averages=pool in ("avg", "avgmax", "max"),
-        heads=arguments.whole("num_heads", 1024),
+        heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
+        norm_eps=known.norm_eps if known else None,
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
         **timm_preprocessing_facts(cfg),
     )
+
+
+def named_architecture(config: JsonTable) -> ViTConfig | None:
+    """Return the configuration of the architecture that timm's config.json names, if timm has it.
+
+    Raises:
+        WeightsError: vitft's own model does not support this architecture.
+    """
+    name = config.text("architecture") or ""
+    if name not in timm_modules():
+        return None
+    try:
+        return architecture_config(name)
+    except UsageError as error:
+        raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
 
 
 def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:

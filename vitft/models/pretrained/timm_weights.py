@@ -21,6 +21,7 @@ from vitft.models.pretrained.weights import descended, provenance_of
 from vitft.models.registry import format_size
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
+from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
 
@@ -196,6 +197,26 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         crop=float(known.crop_pct),
         interpolation=known.interpolation,
         num_classes=known.num_classes,
+    )
+
+
+def registry_entry(name: str) -> CatalogEntry:
+    """Return an entry for weights that timm publishes and vitft's own model can use.
+
+    Raises:
+        WeightsError: timm does not publish them, or vitft's own model does not support them.
+    """
+    reason = translate(name.partition(".")[0])
+    if isinstance(reason, str):
+        problem, fix = unsupported(name, reason)
+        raise WeightsError(problem, fix=fix)
+    known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
+    return replace(
+        known,
+        name=known.name.removeprefix("timm:"),
+        options={},
+        fit="squash" if known.options["crop_mode"] == "squash" else "crop",
+        note="the licence forbids commercial use" if "-nc" in known.licence else "",
     )
 
 

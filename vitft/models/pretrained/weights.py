@@ -21,7 +21,8 @@ from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read_weights
 from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar
-from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.models.registry import architecture_config
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 from vitft.system.text import count
 
@@ -99,16 +100,25 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
     }
 
 
+def entry_config(entry: CatalogEntry) -> ViTConfig | None:
+    """Return the configuration that a catalogue entry names, or None if it names none."""
+    if not entry.architecture:
+        return None
+    return replace(architecture_config(entry.architecture), **entry.options)
+
+
 def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     """Return the facts about weights that are recorded in the catalogue."""
-    size = SIZES.get(entry.size)
+    config = entry_config(entry)
     return SidecarFacts(
-        heads=size.heads if size else None,
+        heads=config.heads if config else None,
+        norm_eps=config.norm_eps if config else None,
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
         crop=entry.crop,
         interpolation=entry.interpolation,
+        fit=entry.fit,
         source="from the catalogue",
         notes=(entry.note,) if entry.note else (),
     )

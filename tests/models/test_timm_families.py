@@ -1,0 +1,227 @@
+"""timm's plain ViTs in vitft's own model: one architecture per family.
+
+Each network is timm's own, 32 wide and with two blocks, so what makes the family different stays.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.models.pretrained.test_flavours import write_timm_config
+from vitft import create_model, load_pretrained
+from vitft.data.transforms import EvalTransform
+from vitft.explain.attribution import attention_maps
+from vitft.export.formats.timm import TimmFormat
+from vitft.export.trained import TrainedRun
+from vitft.features.cut import cut_model
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model
+from vitft.models.numpy_vit import NumpyModel
+from vitft.models.registry import architecture_config
+from vitft.models.timm_config import timm_modules
+from vitft.models.timm_vit import fuse_split_biases, network_config, unsupported_parts
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import UsageError, WeightsError
+
+FAMILIES = [
+    "deit3_small_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "eva_giant_patch14_224",
+    "eva_giant_patch14_clip_224",
+    "eva_large_patch14_196",
+    "flexivit_small",
+    "vit_base_patch16_224_miil",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_small_patch16_36x1_224",
+    "vit_so400m_patch14_reg1_tipsv2",
+    "vit_tiny_patch16_224",
+]
+GRIDS = [(3, 3), (2, 4)]
+
+
+def small_timm(name: str, grid: tuple[int, int]) -> Any:
+    """Return timm's network `name`, 32 wide, of two blocks, with random weights, for a grid."""
+    patch = 14 if "patch14" in name else 32 if "patch32" in name else 16
+    sizes = {"img_size": tuple(side * patch for side in grid), "embed_dim": 32, "depth": 2}
+    net = timm.create_model(name, **sizes, num_heads=2, num_classes=3).eval()
+    random = torch.Generator().manual_seed(0)
+    for key, parameter in net.named_parameters():
+        is_gain = "norm" in key and key.endswith("weight")
+        parameter.data.normal_(mean=float(is_gain), std=0.2, generator=random)
+    return net
+
+
+def translated(name: str, grid: tuple[int, int] = (2, 4)) -> tuple[Any, VisionTransformer, Tensor]:
+    """Return timm's small network, ours with the same weights, and two images."""
+    theirs = small_timm(name, grid)
+    assert not unsupported_parts(theirs)
+    ours = build_model(fuse_split_biases(theirs.state_dict()), network_config(theirs))
+    images = torch.randn(2, 3, *ours.config.image_size, generator=torch.Generator().manual_seed(1))
+    return theirs, ours, images
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_translated_network_computes_what_timms_computes(
+    name: str, grid: tuple[int, int]
+) -> None:
+    theirs, ours, images = translated(name, grid)
+
+    expected = theirs(images)
+
+    assert (ours(images) - expected).abs().max() <= 1e-6
+    assert expected.abs().max() > 0.1  # it says something
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_attention_maps_of_every_family_sum_to_one_and_lead_to_the_same_logits(name: str) -> None:
+    _, ours, images = translated(name)
+
+    maps, logits = attention_maps(ours, images)
+
+    assert all(torch.allclose(rows.sum(dim=-1), torch.ones(())) for rows in maps)
+    assert torch.allclose(logits, ours(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_cut_model_of_every_family_equals_the_whole_model(name: str, blocks: int) -> None:
+    _, ours, images = translated(name)
+    cut = cut_model(ours, f"blocks:{blocks}" if blocks else "head")
+    assert cut.prefix is not None
+
+    logits = cut.suffix(cut.prefix(images))
+
+    assert cut.prefix(images).shape[1:] == cut.prefix.shape
+    assert torch.allclose(logits, ours(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_numpy_answers_as_torch_does_for_every_family(name: str) -> None:
+    _, ours, images = translated(name)
+    weights = {key: tensor.numpy() for key, tensor in ours.state_dict().items()}
+
+    twin = NumpyModel(ours.config, weights)
+    features = twin.features(np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy()))
+
+    assert features == pytest.approx(ours.features(images).numpy(), abs=1e-5)
+    assert twin.classify(features) == pytest.approx(ours(images).numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_an_export_of_every_family_is_opened_by_timm_or_refused(name: str, tmp_path: Path) -> None:
+    _, ours, images = translated(name)
+    transform = EvalTransform(image_size=ours.config.image_size)
+    card = Card(architecture=ours.config, transform=transform, classes=("a", "b", "c"))
+    trained = TrainedRun(tmp_path, ours.state_dict(), card)
+
+    if "distilled" in name:
+        assert "a distillation token" in TimmFormat().obstacle(card)
+        return
+    assert not TimmFormat().obstacle(card)
+    TimmFormat().write(trained, tmp_path)
+    opened = TimmFormat().open(tmp_path)
+
+    assert opened.classes == ("a", "b", "c")
+    assert opened.logits(images.numpy()) == pytest.approx(ours(images).numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path: Path) -> None:
+    theirs, ours, images = translated(name)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    size = list(ours.config.image_size)
+    arguments = {"num_heads": 2, "img_size": size}
+    write_timm_config(tmp_path, architecture=name, model_args=arguments)
+
+    opened, _ = load_pretrained(tmp_path)
+
+    assert opened.config == replace(ours.config, layer_scale=opened.config.layer_scale)
+    assert torch.equal(opened(images), ours(images))
+
+
+# names --------------------------------------------------------------------------------------------
+
+
+def test_names_read_from_timms_source_are_those_of_its_registry() -> None:
+    assert {*timm_modules()} == {*timm.list_models()}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (
+            "vit_base_patch14_reg4_dinov2",
+            {"image_size": (518, 518), "patch_size": (14, 14), "registers": 4, "num_classes": 0},
+        ),
+        ("flexivit_base", {"image_size": (240, 240), "num_classes": 1000}),
+        ("deit_tiny_distilled_patch16_224", {"width": 192, "distilled": True, "heads": 3}),
+        (
+            "eva_giant_patch14_224",
+            {"width": 1408, "depth": 40, "mlp_ratio": 6144 / 1408, "pool": "mean"},
+        ),
+    ],
+)
+def test_timms_architectures_have_a_configuration(name: str, fields: dict[str, Any]) -> None:
+    config = architecture_config(name)
+
+    assert {key: getattr(config, key) for key in fields} == fields
+
+
+def test_a_timm_architecture_is_created_with_other_classes_and_pixels() -> None:
+    with torch.device("meta"):
+        model = create_model("vit_small_patch14_reg4_dinov2", image_size=(56, 84), num_classes=5)
+
+    assert model.config.grid == (4, 6)
+    assert model.head.out_features == 5
+
+
+REFUSALS = [
+    ("resnet50", r"not a plain Vision Transformer \(resnet in timm\)"),
+    ("eva02_tiny_patch14_224", r"rotary position embeddings"),
+    ("vit_small_patch16_dinov3_qkvb", r"rotary position embeddings"),
+    ("vit_giant_patch14_dinov2", r"a gated MLP \(GluMlp\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), REFUSALS)
+def test_an_architecture_that_is_not_supported_is_refused_with_the_reason_and_the_way_out(
+    name: str, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"does not support {name}: .*{reason}") as caught:
+        create_model(name)
+
+    assert f"use timm:{name}," in caught.value.fix
+
+
+def test_a_file_whose_config_names_another_architecture_is_refused_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=1, num_heads=2)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, architecture="vit_giant_patch14_dinov2")
+
+    with pytest.raises(WeightsError, match=r"a gated MLP") as caught:
+        load_pretrained(tmp_path)
+
+    assert "timm:vit_giant_patch14_dinov2" in caught.value.fix
+
+
+def test_a_plain_configuration_is_that_of_timms_network() -> None:
+    net = timm.create_model("vit_tiny_patch16_224", embed_dim=64, depth=1, num_heads=4, mlp_ratio=3)
+
+    assert network_config(net) == ViTConfig(width=64, depth=1, heads=4, mlp_ratio=3.0)
