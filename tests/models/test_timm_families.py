@@ -3,6 +3,7 @@
 Each network is timm's own, 32 wide and with two blocks, so what makes the family different stays.
 """
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from vitft.explain.attribution import attention_maps
 from vitft.export.formats.timm import TimmFormat
 from vitft.export.trained import TrainedRun
 from vitft.features.cut import cut_model
-from vitft.models.card import Card
+from vitft.models.card import Card, parse_card
 from vitft.models.checkpoint import build_model
 from vitft.models.numpy_vit import NumpyModel
 from vitft.models.registry import architecture_config
@@ -39,6 +40,9 @@ FAMILIES = [
     "eva_large_patch14_196",
     "flexivit_small",
     "vit_base_patch16_224_miil",
+    "vit_base_patch16_siglip_gap_224",
+    "vit_medium_patch16_gap_256",
+    "vit_medium_patch16_reg4_gap_256",
     "vit_small_patch14_reg4_dinov2",
     "vit_small_patch16_36x1_224",
     "vit_so400m_patch14_reg1_tipsv2",
@@ -152,6 +156,44 @@ def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path:
 
     assert opened.config == replace(ours.config, layer_scale=opened.config.layer_scale)
     assert torch.equal(opened(images), ours(images))
+
+
+# digests ----------------------------------------------------------------------------------------
+
+
+def test_cards_and_digests_of_models_without_later_features_are_as_before() -> None:
+    config = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2)
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    model = VisionTransformer(config)
+    for parameter in model.parameters():
+        parameter.data = torch.arange(parameter.numel(), dtype=torch.float32).view_as(parameter)
+    cut = cut_model(model, "head")
+    assert cut.prefix is not None
+
+    # Taken before `class_token` and the fields after it existed.
+    assert hashlib.sha256(card.to_json().encode()).hexdigest()[:16] == "c530ed6f68641a3b"
+    assert config.key == str(config)
+    assert cut.prefix.digest()[:16] == "de9a95ddfd3277c1"
+
+
+def test_a_card_with_later_features_is_read_back_and_has_another_digest() -> None:
+    config = ViTConfig(pool="mean", num_classes=0)
+    later = replace(config, class_token=False, norm_before_pool=True)
+    card = Card(architecture=later, transform=EvalTransform(image_size=(224, 224)))
+
+    assert parse_card(card.to_json()) == card
+    assert later.key != config.key
+    assert str(later) == str(config)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"class_token": False}, {"norm_before_pool": True}, {"pool": "mean", "distilled": True}],
+    ids=str,
+)
+def test_a_pooling_that_has_nothing_to_read_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="incompatible model settings"):
+        ViTConfig(**fields)
 
 
 # names --------------------------------------------------------------------------------------------

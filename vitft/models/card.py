@@ -14,7 +14,7 @@ from typing import TypedDict
 from vitft.data.transforms import EvalTransform
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TimmConfig
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, stated_fields
 from vitft.system.safetensors_file import TensorFacts
 from vitft.system.structure import StructureError, parse_json, structured
 
@@ -56,7 +56,12 @@ class Card:
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
-        return json.dumps({**asdict(self), "transform": self.transform.to_json()}, sort_keys=True)
+        table = {
+            **asdict(self),
+            "architecture": stated_fields(self.architecture),
+            "transform": self.transform.to_json(),
+        }
+        return json.dumps(table, sort_keys=True)
 
 
 def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:

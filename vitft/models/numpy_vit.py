@@ -85,7 +85,9 @@ class NumpyModel:
             if self.depth - self.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
         if self.config.pool == "mean":
-            return self.norm(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
+            x = self.norm(x, "norm.") if self.config.norm_before_pool else x
+            mean = x[:, self.num_prefix :].mean(axis=1)
+            return mean if self.config.norm_before_pool else self.norm(mean, "fc_norm.")
         last = self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
         return np.concatenate([last, *earlier], axis=1) if earlier else last
 

@@ -22,7 +22,8 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of each tensor of a Vision Transformer."""
     width = config.width
     rows = config.num_prefix if config.prefix_positions else 0
-    yield "cls_token", (1, 1, width)
+    if config.class_token:
+        yield "cls_token", (1, 1, width)
     if config.distilled:
         yield "dist_token", (1, 1, width)
     if config.registers:
@@ -31,7 +32,7 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
     yield from patch_shapes(config)
     for i in range(config.depth):
         yield from block_shapes(config, f"blocks.{i}")
-    yield from norm("norm" if config.pool == "cls" else "fc_norm", width)
+    yield from norm(config.last_norm, width)
     if config.pre_logits:
         yield from linear("pre_logits.fc", width, width)
     if config.num_classes:

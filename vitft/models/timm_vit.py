@@ -92,7 +92,6 @@ def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
     return {
         "rotary position embeddings": getattr(net, "rope", None) is not None,
         "no learned position embeddings": net.pos_embed is None,
-        "no class token": net.cls_token is None,
         "a LayerNorm before the first block": is_module(net, "norm_pre"),
         "a convolutional stem": not hasattr(net.patch_embed, "proj")
         or is_module(net.patch_embed, "backbone"),
@@ -132,7 +131,6 @@ def pooling_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
         "attention pooling": getattr(net, "attn_pool", None) is not None,
         "no final norm": not has_norm and not is_module(net, "fc_norm"),
         f"{pool} pooling": pool not in ("token", "avg", "map"),
-        "a norm of all tokens before their mean": pool == "avg" and has_norm,
         "a norm after the class token is taken": pool == "token" and is_module(net, "fc_norm"),
         "a mean over the prefix tokens too": pool == "avg"
         and getattr(net, "pool_include_prefix", False),
@@ -172,6 +170,8 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         registers=getattr(net, "num_reg_tokens", 0),
         prefix_positions=rows > 0,
         distilled=getattr(net, "dist_token", None) is not None,
+        class_token=net.cls_token is not None,
+        norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
     )
 
 

@@ -8,7 +8,8 @@ Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
     C classes, S image side in pixels, g grid side in patches (the height and width may differ);
     `pixels` are normalised, (B, channels, S, S).
-    The prefix consists of the class token and, in some models, a distillation token and registers.
+    The prefix consists of the class token and, in some models, a distillation token and registers;
+    a few models have no class token.
 
 Sources: Dosovitskiy et al. 2021 (ViT), https://arxiv.org/abs/2010.11929;
 google-research/vision_transformer (eps, zero head, Linear + Tanh); Touvron et al. 2021 (DeiT,
@@ -180,17 +181,17 @@ class VisionTransformer(nn.Module):
         """Whether block activations are recomputed in the backward pass instead of being stored."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
         registers = torch.zeros(1, config.registers, width)
         self.reg_token = nn.Parameter(registers) if config.registers else None
         self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        # The last LayerNorm comes before class-token pooling, but after mean pooling.
+        # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
         norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.norm = norm if config.pool == "cls" else nn.Identity()
-        self.fc_norm = norm if config.pool == "mean" else nn.Identity()
+        self.norm = norm if config.last_norm == "norm" else nn.Identity()
+        self.fc_norm = norm if config.last_norm == "fc_norm" else nn.Identity()
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
@@ -199,7 +200,7 @@ class VisionTransformer(nn.Module):
         self.head_dist = linear_head(config, width) if config.distilled else None
         # For exports to libraries whose heads read only the last block; not used by `forward`.
         self.last_head = linear_head(config, width) if several else None
-        if not self.cls_token.is_meta:  # on "meta", weights are assigned later
+        if not self.pos_embed.is_meta:  # on "meta", weights are assigned later
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -312,7 +313,7 @@ class VisionTransformer(nn.Module):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
                 nn.init.zeros_(head.bias)
-                head.to(self.cls_token.device)
+                head.to(self.pos_embed.device)
 
     @torch.no_grad()
     def init_weights(self) -> None:

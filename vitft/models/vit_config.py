@@ -8,8 +8,8 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, NamedTuple, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
@@ -17,6 +17,9 @@ from vitft.system.structure import Range, check_ranges
 
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
+LATER: Mapping[str, bool] = {"later": True}
+"""Metadata of fields that older models lack. While such a field has its default value, it is left
+out of cards and digests, so both are the same as before the field existed."""
 MAX_PATCHES = 16384
 """Maximum number of patches per image, e.g. in a grid of 128 x 128."""
 
@@ -99,6 +102,10 @@ class ViTConfig:
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
     """Number of final blocks that the head reads: from the last block the class token, and from
     each of the others the class token and the mean patch token."""
+    class_token: bool = field(default=True, repr=False, metadata=LATER)
+    norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether the last LayerNorm is applied to the tokens before their mean is taken (SigLIP with
+    average pooling), instead of to the mean; only if `pool` is mean."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -132,13 +139,17 @@ class ViTConfig:
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
-        if not known or not fits_heads:
+        fits_pool = not self.norm_before_pool if self.pool == "cls" else not self.distilled
+        has_read_token = self.class_token or self.pool != "cls"
+        if not known or not fits_heads or not fits_pool or not has_read_token:
             raise UsageError(
                 "invalid or incompatible model settings: "
                 f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
-                f"distilled {self.distilled}, pre_logits {self.pre_logits}",
+                f"distilled {self.distilled}, pre_logits {self.pre_logits}, class_token "
+                f"{self.class_token}, norm_before_pool {self.norm_before_pool}",
                 fix='use pool "cls" or "mean", norm "pre" or "post", and drop_path in [0, 1); a '
-                'distilled model needs pool "cls" and no pre_logits',
+                'distilled model needs pool "cls" and no pre_logits; pool "cls" needs a class '
+                "token and no norm_before_pool",
             )
 
         if self.read_blocks != 1:
@@ -182,7 +193,7 @@ class ViTConfig:
     @property
     def num_prefix(self) -> int:
         """Number of tokens before the patch tokens."""
-        return 1 + self.distilled + self.registers
+        return self.class_token + self.distilled + self.registers
 
     @property
     def num_read(self) -> int:
@@ -198,9 +209,27 @@ class ViTConfig:
         reads = self.num_read if self.pool == "cls" else 1
         return self.width * (reads + 2 * (self.read_blocks - 1))
 
+    @property
+    def last_norm(self) -> str:
+        """Name of the last LayerNorm: `norm` before pooling, or `fc_norm` after it."""
+        return "norm" if self.pool == "cls" or self.norm_before_pool else "fc_norm"
+
+    @property
+    def key(self) -> str:
+        """Text that identifies the architecture in digests."""
+        later = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
+        others = {n: v for n, v in later.items() if n in stated_fields(self)}
+        return f"{self} {others}" if others else str(self)
+
     def without_head(self) -> Self:
         """Return the configuration without a head, pre_logits layer or stochastic depth."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0, read_blocks=1)
+
+
+def stated_fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass instance
+    """Return the fields of a configuration by name, without `LATER` ones that have the default."""
+    values = {f.name: (f, getattr(config, f.name)) for f in fields(config)}
+    return {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:

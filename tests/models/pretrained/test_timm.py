@@ -162,11 +162,22 @@ def test_a_swiglu_giant_is_refused_by_name(tmp_path: Path) -> None:
         load_pretrained(tmp_path)
 
 
-def test_a_head_on_an_average_that_we_do_not_compute_is_not_kept(tmp_path: Path) -> None:
+@torch.no_grad()
+def test_a_head_on_the_mean_of_normalised_tokens_is_kept(tmp_path: Path, images: Tensor) -> None:
     save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
     write_timm_config(tmp_path, global_pool="avg")  # and no fc_norm in the file
 
-    with pytest.raises(WeightsError, match=r"cannot use the head .*: the head expects the mean"):
+    model, _ = load_pretrained(tmp_path)
+
+    tokens = model.norm(model.encode(model.embed(images)))
+    assert torch.allclose(model(images), model.head(tokens[:, 1:].mean(dim=1)), atol=1e-6)
+
+
+def test_a_head_on_a_pooling_that_we_do_not_compute_is_not_kept(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, global_pool="avgmax")
+
+    with pytest.raises(WeightsError, match=r"cannot use the head .*: the head expects .* avgmax"):
         load_pretrained(tmp_path)
     model, _ = load_pretrained(tmp_path, num_classes=3)
     assert model.config.pool == "cls"

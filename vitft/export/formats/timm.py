@@ -20,6 +20,7 @@ from vitft.export.formats.base import (
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.pretrained.sidecar import timm_pool
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit_config import SIZES, ViTConfig
@@ -146,8 +147,10 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
         "qkv_bias": shape.qkv_bias,
         "reg_tokens": shape.registers,
         "no_embed_class": not shape.prefix_positions,
-        "global_pool": "token" if shape.pool == "cls" else "avg",
+        "global_pool": timm_pool(shape),
     }
+    arguments |= {} if shape.class_token else {"class_token": False}
+    arguments |= {"fc_norm": False} if shape.norm_before_pool else {}
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
 
 

@@ -118,8 +118,8 @@ def adapt(
         gone += [n for n in result if n.startswith("pre_logits.")]
     for name in gone:
         dropped.append(f"{name} {tuple(result.pop(name).shape)}")
-    if source.pool != target.pool:
-        old, new = ("norm", "fc_norm") if target.pool == "mean" else ("fc_norm", "norm")
+    if source.last_norm != target.last_norm:
+        old, new = source.last_norm, target.last_norm
         for leaf in ("weight", "bias"):
             result[f"{new}.{leaf}"] = result.pop(f"{old}.{leaf}")
         notes.append(f"{old} in the file is loaded as {new} because pool={target.pool}")
@@ -165,6 +165,8 @@ def target_config(
         }
     if image_size is not None:
         changes["image_size"] = as_pair(image_size)
+    if changes.get("pool", source.pool) != source.pool:
+        changes["norm_before_pool"] = False
     return replace(source, **changes)
 
 

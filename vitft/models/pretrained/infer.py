@@ -46,7 +46,9 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     channels = kernel[1] if stem is None else shape_of(tensors, root, 4)[1]
     width, patch = kernel[0], (kernel[2] * stride, kernel[3] * stride)
     registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
-    prefix = 1 + ("dist_token" in tensors) + registers
+    class_token = "cls_token" in tensors
+    prefix = class_token + ("dist_token" in tensors) + registers
+    averages_normed = "fc_norm.weight" not in tensors and (facts.pool == "avg" or not class_token)
     positions = shape_of(tensors, "pos_embed", 3)[1]
     (rows, columns), prefix = grid_of(positions, prefix, patch, facts.image_size)
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
@@ -71,13 +73,15 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
             num_classes=0 if head is None else shape_of(tensors, "head.weight", 2)[0],
             pre_logits="pre_logits.fc.weight" in tensors,
-            pool="mean" if "fc_norm.weight" in tensors else "cls",
+            pool="mean" if averages_normed or "fc_norm.weight" in tensors else "cls",
             norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
             registers=registers,
             prefix_positions=prefix > 0,
             distilled="dist_token" in tensors,
             stem=stem,
+            class_token=class_token,
+            norm_before_pool=averages_normed,
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel
         raise WeightsError(

@@ -45,8 +45,8 @@ class SidecarFacts:
     """Values shown as black and as white in images with more than 8 bits per pixel."""
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
-    averages: bool = False
-    """Whether the head reads the mean of the tokens after the last LayerNorm (some timm models)."""
+    pool: str = ""
+    """What the head reads, in timm's words, e.g. token or avg."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Origin of mean and std."""
@@ -170,7 +170,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     pool = arguments.text("global_pool") or config.text("global_pool")
     known = named_architecture(config)
     return SidecarFacts(
-        averages=pool in ("avg", "avgmax", "max"),
+        pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
         image_size=arguments.size("img_size") or cfg.size("input_size"),
@@ -192,6 +192,11 @@ def named_architecture(config: JsonTable) -> ViTConfig | None:
         return architecture_config(name)
     except UsageError as error:
         raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
+
+
+def timm_pool(config: ViTConfig) -> str:
+    """Return timm's name of a model's pooling."""
+    return "token" if config.pool == "cls" else "avg"
 
 
 def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read_weights
-from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar
+from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar, timm_pool
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
@@ -113,6 +113,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     return SidecarFacts(
         heads=config.heads if config else None,
         norm_eps=config.norm_eps if config else None,
+        pool=timm_pool(config) if config else "",
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
@@ -148,12 +149,8 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
             f"config.json lists {count(len(facts.classes), 'class', 'classes')}, but the head has "
             f"{count(architecture.num_classes, 'output')}, so the class names are not used"
         )
-    head_reads_mean = facts.averages and architecture.pool == "cls"
-    unusable = (
-        "the head expects the mean of the tokens after the last LayerNorm"
-        if head_reads_mean
-        else ""
-    )
+    is_other = facts.pool not in ("", timm_pool(architecture))
+    unusable = f"the head expects timm's {facts.pool} pooling" if is_other else ""
     return PretrainedWeights(
         name=provenance["name"],
         origin=provenance["source"],
