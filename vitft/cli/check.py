@@ -78,7 +78,7 @@ def check_command(args: argparse.Namespace) -> int:
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 
-        check_weights_name(args.weights, allow_pickle=False)
+        check_weights_name(args.weights, allow_pickle=False, allow_random=True)
         config = replace(config, weights=replace(config.weights, name=args.weights))
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     config = replace(config, train=replace(config.train, **named))

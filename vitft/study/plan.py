@@ -78,7 +78,7 @@ def check_study(
     sources = resolve_sources(weights)
     for one in sources:
         if not one.is_baseline:
-            check_weights_name(one.weights, allow_pickle=allow_pickle)
+            check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
     folder = assign_parts(scan(Path(data).expanduser()), "test")
     if folder.layout == "classes" and any(file.group for file in folder.files):
         raise UsageError(

@@ -64,7 +64,9 @@ def check_request(config: Config, out: str | None) -> Path:
             fix="remove the option; `vitft check` lists copies on both sides of the split",
         )
     if config.weights.name != "none":
-        check_weights_name(config.weights.name, allow_pickle=config.weights.allow_pickle)
+        check_weights_name(
+            config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
+        )
     check_trackers(config.train.trackers)
     planned = plan_run(out, config.data.path)
     if data.resolve() in planned.resolve().parents:  # never true of a table

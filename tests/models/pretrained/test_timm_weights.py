@@ -16,7 +16,7 @@ from safetensors.torch import save, save_file
 from tests.conftest import draw_folder
 from tests.support.hub_server import HubServer, Repo
 from vitft.cli.main import main
-from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.load import load_backbone, load_pretrained
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.models.timm_model import TimmModel
 from vitft.system.errors import WeightsError
@@ -233,3 +233,25 @@ def test_finetune_and_study_take_the_same_names(
     assert main(["study", *run, str(tmp_path / "study"), "--shots", "1", "--seeds", "1"]) == 0
     assert main(["check", str(data), "--weights", name]) == 0
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["random:demo", "random:timm:test_resnet"])
+def test_commands_that_need_pretrained_weights_refuse_random_ones_with_the_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reason = f"{name} means new random weights, but pretrained weights are needed here"
+    for command in (
+        ["explain", "photo.jpg", "--weights", name],
+        ["weights", "show", name],
+        ["weights", "inspect", name],
+        ["weights", "fetch", name],
+    ):
+        assert main(command) == 4, command
+        assert reason in capsys.readouterr().err
+    with pytest.raises(WeightsError, match=reason) as caught:
+        load_pretrained(name)
+    assert caught.value.fix.startswith(f"use {name.removeprefix('random:')}; only vitft finetune")

@@ -21,16 +21,18 @@ RANDOM = "random:"
 """Prefix of `random:NAME`, which means NAME's architecture and transform with random weights."""
 
 
-def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
+def check_weights_name(
+    name_or_path: str | Path, *, allow_pickle: bool = True, allow_random: bool = False
+) -> None:
     """Check that `load_backbone` can find these weights, without torch or network access.
 
-    The name may begin with `random:`.
+    With `allow_random`, the name may begin with `random:`.
 
     Raises:
         WeightsError: The name is unknown or invalid; the weights are not supported; or the file is
             missing, of an unsupported kind, or a pickle that is not allowed.
     """
-    if isinstance(name_or_path, str):
+    if isinstance(name_or_path, str) and allow_random:
         name_or_path = name_or_path.removeprefix(RANDOM)
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
@@ -46,18 +48,16 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     Catalogue names take precedence. A name that begins with `hf:` or `timm:` gets a new entry.
 
     Raises:
-        WeightsError: The name is unknown, invalid or not supported, or the file is missing or of an
-            unsupported kind.
+        WeightsError: The name is unknown, invalid or not supported; it means random weights, which
+            no file contains; or the file is missing or of an unsupported kind.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     if isinstance(name_or_path, str):
         if name in entries_by_name():
             return find_entry(name)
-        if name.startswith("hf:"):
-            return parse_hub_name(name)
-        if name.startswith("timm:"):
-            return parse_timm_name(name)
+        if entry := parse_prefixed_name(name):
+            return entry
     if not name.strip():
         raise WeightsError(
             "the name of the weights is empty",
@@ -79,6 +79,23 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             fix="check the path, or choose a name from `vitft weights list`",
         )
     return find_entry(name)  # raises an error that suggests similar names
+
+
+def parse_prefixed_name(name: str) -> CatalogEntry | None:
+    """Return a catalogue entry for a name that begins with `hf:` or `timm:`, or None for others.
+
+    Raises:
+        WeightsError: The name is invalid, its file is missing, or it begins with `random:`.
+    """
+    if name.startswith(RANDOM):
+        raise WeightsError(
+            f"{name} means new random weights, but pretrained weights are needed here",
+            fix=f"use {name.removeprefix(RANDOM) or 'a name from `vitft weights list`'}; only "
+            "vitft finetune, study and check take random weights",
+        )
+    if name.startswith("hf:"):
+        return parse_hub_name(name)
+    return parse_timm_name(name) if name.startswith("timm:") else None
 
 
 def parse_hub_name(name: str) -> CatalogEntry:
