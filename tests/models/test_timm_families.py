@@ -31,6 +31,7 @@ from vitft.models.timm_vit import fuse_split_biases, network_config, unsupported
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError, WeightsError
+from vitft.training.optim import layer_numbers
 
 FAMILIES = [
     "deit3_small_patch16_224",
@@ -40,6 +41,7 @@ FAMILIES = [
     "eva_large_patch14_196",
     "flexivit_small",
     "vit_base_patch16_224_miil",
+    "vit_base_patch16_clip_224",
     "vit_base_patch16_siglip_gap_224",
     "vit_medium_patch16_gap_256",
     "vit_medium_patch16_reg4_gap_256",
@@ -158,6 +160,15 @@ def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path:
     assert torch.equal(opened(images), ours(images))
 
 
+def test_layer_decay_counts_the_first_layernorm_to_the_embedding(tiny_config: ViTConfig) -> None:
+    model = VisionTransformer(replace(tiny_config, embed_norm=True))
+
+    layers = layer_numbers(model)
+
+    assert layers["norm_pre.weight"] == layers["pos_embed"] == 0
+    assert "patch_embed.proj.bias" not in layers
+
+
 # digests ----------------------------------------------------------------------------------------
 
 
@@ -178,7 +189,7 @@ def test_cards_and_digests_of_models_without_later_features_are_as_before() -> N
 
 def test_a_card_with_later_features_is_read_back_and_has_another_digest() -> None:
     config = ViTConfig(pool="mean", num_classes=0)
-    later = replace(config, class_token=False, norm_before_pool=True)
+    later = replace(config, class_token=False, norm_before_pool=True, embed_norm=True)
     card = Card(architecture=later, transform=EvalTransform(image_size=(224, 224)))
 
     assert parse_card(card.to_json()) == card

@@ -106,12 +106,15 @@ class NumpyModel:
         height, width, channels = pixels.shape[1:]
         grid = pixels.reshape(-1, height // down, down, width // across, across, channels)
         patches = grid.transpose(0, 1, 3, 5, 2, 4).reshape(len(pixels), -1, kernel[0].size)
-        x = patches @ kernel.reshape(len(kernel), -1).T + self["patch_embed.proj.bias"]
+        x = patches @ kernel.reshape(len(kernel), -1).T
+        x += self.weights.get("patch_embed.proj.bias", np.float32(0))
         names = [n for n in ("cls_token", "dist_token", "reg_token") if n in self.weights]
         prefix = [np.broadcast_to(self[n], (len(x), *self[n].shape[1:])) for n in names]
         if self.config.prefix_positions:
-            return np.concatenate([*prefix, x], axis=1) + self["pos_embed"]
-        return np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
+            x = np.concatenate([*prefix, x], axis=1) + self["pos_embed"]
+        else:
+            x = np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
+        return self.norm(x, "norm_pre.") if self.config.embed_norm else x
 
     def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """Return the first `rows` tokens after one encoder layer (equations 2, 3): (B, rows, D)."""

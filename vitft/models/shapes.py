@@ -30,8 +30,16 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
         yield "reg_token", (1, config.registers, width)
     yield "pos_embed", (1, rows + math.prod(config.grid), width)
     yield from patch_shapes(config)
+    if config.embed_norm:
+        yield from norm("norm_pre", width)
     for i in range(config.depth):
         yield from block_shapes(config, f"blocks.{i}")
+    yield from output_shapes(config)
+
+
+def output_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
+    """Yield the name and shape of each tensor after the last block."""
+    width = config.width
     yield from norm(config.last_norm, width)
     if config.pre_logits:
         yield from linear("pre_logits.fc", width, width)
@@ -77,7 +85,8 @@ def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
         channels = outputs
     kernel = (side // config.stride for side in config.patch_size)
     yield "patch_embed.proj.weight", (config.width, channels, *kernel)
-    yield "patch_embed.proj.bias", (config.width,)
+    if not config.embed_norm:
+        yield "patch_embed.proj.bias", (config.width,)
 
 
 def bottleneck_shapes(

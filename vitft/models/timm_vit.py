@@ -92,7 +92,8 @@ def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
     return {
         "rotary position embeddings": getattr(net, "rope", None) is not None,
         "no learned position embeddings": net.pos_embed is None,
-        "a LayerNorm before the first block": is_module(net, "norm_pre"),
+        "a LayerNorm before the first block and a bias of the patches": is_module(net, "norm_pre")
+        and getattr(getattr(net.patch_embed, "proj", None), "bias", None) is not None,
         "a convolutional stem": not hasattr(net.patch_embed, "proj")
         or is_module(net.patch_embed, "backbone"),
         "a norm of the patch embeddings": is_module(net.patch_embed, "norm"),
@@ -171,6 +172,7 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         prefix_positions=rows > 0,
         distilled=getattr(net, "dist_token", None) is not None,
         class_token=net.cls_token is not None,
+        embed_norm=is_module(net, "norm_pre"),
         norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
     )
 

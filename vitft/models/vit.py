@@ -45,7 +45,8 @@ class PatchEmbed(nn.Module):
         )
         kernel = config.patch_size[0] // config.stride, config.patch_size[1] // config.stride
         # A convolution with stride = kernel applies one matrix to every patch.
-        self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel)
+        has_bias = not config.embed_norm
+        self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel, bias=has_bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
@@ -186,6 +187,9 @@ class VisionTransformer(nn.Module):
         registers = torch.zeros(1, config.registers, width)
         self.reg_token = nn.Parameter(registers) if config.registers else None
         self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
+        self.norm_pre: nn.Module = nn.Identity()
+        if config.embed_norm:  # Radford et al. 2021 (CLIP), section 2.4
+            self.norm_pre = nn.LayerNorm(width, eps=config.norm_eps)
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
@@ -209,8 +213,8 @@ class VisionTransformer(nn.Module):
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
         if self.config.prefix_positions:
-            return torch.cat([*prefix, patches], dim=1) + self.pos_embed  # (B, N, D)
-        return torch.cat([*prefix, patches + self.pos_embed], dim=1)
+            return self.norm_pre(torch.cat([*prefix, patches], dim=1) + self.pos_embed)
+        return self.norm_pre(torch.cat([*prefix, patches + self.pos_embed], dim=1))  # (B, N, D)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Apply blocks `start` to `stop` - 1 to tokens: (B, N, D) to (B, N, D).

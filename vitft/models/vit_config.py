@@ -106,6 +106,9 @@ class ViTConfig:
     norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
     """Whether the last LayerNorm is applied to the tokens before their mean is taken (SigLIP with
     average pooling), instead of to the mean; only if `pool` is mean."""
+    embed_norm: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether a LayerNorm follows the position embeddings, as in CLIP. The patch projection then
+    has no bias."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -71,7 +71,9 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     names = [name for name, _ in model.named_parameters()]
     blocks = {name: re.search(r"\bblocks\.(\d+)\.", name) for name in names}
     last = max((int(match[1]) for match in blocks.values() if match), default=-1)
-    embeds = re.compile(r"(^|\.)(patch_embed\.|cls_token|dist_token|reg_token|pos_embed)")
+    embeds = re.compile(
+        r"(^|\.)(patch_embed\.|cls_token|dist_token|reg_token|pos_embed|norm_pre\.)"
+    )
     return {
         name: int(match[1]) + 1 if match else 0 if embeds.search(name) else last + 2
         for name, match in blocks.items()

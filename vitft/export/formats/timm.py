@@ -83,7 +83,9 @@ def timm_obstacle(card: Card) -> str:
             "pre_logits": shape.pre_logits,
             "a post-norm encoder": shape.norm == "post",
             "a distillation token": shape.distilled,
-            "a LayerNorm eps other than 1e-6": shape.norm_eps != 1e-6,
+            "a LayerNorm eps other than 1e-6 and 1e-5": shape.norm_eps not in (1e-6, 1e-5),
+            "a hybrid stem with a LayerNorm eps of 1e-5": shape.stem is not None
+            and shape.norm_eps == 1e-5,
             "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),
             "a convolutional stem": bool(shape.convs),
         }
@@ -149,6 +151,8 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
         "no_embed_class": not shape.prefix_positions,
         "global_pool": timm_pool(shape),
     }
+    arguments |= {"pre_norm": False} if is_clip_like(shape) else {}
+    arguments |= {"pre_norm": True} if shape.embed_norm else {}
     arguments |= {} if shape.class_token else {"class_token": False}
     arguments |= {"fc_norm": False} if shape.norm_before_pool else {}
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
@@ -158,6 +162,8 @@ def timm_name(shape: ViTConfig) -> str:
     """Return the name of the timm model that `vit_arguments` turn into this architecture."""
     if shape.stem is not None:
         return HYBRIDS[shape.stem]
+    if is_clip_like(shape):
+        return "vit_base_patch16_clip_224"
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}
     patch = shape.patch_size[0]
     for size, patches in known.items():
@@ -165,3 +171,8 @@ def timm_name(shape: ViTConfig) -> str:
         if (row.width, row.depth, row.heads) == (shape.width, shape.depth, shape.heads):
             return f"vit_{size}_patch{patch if patch in patches else 16}_224"
     return "vit_base_patch16_224"
+
+
+def is_clip_like(shape: ViTConfig) -> bool:
+    """Return whether timm's CLIP tower is the base of an export: it alone has an eps of 1e-5."""
+    return shape.norm_eps == 1e-5

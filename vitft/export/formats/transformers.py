@@ -60,6 +60,7 @@ class TransformersFormat(ExportFormat):
             {
                 "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
                 "mean pooling": shape.pool != "cls",
+                "a LayerNorm before the first block": shape.embed_norm,
                 "LayerScale": bool(shape.layer_scale),
                 "registers": bool(shape.registers),
                 "a post-norm encoder": shape.norm == "post",

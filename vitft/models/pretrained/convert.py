@@ -30,7 +30,7 @@ VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
     r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
     r"|blocks\.\d{1,4}\.ls[12]\.gamma"
-    r"|(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)"
+    r"|(norm|norm_pre|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)"
     r"|patch_embed\.backbone\.(stem\.)?(conv\.weight|norm\.(weight|bias))"
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
@@ -106,7 +106,6 @@ LIKELY_CAUSES = {
     "mlp.w12": "a SwiGLU MLP, as in DINOv2-giant",
     "mlp.weights_in": "a SwiGLU MLP, as in DINOv2-giant",
     "gamma": "LayerScale under an unknown name",
-    "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
     "MAPHead": "attention pooling, as in SigLIP",
     "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
