@@ -5,12 +5,11 @@ import torch
 
 from tests.features.test_head import blobs
 from vitft.features import head
+from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import (
     cross_validate,
     gain_from_twice,
     solve_head,
-    stratified_folds,
-    stratified_subset,
 )
 from vitft.features.mixture import HeadMethod
 
@@ -149,3 +148,27 @@ def test_copies_of_an_image_are_held_out_together() -> None:
 
     assert torch.equal(held[: len(y)], held[len(y) :])
     assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("per_class", [2, 3, 6])
+def test_a_class_with_several_groups_is_never_in_one_fold_only(seed: int, per_class: int) -> None:
+    # 4 classes of 12 images: `per_class` groups each, or as many groups that all classes share
+    y = torch.arange(4).repeat_interleave(12)
+    number = torch.arange(48) % per_class
+    for groups in (number + 10 * y, number):
+        fold_id = stratified_folds(y, 5, seed, groups)
+
+        assert all(len(fold_id[groups == g].unique()) == 1 for g in groups.unique())
+        assert all(len(fold_id[y == label].unique()) > 1 for label in range(4))
+        assert (fold_id == 0).any()
+
+
+def test_folds_of_single_images_and_small_groups_do_not_change() -> None:
+    y = torch.arange(3).repeat_interleave(20)
+    pairs = torch.arange(60) // 2
+
+    fold_id = stratified_folds(y, 5, 0)
+
+    assert torch.equal(stratified_folds(y, 5, 0, torch.arange(60)), fold_id)
+    assert torch.equal(stratified_folds(y, 5, 0, pairs), fold_id[pairs * 2])

@@ -7,12 +7,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from vitft.features import logistic
+from vitft.features.folds import stratified_folds
 from vitft.features.head import (
     PENALTIES,
     PenaltyScore,
     choose_penalty,
     solve_head,
-    stratified_folds,
     weakest_classes,
 )
 from vitft.features.logistic import Standardizer, class_balanced_weights, solve_logistic

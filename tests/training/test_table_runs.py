@@ -106,6 +106,44 @@ def test_patients_train_to_the_end(patients: Path, tiny_weights: Path, tmp_path:
     assert audit["duplicates"] == []
 
 
+@pytest.mark.parametrize("solver", ["lbfgs", "adamw"])
+def test_two_patients_are_enough_and_cross_validation_says_that_it_divides_one(
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    solver: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = write_table(image_folder, patient=lambda path: f"p{int(path[-7:-4]) // 5}")
+
+    result = train(table, tiny_weights, tmp_path / "run", optim={"solver": solver})
+
+    assert result.status == "finished"
+    split = (result.run / "split.csv").read_text()
+    assert split.count(",train,") == split.count(",val,") == 15
+    assert "divides the groups of the training images of blue, green and red" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_class_of_one_patient_is_divided_alone(image_folder: Path, tiny_weights: Path) -> None:
+    # red: one patient trains, one validates; the other classes have five patients each
+    table = write_table(
+        image_folder,
+        patient=lambda path: path[:3] + str(int(path[-7:-4]) // (5 if path[0] == "r" else 2)),
+    )
+    settings = {"data": {"path": str(table)}, "weights": {"name": str(tiny_weights)}}
+    setup = load_data_and_model(config_from_table(settings), ProcessGroup())
+
+    data = extract_and_split(setup, ProcessGroup()).inputs.data
+
+    rows = [row for row in data.manifest.train if row.path.startswith("red")]
+    assert len(data.group_ids(rows).unique()) == len(rows) == 5
+    others = [row for row in data.manifest.train if not row.path.startswith("red")]
+    assert len(data.group_ids(others).unique()) == 8
+    assert {int(row.path[-7:-4]) // 5 for row in rows} in ({0}, {1})  # the split divides no group
+
+
 @pytest.mark.usefixtures("own_home")
 def test_every_command_reads_the_table_and_its_run(
     image_folder: Path,

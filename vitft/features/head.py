@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.features.discriminant import solve_discriminant
+from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.logistic import (
     Standardizer,
     class_balanced_weights,
@@ -51,34 +52,6 @@ FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for which the head is fitted in float64."""
 DEFAULT_L2 = 0.1
 """L2 penalty used where cross-validation does not choose one."""
-
-
-def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
-    """Return, for each image, the index of the fold that holds it out: (n,).
-
-    The folds are stratified by class. Near-duplicates, which share a number in `groups` (n,), are
-    all in the fold of the first image of their group.
-    """
-    random = np.random.default_rng(seed)
-    fold_id = np.empty(len(y), dtype=np.int64)
-    labels = y.numpy()
-    offset = 0
-    for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        fold_id[rows] = (np.arange(len(rows)) + offset) % count
-        offset += len(rows)  # do not always put the remainder of a class in the first folds
-    if groups is not None:
-        _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-        fold_id = fold_id[first[group]]
-    return torch.from_numpy(fold_id)
-
-
-def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
-    """Return the sorted indices of at most `most` rows, drawn in proportion to the class sizes."""
-    if len(y) <= most:
-        return torch.arange(len(y))
-    fold_id = stratified_folds(y, -(-len(y) // most), seed)
-    return torch.nonzero(fold_id == 0).flatten()
 
 
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:

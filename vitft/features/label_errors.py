@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
+from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import (
     CV_FOLDS,
     CV_IMAGES,
     choose_penalty,
-    stratified_folds,
-    stratified_subset,
 )
 from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
 from vitft.features.neighbours import votes_outside_group

@@ -1,6 +1,7 @@
 """Images of a run, and the inputs that the trained part of the model receives."""
 
 import contextlib
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +20,10 @@ from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
 from vitft.system import console
+from vitft.system.text import listing
 from vitft.training.distributed import ProcessGroup
+
+log = logging.getLogger(__name__)
 
 EVAL_BATCH = 32
 """Number of images per evaluation batch; batches of cached features and of images in memory are
@@ -60,8 +64,8 @@ class Dataset:
     duplicates: Mapping[str, str]
     """Mapping from the digest of each image with near copies to the name of its group."""
     groups: Mapping[str, str]
-    """Mapping from digests to groups that no split or fold divides: near copies, and images that
-    the user has grouped; images that are alone may be missing."""
+    """Mapping from digests to the names of groups that no fold of cross-validation divides (see
+    `fold_groups`); images that are alone may be missing."""
 
     @property
     def distinct(self) -> list[Row]:
@@ -134,6 +138,32 @@ class Dataset:
                 done += len(chunk)
                 progress.advance(len(chunk))
         return ImageTable({row.path: i for i, row in enumerate(rows)}, table)
+
+
+def fold_groups(
+    manifest: Manifest, groups: Mapping[str, str], duplicates: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the groups (by digest) that no fold of cross-validation divides.
+
+    They are `groups`, with one exception: cross-validation needs two groups of each class. If all
+    training images of a class are in one group, only near copies (`duplicates`) are kept together
+    among them, and a note is logged.
+    """
+    if groups is duplicates:
+        return groups
+    names: dict[int, set[str]] = {}
+    for row in manifest.train:
+        names.setdefault(row.label, set()).add(groups.get(row.sha256, row.sha256))
+    alone = {label for label, found in names.items() if len(found) == 1}
+    divided = {row.sha256 for row in manifest.train if row.label in alone}
+    if len(divided) > len(alone):
+        log.info(
+            "cross-validation divides the groups of the training images of "
+            f"{listing(manifest.classes[label] for label in sorted(alone))}, because all of them "
+            "are in one group; its accuracy may be too high"
+        )
+    rest = {digest: name for digest, name in groups.items() if digest not in divided}
+    return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

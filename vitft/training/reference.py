@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.split import Row
-from vitft.features.head import stratified_subset
+from vitft.features.folds import stratified_subset
 from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
 from vitft.metrics.results import OodResults
 from vitft.models.timm_model import Model, TimmModel

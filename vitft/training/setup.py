@@ -47,7 +47,7 @@ from vitft.system.device import describe_device
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 from vitft.training.batches import caches_views, training_views
-from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.dataset import Dataset, StageInputs, fold_groups
 from vitft.training.distributed import ProcessGroup, check_sharding
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ def split_images(
         device=setup.pipeline.device,
         group=group,
         duplicates=duplicates,
-        groups=groups,
+        groups=fold_groups(manifest, groups, duplicates),
     )
 
 

@@ -17,7 +17,8 @@ from vitft.config.sections import layers_text
 from vitft.data.split import Manifest
 from vitft.data.transforms import eval_view
 from vitft.features.cut import last_block_size
-from vitft.features.head import LinearHead, solve_by_method, stratified_folds, stratified_subset
+from vitft.features.folds import stratified_folds, stratified_subset
+from vitft.features.head import LinearHead, solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
 from vitft.metrics.calibration import fit_temperature, log_losses

@@ -1,0 +1,68 @@
+"""Folds for cross-validation, stratified by class, that keep groups of images together.
+
+Notation: n images; the class indices `y` are (n,).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
+    """Return, for each image, the index of the fold that holds it out: (n,).
+
+    The folds are stratified by class. The images of a group, which share a number in `groups` (n,),
+    are all in the fold of the first one, unless a class would then be in one fold only (see
+    `spread_classes`).
+    """
+    random = np.random.default_rng(seed)
+    fold_id = np.empty(len(y), dtype=np.int64)
+    labels = y.numpy()
+    offset = 0
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        fold_id[rows] = (np.arange(len(rows)) + offset) % count
+        offset += len(rows)  # do not always put the remainder of a class in the first folds
+    if groups is not None:
+        _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+        fold_id = spread_classes(fold_id[first[group]], labels, group, count)
+    return torch.from_numpy(fold_id)
+
+
+def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
+    """Return the sorted indices of at most `most` rows, drawn in proportion to the class sizes."""
+    if len(y) <= most:
+        return torch.arange(len(y))
+    fold_id = stratified_folds(y, -(-len(y) // most), seed)
+    return torch.nonzero(fold_id == 0).flatten()
+
+
+def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:
+    """Return folds (n,) in which no class with several groups is in one fold only.
+
+    With few groups, chance may put all images of a class into one fold, so that a head is fitted
+    without this class. Then one of the groups moves to the smallest of the `count` folds. If folds
+    are empty, the others are numbered from 0.
+    """
+    _, label = np.unique(labels, return_inverse=True)
+    if not len(label):
+        return fold_id
+    for alone in np.flatnonzero((spread(fold_id, label) == 0) & (spread(group, label) > 0)):
+        own = label == alone
+        moved = group == group[own].max()
+        if len(np.unique(fold_id[own])) == 1:
+            fold_id = np.where(moved, np.bincount(fold_id, minlength=count).argmin(), fold_id)
+    return np.unique(fold_id, return_inverse=True)[1]
+
+
+def spread(values: Indices, label: Indices) -> Indices:
+    """Return the difference between the largest and the smallest value of each label (0 to C)."""
+    low = np.full(label.max() + 1, values.max())
+    high = np.full(label.max() + 1, values.min())
+    np.minimum.at(low, label, values)
+    np.maximum.at(high, label, values)
+    return high - low
