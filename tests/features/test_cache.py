@@ -40,7 +40,7 @@ def row(i: int) -> Any:
 def filled(root: Path, count: int = 10) -> Store:
     store = Store(root, SPACE, (2, 3), "float32")
     for i, key in enumerate(keys(count)):
-        store.add(key, row(i))
+        store.add({key: row(i)})
     store.flush()
     return store
 
@@ -59,7 +59,7 @@ def test_rows_are_found_by_another_process_later(tmp_path: Path) -> None:
 
 def test_a_row_is_there_before_it_is_flushed(tmp_path: Path) -> None:
     store = Store(tmp_path, SPACE, (2, 3), "float32")
-    store.add(keys(1)[0], row(0))
+    store.add({keys(1)[0]: row(0)})
 
     assert same(store.get(keys(1)[0]), row(0))
     assert not list(store.folder.glob("*.rows"))
@@ -75,7 +75,7 @@ def test_rows_are_written_after_pauses_that_double_up_to_five_minutes(
 
     for second, key in enumerate(keys(1500)):
         clock = float(second)
-        store.add(key, row(0))
+        store.add({key: row(0)})
         if not store.waiting:
             written.append(second)
 
@@ -93,7 +93,7 @@ def test_more_than_64_mebibytes_of_rows_do_not_wait(
     store = Store(tmp_path, SPACE, (2**22,), "uint8")
 
     for key in keys(35):
-        store.add(key, np.broadcast_to(np.uint8(0), (2**22,)))
+        store.add({key: np.broadcast_to(np.uint8(0), (2**22,))})
 
     assert written == [17, 17]  # of 4 MiB each
 
@@ -157,7 +157,7 @@ def test_a_damaged_row_is_computed_again_and_found(tmp_path: Path) -> None:
 
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     assert store.get(keys(10)[9]) is None
-    store.add(keys(10)[9], row(9))
+    store.add({keys(10)[9]: row(9)})
     store.flush()
 
     again = Store(tmp_path, SPACE, (2, 3), "float32")
@@ -167,7 +167,7 @@ def test_a_damaged_row_is_computed_again_and_found(tmp_path: Path) -> None:
 def fill_some(root: Path, start: int) -> None:
     store = Store(root, SPACE, (2, 3), "float32")
     for i, key in list(enumerate(keys(40)))[start:40:2]:
-        store.add(key, row(i))
+        store.add({key: row(i)})
         store.flush()
     os._exit(0)  # as abruptly as a kill
 
@@ -188,7 +188,7 @@ def test_processes_fill_one_space_together(tmp_path: Path) -> None:
 def test_the_cache_is_listed_and_shrinks_to_its_limit(tmp_path: Path) -> None:
     for n in range(3):
         store = Store(tmp_path, {"prefix": str(n)}, (1000,), "float32")
-        store.add(key_of("a"), np.zeros(1000, dtype=np.float32))
+        store.add({key_of("a"): np.zeros(1000, dtype=np.float32)})
         store.flush()
         os.utime(store.folder, (n, n))
 
@@ -227,7 +227,7 @@ def test_open_files_are_bounded_however_many_shards_there_are(
     monkeypatch.setattr(cache, "SMALL_SHARD", 0)  # none is merged
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     for i, key in enumerate(keys(100)):
-        store.add(key, row(i))
+        store.add({key: row(i)})
         store.flush()
     before = open_files()
 
@@ -247,7 +247,7 @@ def test_rows_are_found_after_another_process_has_merged_their_files(
     monkeypatch.setattr(cache, "MAPPED_SHARDS", 2)
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     for i, key in enumerate(keys(80)):
-        store.add(key, row(i))
+        store.add({key: row(i)})
         store.flush()
 
     Store(tmp_path, SPACE, (2, 3), "float32")  # merges more than 64 small files
@@ -295,12 +295,12 @@ def test_two_stores_are_one_whose_first_part_is_shared(tmp_path: Path) -> None:
         open_store(tmp_path, SPACE, (2,), "float32"),
         open_store(tmp_path, SPACE, (3,), "float32"),
     )
-    first.add(key_of("known"), np.array([1, 2], np.float32))
+    first.add({key_of("known"): np.array([1, 2], np.float32)})
     joined = JoinedStore(first, second)
 
     assert joined.get(key_of("known")) is None  # a part is missing
-    joined.add(key_of("known"), np.arange(1, 6, dtype=np.float32))
-    joined.add(key_of("new"), np.arange(5, dtype=np.float32))
+    joined.add({key_of("known"): np.arange(1, 6, dtype=np.float32)})
+    joined.add({key_of("new"): np.arange(5, dtype=np.float32)})
     joined.flush()
 
     again = JoinedStore(

@@ -154,7 +154,7 @@ def test_the_cache_has_a_row_or_computes_it_again(tmp_path: Path, how: str) -> N
 
     def write(home: Path) -> None:
         store = opened(home)
-        store.add(key, row)
+        store.add({key: row})
         store.flush()
 
     def look(home: Path) -> None:

@@ -21,9 +21,10 @@ from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
 from vitft.data.scan import scan
 from vitft.data.split import Manifest, joined_groups
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir
 
@@ -141,7 +142,7 @@ def inspect_with_features(
         features (n, D).
     """
     from vitft.data.transforms import eval_view
-    from vitft.features.pipeline import inspect_dataset, load_pipeline
+    from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 
     pipeline, _ = load_pipeline(
         folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels
@@ -158,6 +159,7 @@ def inspect_with_features(
         view=view,
         fingerprints=fingerprints,
     )
+    log_cached_features(inspected, extractor.computed)
     return inspected, functools.partial(extractor.rows, view=view)
 
 

@@ -7,11 +7,12 @@ float files could differ in brightness.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from PIL import Image
 
-from vitft.data.folder import Folder
+from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import TIFF, GreyRange, ValueFacts, is_wide, value_facts
 from vitft.data.images import (
     DECODER_ERRORS,
@@ -35,25 +36,40 @@ OUTLIER_RATIO = 4
 are clipped as outliers."""
 
 
-def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> GreyRange:
+def measure_grey_range(
+    folder: Folder,
+    *,
+    max_pixels: int,
+    workers: int = 2,
+    own: Sequence[File] | None = None,
+    gather: Callable[[list[Any]], list[Any]] = list,
+) -> GreyRange:
     """Return the value range of the training images with more than 8 bits per pixel, and log it.
 
     The range is empty if there are no such images, if all their values are equal, or if their
     values have different types. Different types are reported in a warning. Only files with a PNG
     or TIFF suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
+
+    If several processes measure a folder together, each of them opens only its `own` files
+    (default: all), and `gather` returns the items of the lists of all processes.
     """
     root = str(folder.root)
     paths = [
         f"{root}/{file.path}"
-        for file in folder.files
+        for file in (folder.files if own is None else own)
         if file.part in ("train", "")
         and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
     ]
     flags = list(in_order(has_wide_header, paths, workers=workers))
-    wide = [path for path, is_one in zip(paths, flags, strict=True) if is_one]
-    some = wide[:: -(-len(wide) // MOST_MEASURED) or 1]
-    facts = in_order(lambda path: read_facts(path, max_pixels), some, workers=workers)
-    return range_of([found for found in facts if found is not None], len(wide))
+    own_wide = [path for path, is_one in zip(paths, flags, strict=True) if is_one]
+    wide = sorted(gather(own_wide))
+    some = {*wide[:: -(-len(wide) // MOST_MEASURED) or 1]}
+    facts = in_order(
+        lambda path: read_facts(path, max_pixels),
+        [path for path in own_wide if path in some],
+        workers=workers,
+    )
+    return range_of(gather([found for found in facts if found is not None]), len(wide))
 
 
 def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:

@@ -196,6 +196,21 @@ def collect(
     return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
 
 
+def merge_inspections(
+    folder: Folder, shards: Iterable[InspectedFolder], *, allow_bad: bool
+) -> InspectedFolder:
+    """Return the inspection of a folder whose files were inspected in shards.
+
+    Raises:
+        DataError: Too many files are unreadable (see `inspect_folder`).
+    """
+    results: dict[str, InspectedFile | ImageError] = {}
+    for shard in shards:
+        results |= {file.path: file for file in shard.good}
+        results |= {path: ImageError(path, reason) for path, reason in shard.bad}
+    return collect(folder, (results[file.path] for file in folder.files), allow_bad=allow_bad)
+
+
 def remedy(bad: Iterable[tuple[str, str]]) -> str:
     """Return the fix to suggest for unreadable files, given their paths and the reasons."""
     usual = "repair or remove them, or ignore them with --set data.allow_bad=true"

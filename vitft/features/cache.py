@@ -11,6 +11,7 @@ mapped.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -190,6 +191,10 @@ class Store:
             for path in sorted({*self.folder.glob("*.rows")} - known):
                 self.open_shard(path)
 
+    def __contains__(self, key: bytes) -> bool:
+        """Return whether there is a row for a key; a damaged row counts as well."""
+        return key in self.waiting or key in self.places
+
     def get(self, key: bytes) -> CachedRows | None:
         """Return the row of a key, or None if it is missing or damaged."""
         if key in self.waiting:
@@ -208,17 +213,21 @@ class Store:
             return None
         return row
 
-    def add(self, key: bytes, row: CachedRows) -> None:
-        """Add a row, and call `flush` if many bytes are pending or the last flush was long ago.
+    def add(self, rows: Mapping[bytes, CachedRows]) -> None:
+        """Add rows, and call `flush` if many bytes are pending or the last flush was long ago.
 
-        The interval between flushes grows from one second to five minutes.
+        The interval between flushes grows from one second to five minutes. Rows that are added
+        together are written together.
 
         Raises:
             RunError, ResourceError: The shard cannot be written.
         """
-        assert row.shape == self.shape
-        self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
-        waiting_bytes = len(self.waiting) * self.waiting[key].nbytes
+        if not rows:
+            return
+        for key, row in rows.items():
+            assert row.shape == self.shape
+            self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
+        waiting_bytes = len(self.waiting) * self.dtype.itemsize * math.prod(self.shape)
         if time.monotonic() - self.flushed > self.pause_s or waiting_bytes > 2**26:
             self.pause_s = min(300.0, 2 * self.pause_s)  # few files, little lost work
             self.flush()
@@ -261,12 +270,21 @@ class JoinedStore:
             return None
         return np.concatenate([parts[0], parts[1]])
 
-    def add(self, key: bytes, row: CachedRows) -> None:
-        """Split a row and add its parts to the two stores (see `Store.add`)."""
-        count = self.leading.shape[0]
-        if self.leading.get(key) is None:
-            self.leading.add(key, row[:count])
-        self.rest.add(key, row[count:])
+    def __contains__(self, key: bytes) -> bool:
+        """Return whether both parts of a row exist; damaged parts count as well."""
+        return key in self.leading and key in self.rest
+
+    def add(self, rows: Mapping[bytes, CachedRows]) -> None:
+        """Split rows and add their parts to the two stores (see `Store.add`)."""
+        size = self.leading.shape[0]
+        new = {key: row[:size] for key, row in rows.items() if self.leading.get(key) is None}
+        self.leading.add(new)
+        self.rest.add({key: row[size:] for key, row in rows.items()})
+
+    def find_new_shards(self) -> None:
+        """Add shards that other processes have created since (see `Store.find_new_shards`)."""
+        self.leading.find_new_shards()
+        self.rest.find_new_shards()
 
     def flush(self) -> None:
         """Write the pending rows of both stores."""

@@ -31,7 +31,7 @@ from vitft.data.inspection import (
 from vitft.data.jpeg import can_resize, resized
 from vitft.data.loading import Pixels, in_order
 from vitft.data.transforms import View
-from vitft.features.cache import JoinedStore, Store, key_of, open_store
+from vitft.features.cache import CachedRows, JoinedStore, Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
 from vitft.features.fingerprints import (
     FACTS_BYTES,
@@ -54,6 +54,9 @@ BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 help (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
+Claim = Callable[[bytes], bool]
+"""Function that returns True the first time that it is called with a key, in any thread or process
+of a pass; the caller then computes the row of that key."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,7 @@ class Extractor:
         *,
         allow_bad: bool,
         fingerprints: Fingerprints | None = None,
+        claim: Claim | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
         """Inspect every file of a folder and cache its features, decoding each file at most once.
@@ -164,12 +168,18 @@ class Extractor:
             DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
-        images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints)
+        images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints, claim)
         found = (image.found for image in images)
         return collect(folder, found, allow_bad=allow_bad, progress=progress)
 
     def compute(
-        self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
+        self,
+        root: str,
+        files: Sequence[File],
+        view: View,
+        *,
+        claim: Claim | None = None,
+        progress: Callable[[int], None],
     ) -> None:
         """Compute and cache the features of all files that are not yet in the cache.
 
@@ -178,7 +188,7 @@ class Extractor:
             DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
-        for image in self.extract(root, files, view):
+        for image in self.extract(root, files, view, claim=claim):
             if isinstance(image.found, ImageError):
                 raise image.found
             progress(1)
@@ -189,35 +199,36 @@ class Extractor:
         files: Sequence[File],
         view: View,
         fingerprints: Fingerprints | None = None,
+        claim: Claim | None = None,
     ) -> Iterator[ExtractedImage]:
-        """Yield one result per file, in order, once the features of the file are in the cache.
+        """Yield one result per file, in order; at the end, the features of all files are cached.
 
         For an unreadable file, `found` of the result is an `ImageError`; no features are cached.
+        The features of identical files are computed once. If several processes share the files,
+        `claim` must be common to all of them. Whole batches are added to the cache, so a pass that
+        continues a killed one computes the same batches.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
         store, on_cpu = self.store(view), self.device.type == "cpu"
-        fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.leading)
         chunks = (files[i : i + size] for i in range(0, len(files), size))
-        load = functools.partial(self.load, view=view, store=store, fingerprints=fingerprints)
+        claim = claim or local_claims()
+        inspect = functools.partial(
+            inspect_file,
+            root,
+            function=lambda opened: self.load(opened, view, store, fingerprints, claim),
+            max_pixels=self.max_pixels,
+            grey_range=view.transform.grey_range,
+            fast=not self.is_exact and view.crop is None and can_resize(view.transform),
+        )
 
         def work(chunk: Sequence[File]) -> list[ExtractedImage]:
             torch.set_num_threads(1)  # in this thread: one core decodes and computes
-            loaded = (
-                inspect_file(
-                    root,
-                    file,
-                    load,
-                    max_pixels=self.max_pixels,
-                    grey_range=view.transform.grey_range,
-                    fast=fast,
-                )
-                for file in chunk
-            )
-            batch = [ExtractedImage(i) if isinstance(i, ImageError) else i for i in loaded]
+            found = map(inspect, chunk)
+            batch = [ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
             if on_cpu:
                 self.forward(batch, view)
             return batch
@@ -227,9 +238,8 @@ class Extractor:
             for batch in in_order(work, chunks, workers=self.workers, ahead=2 * self.workers):
                 if not on_cpu:
                     self.forward(batch, view)
-                for image in batch:
-                    self.save(image, view, store, fingerprints)
-                    yield image
+                self.save(batch, view, store, fingerprints)
+                yield from batch
         finally:
             torch.set_num_threads(before)
             store.flush()
@@ -238,7 +248,12 @@ class Extractor:
                 fingerprints.flush()
 
     def load(
-        self, opened: OpenedImage, view: View, store: AnyStore, fingerprints: Fingerprints | None
+        self,
+        opened: OpenedImage,
+        view: View,
+        store: AnyStore,
+        fingerprints: Fingerprints | None,
+        claim: Claim,
     ) -> ExtractedImage:
         """Look up an image in the caches, and decode it only if something is missing.
 
@@ -251,7 +266,8 @@ class Extractor:
         result = ExtractedImage(facts, facts=None if known else facts)
         if fingerprints is not None:
             result.found, result.fingerprint = fingerprints.inspect(opened)
-        if store.get(key_of(opened.sha256, view.name)) is None:
+        key = key_of(opened.sha256, view.name)
+        if store.get(key) is None and claim(key):
             result.pixels = (
                 view.pixels(opened.image, opened.sha256)
                 if opened.jpeg is None
@@ -281,18 +297,32 @@ class Extractor:
             image.row, image.pixels = row, None
 
     def save(
-        self, image: ExtractedImage, view: View, store: AnyStore, fingerprints: Fingerprints | None
+        self,
+        batch: Iterable[ExtractedImage],
+        view: View,
+        store: AnyStore,
+        fingerprints: Fingerprints | None,
     ) -> None:
-        """Add the newly computed values of an image to the caches."""
-        if isinstance(image.found, ImageError):
-            return
-        if image.row is not None:
-            self.computed += 1
-            store.add(key_of(image.found.sha256, view.name), image.row)
-        if image.facts is not None and (facts := encode_facts(image.facts)) is not None:
-            self.facts.add(facts_key(image.facts.path, image.facts.sha256), facts)
-        if fingerprints is not None and image.fingerprint is not None:
-            fingerprints.add(image.found, image.fingerprint)
+        """Add the newly computed values of a batch to the caches."""
+        rows: dict[bytes, CachedRows] = {}
+        facts: dict[bytes, CachedRows] = {}
+        for image in batch:
+            if isinstance(image.found, ImageError):
+                continue
+            if image.row is not None:
+                rows[key_of(image.found.sha256, view.name)] = image.row
+            if image.facts is not None and (encoded := encode_facts(image.facts)) is not None:
+                facts[facts_key(image.facts.path, image.facts.sha256)] = encoded
+            if fingerprints is not None and image.fingerprint is not None:
+                fingerprints.add(image.found, image.fingerprint)
+        self.computed += len(rows)
+        store.add(rows)
+        self.facts.add(facts)
+
+    def refresh(self) -> None:
+        """Find the rows that other processes have cached since the stores were opened."""
+        for store in (self.facts, *self.stores.values()):
+            store.find_new_shards()
 
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
         """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D).
@@ -320,6 +350,17 @@ class Extractor:
                 row = (row.astype(np.uint32) << 16).view(np.float32)
             table[i] = row
         return torch.from_numpy(table)
+
+
+def local_claims() -> Claim:
+    """Return a `Claim` for the threads of this process."""
+    owners: dict[bytes, object] = {}
+
+    def claim(key: bytes) -> bool:
+        token = object()
+        return owners.setdefault(key, token) is token  # atomic
+
+    return claim
 
 
 def batch_size(device: str, width: int) -> int:

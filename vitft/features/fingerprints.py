@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from vitft.data.inspection import (
 )
 from vitft.data.loading import in_order
 from vitft.features.cache import Store, default_folder, key_of, open_store
+from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError, ResourceError, RunError
 from vitft.system.structure import AtLeastOne, parse_json, structured
 
@@ -103,7 +104,14 @@ class Fingerprints:
         self.by_digest.setdefault(file.sha256, fingerprint)
         key, facts = facts_key(file.path, file.sha256), encode_facts(file)
         if self.store is not None and facts is not None and self.store.get(key) is None:
-            self.store.add(key, np.concatenate([facts, fingerprint]))
+            self.store.add({key: np.concatenate([facts, fingerprint])})
+
+    def merge(
+        self, files: Sequence[InspectedFile], shards: Sequence[Mapping[str, FactsRow]]
+    ) -> None:
+        """Add the fingerprints of shards of a folder, in the order of its readable files."""
+        found = {digest: row for shard in shards for digest, row in shard.items()}
+        self.by_digest = {file.sha256: found[file.sha256] for file in files}
 
     def flush(self) -> None:
         """Write pending rows to the cache."""
@@ -199,8 +207,3 @@ def hidden_damage(data: bytes) -> tuple[str, ...]:
         if is_damage and "ICC" not in what:
             return (f"damaged JPEG data: part of the image may be wrong ({what[:60]})",)
     return ()
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

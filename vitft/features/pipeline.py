@@ -19,8 +19,8 @@ from vitft.data.inspection import InspectedFolder, inspect_folder
 from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cache import Store, default_folder
 from vitft.features.cut import Cut, cut_model
-from vitft.features.extract import Extractor
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
+from vitft.features.extract import Claim, Extractor
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.logistic import LARGE_VALUES
 from vitft.models.freeze import freeze_model
 from vitft.models.initial import load_initial_model
@@ -28,6 +28,7 @@ from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.device import pick_device, pick_precision
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.text import count
@@ -196,11 +197,13 @@ def inspect_dataset(
     extractor: Extractor | None = None,
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
+    claim: Claim | None = None,
 ) -> InspectedFolder:
     """Inspect every image of a folder once, optionally computing features and fingerprints.
 
-    Features of `view` are extracted if both `extractor` and `view` are given. Fingerprints are
-    computed and added to `fingerprints` if it is given.
+    Features of `view` are extracted if both `extractor` and `view` are given; see
+    `Extractor.extract` for `claim`. Fingerprints are computed and added to `fingerprints` if it is
+    given.
 
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).
@@ -210,7 +213,9 @@ def inspect_dataset(
     label = "checking images" if extractor is None else "extracting features"
     with console.Progress(label, len(folder.files)) as progress:
         if extractor is not None and view is not None:
-            inspect = functools.partial(extractor.inspect, view=view, fingerprints=fingerprints)
+            inspect = functools.partial(
+                extractor.inspect, view=view, fingerprints=fingerprints, claim=claim
+            )
         elif fingerprints is not None:
             inspect = functools.partial(
                 fingerprint_folder, fingerprints=fingerprints, max_pixels=max_pixels
@@ -219,10 +224,14 @@ def inspect_dataset(
             inspect = functools.partial(
                 inspect_folder, max_pixels=max_pixels, workers=usable_cores()
             )
-        inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
-    if extractor is not None and (cached := len(inspected.good) - extractor.computed):
-        log.info(f"features from the cache: {cached:,} of {count(len(inspected.good), 'image')}")
-    return inspected
+        return inspect(folder, allow_bad=allow_bad, progress=progress.advance)
+
+
+def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
+    """Log how many features were in the cache, if any, given the number of computed features."""
+    images = len({file.sha256 for file in inspected.good})
+    if cached := images - computed:
+        log.info(f"features from the cache: {cached:,} of {count(images, 'image')}")
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:

@@ -37,6 +37,7 @@ from vitft.predict.prediction import Prediction
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system import console
+from vitft.system.device import worker_threads
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
@@ -228,7 +229,7 @@ def image_groups(
             return HashedImage(path, label, digest, error=error.reason)
 
     size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
-    results = in_order(load, data.images, workers=torch.get_num_threads())
+    results = in_order(load, data.images, workers=worker_threads())
     with contextlib.closing(results):
         while group := list(islice(results, size)):
             yield group

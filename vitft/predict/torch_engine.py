@@ -23,7 +23,7 @@ from vitft.models.timm_model import Model, TimmModel
 from vitft.predict.engine import Pipeline, Views, decode_view
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
-from vitft.system.device import pick_device
+from vitft.system.device import pick_device, worker_threads
 from vitft.system.errors import RunError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Predictor:
         self.model, self.card, self.precision = model.eval().to(self.device), card, precision
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
         self.feature_size = model.feature_size
-        self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], torch.get_num_threads()
+        self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
         self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
 

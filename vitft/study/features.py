@@ -21,7 +21,7 @@ from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
-from vitft.features.pipeline import build_pipeline, inspect_dataset
+from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_features
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_model import Model
@@ -82,6 +82,7 @@ class BackboneFeatures:
             allow_bad=self.data.allow_bad,
         )
         self.is_complete = True
+        log_cached_features(inspected, self.extractor.computed)
         return inspected
 
     def rows(self, files: Sequence[InspectedFile]) -> Tensor:

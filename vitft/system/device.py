@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from vitft.system.cores import local_processes, usable_cores
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
@@ -58,14 +59,27 @@ def describe_device(device: torch.device) -> str:
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
 
 
-@contextlib.contextmanager
-def one_thread(*, when: bool) -> Iterator[None]:
+def worker_threads() -> int:
+    """Return the number of worker threads for this process: as many as torch uses.
+
+    Under torchrun, which limits torch to one thread, it is this process's share of the cores.
+    """
+    return usable_cores() if local_processes() > 1 else torch.get_num_threads()
+
+
+def one_thread(*, when: bool) -> contextlib.AbstractContextManager[None]:
     """Limit torch to a single thread inside the `with` block, if `when` is true.
 
     A single thread is faster for small matrices.
     """
+    return torch_threads(1) if when else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Set the number of threads that torch uses inside the `with` block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if when else before)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

@@ -120,6 +120,8 @@ class Dataset:
     def load_images(self) -> ImageTable | None:
         """Return a table of all decoded images, or None if they would use too much memory.
 
+        Each process decodes its shard of the files, and all processes get the whole table.
+
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.
         """
@@ -131,11 +133,12 @@ class Dataset:
         if not fits(len(rows), size, channels):
             return None
         table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)
-        done = 0
-        with console.Progress("loading images", len(rows)) as progress:
-            for chunk, pixels in self.decode(rows, EVAL_BATCH * 8):
-                table[done : done + len(chunk)] = pixels[..., :channels]
-                done += len(chunk)
+        own, group = self.decode(self.group.shard(rows), EVAL_BATCH * 8), self.group
+        with console.Progress("loading images", len(rows)) as progress, contextlib.closing(own):
+            for chunk in table.split(EVAL_BATCH * 8 * group.size):
+                is_idle = not group.shard(range(len(chunk)))  # the last batch may be empty
+                pixels = chunk[:0] if is_idle else next(own)[1][..., :channels]
+                chunk.copy_(group.all_gather(pixels, len(chunk)))
                 progress.advance(len(chunk))
         return ImageTable({row.path: i for i, row in enumerate(rows)}, table)
 

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m -- vitft finetune ...
 
 Every process lists all images and draws the same batches, but computes only its slice of each batch
-and its shard of the features and validation images. Gradients are summed over the processes, so a
-step uses the gradient of the whole batch. Only the main process (rank 0) logs and writes the run
-directory.
+and its shard of the features and validation images. It inspects only the files of its shard, and
+the main process solves linear heads. Gradients are summed over the processes, so a step uses the
+gradient of the whole batch. Only the main process (rank 0) logs and writes the run directory.
 
 Models too large for a full copy in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
@@ -20,9 +20,9 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -31,6 +31,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.models.vit import Block, VisionTransformer
 from vitft.system import console
+from vitft.system.cores import node_cores
+from vitft.system.device import torch_threads, worker_threads
 from vitft.system.errors import ResourceError, UsageError
 from vitft.system.signals import signal_handlers
 
@@ -46,17 +48,30 @@ class ProcessGroup:
     a ResourceError if a process has been lost.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, local_rank: int = 0, store: Store | None = None
+    ) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.store, self.passes = store, 0
 
     @property
     def is_main(self) -> bool:
         """Whether this process logs and writes the run directory."""
         return self.rank == 0
 
-    def shard(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return this rank's shard of the items: every `size`-th item, starting at item `rank`."""
-        return items[self.rank :: self.size]
+    def shard(self, items: Sequence[Value], unit: int = 1) -> Sequence[Value]:
+        """Return this rank's shard of the items: every `size`-th run of `unit` consecutive items.
+
+        If the items are processed in batches of `unit`, the batches are those of a single process.
+        """
+        if self.size == 1:
+            return items
+        return [items[i] for i in self.indices(len(items), unit, self.rank)]
+
+    def indices(self, count: int, unit: int, rank: int) -> list[int]:
+        """Return the indices of the items in the shard of a rank (see `shard`)."""
+        starts = range(rank * unit, count, self.size * unit)
+        return [i for start in starts for i in range(start, min(start + unit, count))]
 
     def batch_slice(self, count: int) -> slice:
         """Return this rank's contiguous slice of a batch of `count` images.
@@ -92,16 +107,38 @@ class ProcessGroup:
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: Value) -> Value:
-        """Return the `value` of the main process in every process."""
+    def broadcast(self, value: Value, source: int = 0) -> Value:
+        """Return the `value` of the main process, or of the rank `source`, in every process."""
         if self.size == 1:
             return value
         values = [value]
         with report_lost_process():
-            distributed.broadcast_object_list(values, src=0, device=self.device)
+            distributed.broadcast_object_list(values, src=source, device=self.device)
         return values[0]
 
-    def all_gather(self, rows: Tensor, count: int) -> Tensor:
+    def main_only(self, function: Callable[[], Value]) -> Value:
+        """Call a function in the main process only, and return its result in every process.
+
+        The other processes wait, so the function may use all cores of the machine.
+        """
+        if self.size == 1:
+            return function()
+        if not self.is_main:
+            return self.broadcast(cast("Value", None))
+        with torch_threads(node_cores()):
+            value = function()
+        return self.broadcast(value)
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the values of all processes, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with report_lost_process():
+            distributed.all_gather_object(values, value)
+        return values
+
+    def all_gather(self, rows: Tensor, count: int, unit: int = 1) -> Tensor:
         """Gather rows that `shard` has divided among the ranks.
 
         Returns:
@@ -109,15 +146,29 @@ class ProcessGroup:
         """
         if self.size == 1:
             return rows
-        parts: list[Any] = [None] * self.size
-        with report_lost_process():
-            distributed.all_gather_object(parts, rows.cpu())
+        parts = self.gather(rows.cpu())
         shape = max(parts, key=len).shape[1:]  # an empty shard may lack the shape of its rows
         gathered = rows.new_empty((count, *shape), device="cpu")
         for rank, part in enumerate(parts):
             if len(part):
-                gathered[rank :: self.size] = part
+                gathered[self.indices(count, unit, rank)] = part
         return gathered
+
+    def claims(self) -> Callable[[bytes], bool] | None:
+        """Return a function that returns True for the first process that calls it with a key.
+
+        Every process must call this method equally often, because each call starts anew. The result
+        is None for a single process, and if the processes share no store.
+        """
+        if self.store is None:
+            return None
+        store, self.passes = PrefixStore(f"pass {self.passes}", self.store), self.passes + 1
+
+        def claim(key: bytes) -> bool:
+            with report_lost_process():
+                return store.add(key.hex()[:32], 1) == 1
+
+        return claim
 
     def barrier(self) -> None:
         """Wait until every process has reached this barrier."""
@@ -190,16 +241,19 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
         yield ProcessGroup()
         return
     timeout = timedelta(seconds=timeout_s)
-    group = ProcessGroup(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    group = ProcessGroup(int(os.environ["RANK"]), size, local_rank)
+    torch.set_num_threads(worker_threads())
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
         console.silence()
     with report_lost_process(), signal_handlers(signal.SIG_DFL):
+        group.store = rendezvous_store(timeout)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=rendezvous_store(timeout),
+            store=group.store,
             rank=group.rank,
             world_size=group.size,
             timeout=timeout,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitft.config.sections import TrainSpec
 from vitft.data.split import Manifest, Row
 from vitft.metrics.calibration import (
+    FittedTemperature,
     ScoredSet,
     are_comparable,
     calibrate_temperature,
@@ -69,14 +70,9 @@ def evaluate_run(
     logits, confirmed = final_logits(inputs, model, precision, rows)
     labels = inputs.data.labels(rows).cpu()
     validation = ScoredSet(logits.double().numpy(), labels.numpy())
-    training = None if scored is None else cross_validated_set(inputs.data, scored)
-    if training is not None and not are_comparable(validation, training):
-        log.info(
-            "the loss on the validation images clearly differs from the cross-validated loss on "
-            "the training images, so probabilities are calibrated on the validation images alone"
-        )
-        training = None
-    fitted = calibrate_temperature(validation, training)
+    fitted, training = inputs.data.group.main_only(
+        lambda: calibrate(validation, inputs.data, scored)
+    )
     if fitted.note:
         log.info(f"not calibrated: {fitted.note}")
     metrics = {
@@ -91,6 +87,24 @@ def evaluate_run(
         training = ScoredSet(training.logits / fitted.value, training.labels)
     scaled = logits / fitted.value
     return FinalEvaluation(fitted.value, scaled, cast("RunResults", metrics), training)
+
+
+def calibrate(
+    validation: ScoredSet, data: Dataset, scored: ScoredImages | None
+) -> tuple[FittedTemperature, ScoredSet | None]:
+    """Fit a temperature, and return it with the cross-validated set that it was fitted to, if any.
+
+    The temperature is fitted to the validation images and, if they are comparable, to the training
+    images with their cross-validated logits.
+    """
+    training = None if scored is None else cross_validated_set(data, scored)
+    if training is not None and not are_comparable(validation, training):
+        log.info(
+            "the loss on the validation images clearly differs from the cross-validated loss on "
+            "the training images, so probabilities are calibrated on the validation images alone"
+        )
+        training = None
+    return calibrate_temperature(validation, training), training
 
 
 def final_test(
@@ -142,7 +156,8 @@ def final_logits(
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
-    times the largest change observed.
+    times the largest change observed. Each process recomputes one batch at a time, and the batches
+    are used in order, so the result does not depend on the number of processes.
 
     Returns:
         Logits (n, C) of the images in the order of `rows`, and the number of recomputed images. The
@@ -158,16 +173,26 @@ def final_logits(
         return logits, None
     best = logits.topk(2, dim=-1).values  # (n, 2)
     margins, order = (best[:, 0] - best[:, 1]).sort()
-    change, done = 0.0, 0
+    change, done, batches = 0.0, 0, [order[i : i + size] for i in range(0, len(order), size)]
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
-        chosen = order[done : done + size]
-        done += len(chosen)
-        for _, pixels in data.decode([rows[i] for i in chosen.tolist()], size):
-            with torch.inference_mode():
-                exact = model.eval()(data.transform.normalise(pixels)).float().cpu()
+        some = batches[done // size :][: data.group.size]
+        own = [rows[i] for batch in data.group.shard(some) for i in batch.tolist()]
+        recomputed = data.group.gather(exact_logits(data, model, own))
+        for chosen, exact in zip(some, recomputed, strict=False):
+            if done and margins[done] >= 4 * change:
+                break
+            done += len(chosen)
             change = max(change, (exact - logits[chosen]).abs().max().item())
             logits[chosen] = exact
     return logits, done
+
+
+@torch.inference_mode()
+def exact_logits(data: Dataset, model: Model, rows: Sequence[Row]) -> Tensor:
+    """Return the logits (n, C) of images, computed from pixels in float32 in one batch."""
+    batches = data.decode(rows, max(1, len(rows)))
+    parts = [model.eval()(data.transform.normalise(pixels)).float().cpu() for _, pixels in batches]
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:

@@ -1,5 +1,6 @@
 """Training stage that fits the linear head without a training loop and cross-validates it."""
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_he
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import CrossValidation, HeadChoice
+from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent
@@ -29,52 +30,94 @@ log = logging.getLogger(__name__)
 def solve_head_stage(context: RunContext) -> SolvedHead:
     """Fit the linear head, validate it, and score all images by cross-validation.
 
+    The main process fits all heads, and the other processes receive the results.
+
     Returns:
         The head, as loaded into the model.
     """
-    config, inputs, best = context.config, context.inputs, context.best
-    data, manifest = inputs.data, inputs.data.manifest
-    classes, balanced, seed = manifest.classes, config.balances, config.train.seed
-    views = [eval_view(data.transform)]
-    if config.solvable:
-        views = training_views(data.transform, config.train, config.optim)
-    training, validation, distinct = head_features(best.model, inputs, views)
-    read = training.shape[1] if inputs.extractor is None else inputs.extractor.prefix.leading
-    labels = data.labels(manifest.train).cpu()
-    solved = solve_head(
-        training,
-        labels.repeat(len(views)),
-        classes=len(classes),
-        l2=config.optim.l2,
-        balanced=balanced,
-        seed=seed,
-        views=len(views),
-        groups=data.group_ids(manifest.train),
-        read=read,
-    )
-    solved = data.group.broadcast(solved)
+    best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
+    solved = group.main_only(solver.solve)
     if not solved.method.reads_several:
-        training, validation = training[:, :read], validation[:, :read]
-        context.inputs = inputs = of_last_block(inputs, best.model)
-    plain = training[: len(labels)]
-    first_loss = set_head(best.model, solved, plain, labels)
+        context.inputs = of_last_block(context.inputs, best.model)
+    first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
+    set_head(best.model, solved)
     for tried in solved.path:
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    best.update(classification_metrics(*validation_logits(inputs), classes))
-    votes = nearest_neighbours(plain[:, :read], labels, validation[:, :read], classes=len(classes))
-    truth = data.labels(manifest.val).cpu()
-    cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.method)
-    best.head_results = {
-        "first_loss": first_loss,
-        "l2": solved.l2,
-        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
-    }
-    if cross_validation is not None:
-        best.head_results["cross_validation"] = cross_validation
+    classes = context.inputs.data.manifest.classes
+    best.update(classification_metrics(*validation_logits(context.inputs), classes))
+    best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
-        best.head_results["head"] = head_choice(best.model, solved, validation[:, :read], truth)
         log.info(describe_choice(best.head_results["head"]))
     return solved
+
+
+class HeadSolver:
+    """Fits and scores the head of a run; used in the main process only."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context, self.config, self.inputs = context, context.config, context.inputs
+        data = self.inputs.data
+        self.data, self.views = data, [eval_view(data.transform)]
+        if self.config.solvable:
+            self.views = training_views(data.transform, self.config.train, self.config.optim)
+
+    @functools.cached_property
+    def features(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs of the head (see `head_features`), read once."""
+        return head_features(self.context.best.model, self.inputs, self.views)
+
+    @functools.cached_property
+    def labels(self) -> Tensor:
+        """Class indices (n,) of the training images."""
+        return self.data.labels(self.data.manifest.train).cpu()
+
+    def solve(self) -> SolvedHead:
+        """Fit the head to all views of the training images."""
+        training, extractor = self.features[0], self.inputs.extractor
+        return solve_head(
+            training,
+            self.labels.repeat(len(self.views)),
+            classes=len(self.data.manifest.classes),
+            l2=self.config.optim.l2,
+            balanced=self.config.balances,
+            seed=self.config.train.seed,
+            views=len(self.views),
+            groups=self.data.group_ids(self.data.manifest.train),
+            read=training.shape[1] if extractor is None else extractor.prefix.leading,
+        )
+
+    @torch.no_grad()
+    def loss(self, head: nn.Module, solved: SolvedHead) -> float:
+        """Return the training loss of a head that reads the same features as the solved head."""
+        assert isinstance(head, nn.Linear)
+        x = self.features[0][: len(self.labels), : solved.weight.shape[1]]
+        device = head.weight.device
+        return F.cross_entropy(head(x.to(device)), self.labels.to(device)).item()
+
+    def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
+        """Score the solved head, and score all images by cross-validation.
+
+        The features and held-out logits of the distinct images are kept in the context.
+        """
+        data, read = self.data, solved.method.read
+        training, validation, distinct = self.features
+        plain, held_out = training[: len(self.labels), :read], validation[:, :read]
+        classes = data.manifest.classes
+        votes = nearest_neighbours(plain, self.labels, held_out, classes=len(classes))
+        truth = data.labels(data.manifest.val).cpu()
+        results: SolvedHeadResults = {
+            "first_loss": first_loss,
+            "l2": solved.l2,
+            "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
+        }
+        cross_validation, self.context.scored = cross_validate_images(
+            data, distinct, self.config, solved.method
+        )
+        if cross_validation is not None:
+            results["cross_validation"] = cross_validation
+        if solved.candidates:
+            results["head"] = head_choice(self.context.best.model, solved, held_out, truth)
+        return results
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
@@ -139,6 +182,8 @@ def cross_validate_images(
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
+    Only the main process has them.
+
     Cross-validation fits heads to unaugmented views of 80 % of the images, without a training loop.
     The logits are representative only if the head of the best weights was fitted in the same way;
     otherwise, the result is None. `first` holds the inputs of the first stage; a run resumed after
@@ -148,7 +193,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
     if not is_solved_head or best.head_results is None or config.train.views:
         return None
-    if context.scored is None:
+    if context.scored is None and first.data.group.is_main:
         _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
         method = HeadMethod(l2=best.head_results["l2"], read=distinct.shape[1])
         _, context.scored = cross_validate_images(first.data, distinct, config, method)
@@ -176,17 +221,12 @@ def head_features(
     return training, validation, distinct
 
 
-def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> float:
-    """Load the fitted head into the model; return the training loss of the previous head."""
-    head, last_head = model.head, getattr(model, "last_head", None)
-    assert isinstance(head, nn.Linear)
-    device = head.weight.device
-    with torch.no_grad():
-        first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
-    set_linear(head, solved.weight, solved.bias)
+def set_head(model: Model, solved: SolvedHead) -> None:
+    """Load the fitted head into the model."""
+    last_head = getattr(model, "last_head", None)
+    set_linear(model.head, solved.weight, solved.bias)
     if last_head is not None:
         set_linear(last_head, *(part * solved.method.alone for part in solved.last))
-    return first_loss
 
 
 def read_last_block(model: Model, head: LinearHead) -> None:

@@ -292,7 +292,9 @@ def train_stages(context: RunContext, saved: State | None) -> None:
         if number < first:
             continue
         if config.solves(stage):
-            solved = solve_head_stage(context)
+            several = context.inputs.data.group.size > 1
+            with context.stopper.deferred_to_next(when=several):  # no process waits for another
+                solved = solve_head_stage(context)
             if config.train.budget:
                 choose_layers(context, solved)
         else:
@@ -317,7 +319,7 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
     if context.best.epochs and data.group.is_main:
         audit = audit_run(
             start.inputs,
-            start.inspected,
+            start.inspection.inspected,
             context.scored,
             seed=config.train.seed,
             cache=config.train.cache,

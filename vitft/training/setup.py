@@ -12,29 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import File, Folder, assign_parts
-from vitft.data.grey_range import measure_grey_range
+from vitft.data.folder import Folder, assign_parts
 from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, Row, draw, joined_groups, log_split, split
+from vitft.data.split import draw, joined_groups, log_split, split
 from vitft.data.table import base_folder, is_table
-from vitft.data.transforms import View, eval_view
+from vitft.data.transforms import eval_view
 from vitft.features.cache import default_folder, prune
-from vitft.features.extract import Extractor, vanished_error
+from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import (
     FrozenPipeline,
     build_pipeline,
     check_disk_space,
-    inspect_dataset,
     load_pipeline,
     read_several_blocks,
 )
@@ -42,13 +38,17 @@ from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
-from vitft.system import console
 from vitft.system.device import describe_device
-from vitft.system.errors import ImageError
 from vitft.system.text import count
 from vitft.training.batches import caches_views, training_views
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
 from vitft.training.distributed import ProcessGroup, check_sharding
+from vitft.training.extraction import (
+    Inspection,
+    compute_views,
+    inspect_shards,
+    shared_grey_range,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Start:
     """State of a run before its first stage, with the images checked and split."""
 
     setup: Setup
-    inspected: InspectedFolder
+    inspection: Inspection
     inputs: StageInputs
     """Inputs of the first stage."""
     extraction_s: float
@@ -83,12 +83,12 @@ class Start:
         Training on an image is counted as three forward passes. There is no estimate if nothing is
         frozen or most features were cached, because too few forward passes were timed.
         """
-        extractor, manifest = self.inputs.extractor, self.inputs.data.manifest
-        if extractor is None or extractor.computed < len(manifest.rows) / 2:
+        computed, manifest = self.inspection.computed, self.inputs.data.manifest
+        if self.inputs.extractor is None or computed < len(manifest.rows) / 2:
             return None
         epochs = FINE_TUNING["optim"]["epochs"]
         passes = epochs * (3 * len(manifest.train) + len(manifest.val))
-        return passes * self.extraction_s / extractor.computed
+        return passes * self.extraction_s / computed
 
 
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
@@ -157,29 +157,22 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
         check_disk_space(extractor, view, len(setup.folder.files))
-        if group.size > 1:
-            extract_shard(setup.folder, extractor, view, group)
     started = time.monotonic()
-    inspected, duplicates = inspect_images(setup, extractor)
+    found = inspect_images(setup, extractor, group)
     extraction_s = time.monotonic() - started
-    data = split_images(setup, inspected, duplicates, group)
+    data = split_images(setup, found.inspected, found.duplicates, group)
     inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, config, config.train.stages[0])
     group.barrier()
     if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
-    return Start(setup=setup, inspected=inspected, inputs=inputs, extraction_s=extraction_s)
+    return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
 
 
 def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
     """Measure the grey range of the images, and return the setup with transforms that use it."""
-    max_pixels, workers = setup.config.data.max_pixels, torch.get_num_threads()
-    measured = (
-        measure_grey_range(setup.folder, max_pixels=max_pixels, workers=workers)
-        if group.is_main
-        else ()
-    )
-    transform = replace(setup.report.transform, grey_range=group.broadcast(measured))
+    grey_range = shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
+    transform = replace(setup.report.transform, grey_range=grey_range)
     return replace(
         setup,
         report=replace(setup.report, transform=transform),
@@ -187,44 +180,25 @@ def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
     )
 
 
-def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
-    """Extract this process's shard of the features into the shared cache.
-
-    If the processes do not share a cache, each of them later computes the features that it lacks.
-    """
-    files = group.shard(folder.files)
-    with console.Progress("extracting features (one shard)", len(files)) as progress:
-        for _ in extractor.extract(str(folder.root), files, view):
-            progress.advance()  # `inspect_images` reports unreadable files
-    group.barrier()
-
-
-def inspect_images(
-    setup: Setup, extractor: Extractor | None
-) -> tuple[InspectedFolder, Mapping[str, str]]:
-    """Return the inspected images, and a mapping from digests to groups of near copies.
-
-    The mapping is empty if `data.group_duplicates` is not set.
-    """
-    data = setup.config.data
-    grey_range = setup.report.transform.grey_range
-    cache, groups = setup.config.train.cache, data.group_duplicates
-    fingerprints = Fingerprints(cache, grey_range) if groups else None
-    inspected = inspect_dataset(
+def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> Inspection:
+    """Inspect all images, extract their features if there is an extractor, and log the results."""
+    data, transform = setup.config.data, setup.report.transform
+    fingerprints = None
+    if data.group_duplicates:
+        fingerprints = Fingerprints(setup.config.train.cache, transform.grey_range)
+    found = inspect_shards(
         setup.folder,
-        max_pixels=data.max_pixels,
-        allow_bad=data.allow_bad,
+        group,
+        data=data,
+        view=eval_view(transform),
         extractor=extractor,
-        view=eval_view(setup.report.transform),
         fingerprints=fingerprints,
     )
-    log_inspection(inspected)
-    if fingerprints is None:
-        return inspected, {}
-    duplicates = fingerprints.duplicate_groups()
-    copies = count(len(duplicates), "image")
-    log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
-    return inspected, duplicates
+    log_inspection(found.inspected)
+    if fingerprints is not None:
+        copies = count(len(found.duplicates), "image")
+        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
+    return found
 
 
 def split_images(
@@ -268,6 +242,7 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
             manifest.train,
             views,
             "extracting features of augmented images",
+            data.group,
         )
     return inputs
 
@@ -285,28 +260,10 @@ def next_inputs(
     if extractor is not None:
         rows, view = data.manifest.rows, eval_view(data.transform)
         check_disk_space(extractor, view, len(rows))
-        compute_views(extractor, data.manifest, rows, [view], "extracting features")
+        what = "extracting features"
+        compute_views(extractor, data.manifest, rows, [view], what, data.group)
     inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
     return with_stage_data(inputs, config, stage)
-
-
-def compute_views(
-    extractor: Extractor, manifest: Manifest, rows: Sequence[Row], views: Sequence[View], what: str
-) -> None:
-    """Compute and cache the features of the given views; `what` labels the progress bar.
-
-    Raises:
-        DataError: A file has been deleted or replaced since the start of the run.
-        DivergedError: Features are not finite, or too large to compute with.
-        RunError, ResourceError: The cache cannot be written.
-    """
-    files = [File(row.path, row.label) for row in rows]
-    with console.Progress(what, len(files) * len(views)) as progress:
-        for view in views:
-            try:
-                extractor.compute(str(manifest.root), files, view, progress=progress.advance)
-            except ImageError as error:
-                raise vanished_error(error) from error
 
 
 def dry_run(config: Config, out: Path, *, data: str) -> str:

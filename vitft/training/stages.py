@@ -26,7 +26,7 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches
 from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
-from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
@@ -271,9 +271,10 @@ def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[
 def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:
     """Return the logits (n, C) of images, in the order of `rows`."""
     data = inputs.data
-    batches = evaluation_batches(inputs, data.group.shard(rows))
+    unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # the batches of a single process, if quick
+    batches = evaluation_batches(inputs, data.group.shard(rows, unit))
     logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
-    return data.group.all_gather(logits, len(rows))
+    return data.group.all_gather(logits, len(rows), unit)
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:

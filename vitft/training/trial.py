@@ -27,9 +27,10 @@ from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
 from vitft.training.dataset import StageInputs
+from vitft.training.extraction import compute_views
 from vitft.training.head_stage import read_last_block
 from vitft.training.reference import COMPUTED_IMAGES
-from vitft.training.setup import compute_views, with_stage_data
+from vitft.training.setup import with_stage_data
 from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
 
 TRIAL_FOLDS = 3
@@ -89,21 +90,23 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
         replace(row, split="val" if is_held else "train")
         for row, is_held in zip(rows, held.tolist(), strict=True)
     ]
-    with torch.no_grad():
-        x = context.best.model.pre_logits.cpu()(inputs.features(rows))
-    context.best.model.pre_logits.to(data.device)
-    (weight, bias), last_head = solve_by_method(
-        x[~held],
-        labels[~held],
-        method=method,
-        classes=len(data.manifest.classes),
-        balanced=context.config.balances,
-    )
-    return HeldOut(
-        manifest=replace(data.manifest, rows=tuple(parts)),
-        last_head=last_head,
-        logits=x[held][:, : weight.shape[1]] @ weight.T + bias,
-    )
+
+    def solve() -> tuple[LinearHead, Tensor]:
+        with torch.no_grad():
+            x = context.best.model.pre_logits.cpu()(inputs.features(rows))
+        context.best.model.pre_logits.to(data.device)
+        (weight, bias), last_head = solve_by_method(
+            x[~held],
+            labels[~held],
+            method=method,
+            classes=len(data.manifest.classes),
+            balanced=context.config.balances,
+        )
+        return last_head, x[held][:, : weight.shape[1]] @ weight.T + bias
+
+    last_head, logits = data.group.main_only(solve)
+    manifest = replace(data.manifest, rows=tuple(parts))
+    return HeldOut(manifest=manifest, last_head=last_head, logits=logits)
 
 
 class Trial:
@@ -141,7 +144,8 @@ class Trial:
         extractor = pipeline.open_extractor(config.train, max_pixels=self.data.max_pixels)
         if extractor is not None:
             view = eval_view(self.data.transform)
-            compute_views(extractor, manifest, manifest.rows, [view], "extracting features")
+            what = "extracting features"
+            compute_views(extractor, manifest, manifest.rows, [view], what, self.data.group)
         data = replace(self.data, manifest=manifest)
         inputs = StageInputs(data=data, cut=pipeline.cut, extractor=extractor)
         return with_stage_data(inputs, config, layers), model

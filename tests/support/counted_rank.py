@@ -1,0 +1,118 @@
+"""A vitft command that writes down what its process has done, as one rank of several or alone.
+
+`python -m tests.support.counted_rank COMMAND ...` writes `counts-RANK.json` to the current folder.
+With KILL_AFTER=N, the process kills itself with SIGKILL in the middle of the feature pass, once it
+has cached N images. With STOP_IN_STAGE, it sends itself a SIGTERM when it begins to solve the head.
+"""
+
+import functools
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitft.cli.main import main
+from vitft.features import extract, head
+from vitft.features.cut import run_prefix
+from vitft.training import head_stage, run
+from vitft.training.setup import extract_and_split
+
+DATA = os.path.realpath("data")
+opened: Counter[str] = Counter()
+called: Counter[str] = Counter()
+after_pass: dict[str, Any] = {}
+
+
+def count_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    """Count each image below the data folder that is opened."""
+    if event == "open" and isinstance(arguments[0], str) and arguments[0].endswith(".png"):
+        path = os.path.realpath(arguments[0])
+        if path.startswith(DATA):
+            opened[os.path.relpath(path, DATA)] += 1
+
+
+def counted(
+    name: str, function: Callable[..., Any], amount: Callable[..., int] = lambda *_: 1
+) -> Callable[..., Any]:
+    """Return the function, which counts how often it is called."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        called[name] += amount(*arguments)
+        return function(*arguments, **options)
+
+    return call
+
+
+def noting_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `extract_and_split`, which notes the counts and threads at its end."""
+
+    def call(*arguments: Any) -> Any:
+        start = function(*arguments)
+        extractor = start.inputs.extractor
+        after_pass.update(
+            opened=dict(opened),
+            computed=called["computed"],
+            workers=extractor and extractor.workers,
+            files=len(start.inspection.inspected.good),
+            odd=start.inspection.inspected.odd,
+        )
+        return start
+
+    return call
+
+
+def dying(save: Callable[..., None], after: int) -> Callable[..., None]:
+    """Return `Extractor.save`, which kills the process once it has cached some images."""
+
+    def call(self: extract.Extractor, *arguments: Any) -> None:
+        save(self, *arguments)
+        if self.computed >= after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
+
+
+def stopping(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which first sends a SIGTERM to its own process."""
+
+    def call(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function(*arguments)
+
+    return call
+
+
+def patch(module: Any, name: str, function: object) -> None:
+    setattr(module, name, function)
+
+
+def start() -> int:
+    """Run the command with its counters, and write the counts."""
+    sys.addaudithook(count_opened)
+    patch(extract, "run_prefix", counted("computed", run_prefix, lambda _, x: len(x)))
+    patch(run, "extract_and_split", noting_pass(extract_and_split))
+    for name in ("rough_fit", "solve_logistic"):
+        patch(head, name, counted("fits", getattr(head, name)))
+    if after := int(os.environ.get("KILL_AFTER", "0")):
+        patch(time, "monotonic", iter(itertools.count(0, 301)).__next__)  # write at once
+        patch(extract.Extractor, "save", dying(extract.Extractor.save, after))
+    if "STOP_IN_STAGE" in os.environ:
+        patch(head_stage, "HeadSolver", stopping(head_stage.HeadSolver))
+    code = main(sys.argv[1:])
+    counts = {**after_pass, "fits": called["fits"], "opened in all": opened}
+    Path(f"counts-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(counts))
+    return code
+
+
+if __name__ == "__main__":
+    code = start()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads may abort a process that exits normally, see vitft/__main__.py
