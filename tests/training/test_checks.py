@@ -1,5 +1,6 @@
 """Checks of a request before torch is imported and before any image is read."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,66 @@ def test_a_run_trains_without_a_class_whose_images_are_all_moved(
     assert not [row for row in rows if ",green," in row]
     assert (tmp_path / "run" / "class_indices.json").read_text().count(":") == 2
     assert "left out 1 class without images: green" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("each", ["moved", "deleted"])
+def test_a_class_that_was_emptied_on_disk_as_proposed_is_left_out_with_a_note(
+    data: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    each: str,
+) -> None:
+    table = moves(data, "green", "red")
+    for path in sorted((data / "green").iterdir()):
+        if each == "moved":
+            path.rename(data / "red" / f"green-{path.name}")
+        else:
+            path.unlink()
+    arguments = ["--data", str(data), "--weights", str(tiny_weights), "--fixes", str(table)]
+
+    assert main(["finetune", *arguments, "--out", str(tmp_path / "run")]) == 0
+
+    rows = (tmp_path / "run" / "split.csv").read_text().splitlines()[1:]
+    assert sum(",red," in row for row in rows) == (12 if each == "moved" else 6)
+    error = capsys.readouterr().err
+    assert "left out 1 class without images: green" in error
+    assert "skipped 6 lines whose files are not in" in error
+
+
+def test_an_empty_class_of_a_split_is_left_out_if_both_parts_were_emptied(
+    data: Path, tmp_path: Path
+) -> None:
+    for part in ("train", "val"):
+        shutil.copytree(data, tmp_path / "parts" / part)
+    parts = tmp_path / "parts"
+    table, fixes = tmp_path / "fixes.csv", list[Fix]()
+    for part, problem in (("train", "too few readable images .* green"), ("val", "")):
+        for path in sorted((parts / part / "green").iterdir()):
+            fixes.append(Fix(path=f"{part}/green/{path.name}", action="drop"))
+            path.unlink()
+        write_fixes(table, fixes)
+
+        if problem:
+            with pytest.raises(DataError, match=problem):
+                check(parts, table, tmp_path / "run")
+        else:
+            check(parts, table, tmp_path / "run")
+
+
+@pytest.mark.parametrize("action", ["keep", ""])
+def test_an_empty_class_that_the_fixes_do_not_explain_is_refused(
+    data: Path, tmp_path: Path, action: str
+) -> None:
+    table = moves(data, "blue", "red")
+    if action:
+        rows = table.read_text() + "".join(f"green/{i:03}.png,keep,green,,,,\n" for i in range(6))
+        table.write_text(rows)
+    for path in (data / "green").iterdir():
+        path.unlink()
+
+    with pytest.raises(DataError, match="no images in 1 of 3 class folders: green"):
+        check(data, table, tmp_path / "run")
 
 
 def test_a_class_left_with_one_image_is_refused_before_any_image_is_read(

@@ -7,7 +7,7 @@ effect. `check.audit` makes the proposals.
 
 import hashlib
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -60,12 +60,12 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
 
     If `spec` names no table, both are returned unchanged. Rows for files that are not in the folder
     are skipped, with a warning if `warn` is set, and classes that lose their last image are left
-    out.
+    out, also if the user has already moved or deleted their files.
 
     Raises:
         DataError: The table cannot be read, has an invalid row (the message names the line), lists
-            only images that are not in the folder, does not match the digest in the settings, or
-            leaves fewer than two classes.
+            only images that are not in the folder, does not match the digest in the settings,
+            leaves fewer than two classes, or does not explain why a class folder is empty.
     """
     if not spec.fixes:
         return folder, spec
@@ -86,19 +86,31 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
     found = read_decisions(table, known, folder.classes)
-    if found.rows and len(found.missing) == found.rows:
+    unexplained = [path for path in folder.empty.content if not explains(found.missing, path)]
+    if unexplained:
+        raise folder.empty.error(folder.root, unexplained)
+    if found.rows and len(found.missing) == found.rows and not folder.empty.content:
         raise DataError(
             f"{path} does not belong to {folder.source}: all images in the table "
-            f"are missing from the folder, e.g. {found.missing[0]}",
+            f"are missing from the folder, e.g. {min(found.missing)}",
             fix=f"run `vitft check {folder.source}` to create a table for this folder",
         )
     if found.missing and warn:
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} whose files are not in "
-            f"{folder.source}: {listing(found.missing, MOST_MISSING_NAMED)}"
+            f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
         )
     fixed = without_empty_classes(with_fixes(folder, found.changes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+
+
+def explains(missing: Mapping[str, str], folder: str) -> bool:
+    """Return whether the table moves or drops the images that an empty class folder contained.
+
+    `missing` maps the missing files in the table to their actions.
+    """
+    actions = {action for path, action in missing.items() if path.startswith(f"{folder}/")}
+    return bool(actions) and "keep" not in actions
 
 
 class Decisions(NamedTuple):
@@ -106,8 +118,8 @@ class Decisions(NamedTuple):
 
     changes: Mapping[str, str | None]
     """Mapping from the path of an image to its new class name, or to None if it is dropped."""
-    missing: Sequence[str]
-    """Paths in the table that are not in the folder."""
+    missing: Mapping[str, str]
+    """Mapping from the paths in the table that are not in the folder to their actions."""
     rows: int
 
 
@@ -126,7 +138,7 @@ def read_decisions(
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
         raise table.error(f"the header has no {' or '.join(lacking)} column")
-    seen: set[str] = set()
+    seen: dict[str, str] = {}  # action for each path
     changes: dict[str, str | None] = {}
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
@@ -137,10 +149,10 @@ def read_decisions(
             raise table.error(problem)
         if name in seen:
             raise table.error(f"{name!r} is listed twice")
-        seen.add(name)
+        seen[name] = action
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
-    missing = sorted(seen - known.keys())
+    missing = {name: action for name, action in seen.items() if name not in known}
     return Decisions({n: c for n, c in changes.items() if n in known}, missing, len(seen))
 
 

@@ -37,6 +37,25 @@ class File:
     """Name of the file's group, which is kept on one side of the split; empty if it has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class EmptyClasses:
+    """Class folders without images."""
+
+    content: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from the path of each empty class folder, relative to the data folder, to a list of
+    the files that it contains instead."""
+    total: int = 0
+    """Number of class folders, empty or not."""
+
+    def error(self, root: Path, paths: Iterable[str]) -> DataError:
+        """Return the error for the given empty class folders."""
+        names = [f"{path} ({self.content[path]})" if self.content[path] else path for path in paths]
+        return DataError(
+            f"{root}: no images in {len(names)} of {self.total} class folders: {listing(names)}",
+            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic) or remove these folders",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
     """The classes and files of a data folder or table, before any file is opened."""
@@ -57,6 +76,8 @@ class Folder:
     unused: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are neither images nor hidden, by suffix."""
     notes: tuple[str, ...] = ()
+    empty: EmptyClasses = field(default_factory=EmptyClasses)
+    """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None
     """Table that lists the files, if any."""
 
@@ -66,12 +87,13 @@ class Folder:
         return self.table or self.root
 
 
-def scan_folder(root: Path, *, reference: bool) -> Folder:
+def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
     """Find the classes and images of a data folder.
 
     Raises:
-        DataError: A folder is unreadable, there are fewer than two classes, an empty class or
-            inconsistent parts, or the folder has its own split and cannot be used with `reference`.
+        DataError: A folder is unreadable, there are fewer than two classes, an empty class (unless
+            `allow_empty` is set) or inconsistent parts, or the folder has its own split and cannot
+            be used with `reference`.
     """
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
@@ -84,7 +106,9 @@ def scan_folder(root: Path, *, reference: bool) -> Folder:
             fix=f"omit --split reference, or use --data {root / parts['train']}",
         )
     scan_layout = scan_parts if parts else scan_classes
-    classes, files, notes = scan_layout(walk, root, parts)
+    classes, files, notes, empty = scan_layout(walk, root, parts)
+    if empty.content and not allow_empty:
+        raise empty.error(root, empty.content)
     notes += walk.notes()
     if twins := similar_names(classes):
         notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
@@ -97,6 +121,7 @@ def scan_folder(root: Path, *, reference: bool) -> Folder:
         bad=tuple(walk.bad),
         unused=walk.unused(),
         notes=tuple(notes),
+        empty=empty,
     )
 
 
@@ -153,8 +178,8 @@ def check_is_folder(root: Path) -> None:
     raise DataError(f"data folder not found: {root}", fix=fix)
 
 
-Found = tuple[list[str], list[File], list[str]]
-"""Class names, files and notes."""
+Found = tuple[list[str], list[File], list[str], EmptyClasses]
+"""Class names, files, notes and empty class folders."""
 
 
 def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
@@ -163,8 +188,8 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
     check_class_count(walk, root, "")
     found = {name: walk.images_in(name) for name in classes}
     walk.raise_if_refused()
-    check_classes_not_empty(walk, found)
-    return classes, [File(p, i) for i, name in enumerate(classes) for p in found[name]], []
+    files = [File(p, i) for i, name in enumerate(classes) for p in found[name]]
+    return classes, files, [], empty_classes(walk, found)
 
 
 def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
@@ -190,14 +215,13 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     found = {place: walk.images_in(place) for place in places.values()}
     walk.raise_if_refused()
     required = {place: found[place] for (part, _), place in places.items() if part != "test"}
-    check_classes_not_empty(walk, required)
     files = [
         File(path, label, part)
         for label, name in enumerate(classes)
         for part in used
         for path in found[places[part, name]]
     ]
-    return classes, files, notes
+    return classes, files, notes, empty_classes(walk, required)
 
 
 def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
@@ -285,20 +309,11 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
     raise DataError(problem, fix=fix)
 
 
-def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
-    """Raise a DataError if a class has no images.
-
-    The message says what kinds of files the empty class folders contain instead.
-    """
-    empty = [name for name, paths in found.items() if not paths]
-    if empty:
-        content = {name: by_suffix(unused_files(walk.unused(name))) for name in empty}
-        names = [f"{name} ({files})" if files else name for name, files in content.items()]
-        raise DataError(
-            f"{walk.root}: no images in {len(empty)} of {len(found)} class folders: "
-            f"{listing(names)}",
-            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic) or remove these folders",
-        )
+def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:
+    """Return the class folders without images, given the images of each class folder."""
+    empty = [path for path, images in found.items() if not images]
+    content = {path: by_suffix(unused_files(walk.unused(path))) for path in empty}
+    return EmptyClasses(content, len(found))
 
 
 def similar_names(names: Iterable[str]) -> str:

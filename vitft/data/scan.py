@@ -29,7 +29,7 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
     """Find the classes, images and groups of a data folder, a table or an array data set.
 
     Image files are not opened. If `spec` asks for the reference split, the rules of the reference
-    script apply.
+    script apply. If it names fixes, class folders may be empty; `apply_fixes` checks these.
 
     Raises:
         DataError: The data is missing or unreadable, has fewer than two classes, an empty class or
@@ -46,7 +46,7 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
         folder = scan_table(data, spec)
     else:
         check_is_folder(data)
-        folder = scan_folder(data, reference=reference)
+        folder = scan_folder(data, reference=reference, allow_empty=bool(spec.fixes))
     if spec.group_by:
         folder = with_groups(folder, spec.group_by)
     check_groups(folder)
