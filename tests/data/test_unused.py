@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ ODD = (
     "suffix if they are images, or convert them to PNG or JPEG)"
 )
 TEXT = "not used: 1 file: 1 .txt (not images; no action is needed)"
+HIDDEN = "not used: 1 hidden entry"
+OUTSIDE = "not used: 1 image outside the class folders (move them into a class folder to use them)"
 NESTED = "2 images in sub-folders of red are used"
 
 
@@ -36,6 +39,8 @@ def mixed(image_folder: Path) -> Path:
     (red / "evening").mkdir()
     for name in ("000.png", "001.png"):
         (red / name).rename(red / "evening" / name)
+    shutil.copy(red / "002.png", image_folder / "outside.png")
+    (red / ".hidden.png").touch()
     return image_folder
 
 
@@ -97,7 +102,7 @@ def test_training_and_its_page_say_what_is_not_used(
     run = train(mixed, tiny_weights)
 
     shown = capsys.readouterr().err
-    for note in (RAW, ODD, TEXT, NESTED):
+    for note in (RAW, ODD, TEXT, HIDDEN, OUTSIDE, NESTED):
         assert note in shown
     audit = json.loads((run / "audit.json").read_text())
     assert {e["suffix"]: e["files"] for e in audit["unused"]} == {
@@ -107,6 +112,9 @@ def test_training_and_its_page_say_what_is_not_used(
     page = check_harmless((run / "report.html").read_text())
     assert ".cr2" in page.words["code"]
     assert ": camera raw images are not supported; export them as TIFF or JPEG" in page.text
+    assert NESTED in page.text
+    assert OUTSIDE in page.text
+    assert audit["notes"] == [HIDDEN, OUTSIDE, NESTED]
 
 
 def test_a_check_says_what_is_not_used(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,10 +124,11 @@ def test_a_check_says_what_is_not_used(mixed: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().err
     assert main(["check", str(mixed), "--out", out, "--format", "json"]) == 0
 
-    for note in (RAW, ODD, TEXT, NESTED):
+    for note in (RAW, ODD, TEXT, HIDDEN, OUTSIDE, NESTED):
         assert note in shown
     audit = json.loads(capsys.readouterr().out)
     assert sum(entry["files"] for entry in audit["unused"]) == 5
+    assert audit["notes"] == [HIDDEN, OUTSIDE, NESTED]
 
 
 def test_an_evaluation_says_what_is_not_used(
@@ -149,14 +158,19 @@ def test_predicting_a_folder_gives_a_row_or_a_count_for_every_file(
     assert failed == {"1.CR2", "2.cr2", "3.xyz", "noname"}
     assert len(rows) == 14
     assert f"{mixed / 'red'}: {TEXT}" in shown.err
+    assert shown.err.count(f"{mixed / 'red'}: {HIDDEN}") == 1
 
 
 def test_a_folder_of_documents_has_no_images_to_predict(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.pdf.txt").touch()
+    for name in ("a.pdf.txt", ".photo.jpg"):
+        (tmp_path / "docs" / name).touch()
 
     assert main(["predict", str(tmp_path / "docs"), "--run", str(run)]) == 3
 
-    assert re.search(r"no images in \S+docs, which contains 1 \.txt", capsys.readouterr().err)
+    assert re.search(
+        r"no images in \S+docs, which contains 1 \.txt and 1 hidden entry\n",
+        capsys.readouterr().err,
+    )

@@ -17,6 +17,7 @@ from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, to_toml
+from vitft.data.unused import unused_files
 from vitft.report import charts, palette, svg
 from vitft.report.advice import advise
 from vitft.report.html import digest_source
@@ -185,6 +186,39 @@ def test_sections_without_data_are_left_out(tmp_path: Path, missing: str, gone: 
     assert gone not in ids
 
 
+@pytest.mark.parametrize(
+    ("suffixes", "words"),
+    [(40, None), (41, "and 1 more suffix"), (1240, "and 1,200 more suffixes")],
+)
+def test_suffixes_beyond_the_longest_list_are_counted(
+    tmp_path: Path, suffixes: int, words: str | None
+) -> None:
+    run = make_run(tmp_path / "run")
+    audit = json.loads((run / "audit.json").read_text())
+    audit["unused"] = unused_files({f".x{i:04}": 1 for i in range(suffixes)})
+    (run / "audit.json").write_text(json.dumps(audit))
+
+    text = check_harmless(write_report(run).read_text()).text
+
+    assert ".x0039" in text
+    assert ".x0040" not in text
+    assert words in text if words else "more suffix" not in text
+
+
+def test_notes_on_the_folder_are_shown_as_text_and_older_runs_have_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    path = run / "audit.json"
+    audit = json.loads(path.read_text())
+
+    path.write_text(json.dumps(audit | {"notes": ["2 images in sub-folders of <b>x</b> are used"]}))
+    page = check_harmless(write_report(run).read_text())
+    path.write_text(json.dumps({key: audit[key] for key in audit.keys() - {"notes", "unused"}}))
+    older = check_harmless(write_report(run).read_text())
+
+    assert "2 images in sub-folders of <b>x</b> are used" in page.text
+    assert "Notes on the folder" not in older.text
+
+
 def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"status": "failed"}))
 
@@ -323,7 +357,7 @@ def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     assert "about 6.0 points" in more
     assert "extrapolated" in more
     (few,) = (text for text in texts if text.startswith("To measure the accuracy"))
-    assert "from 12 images" in few
+    assert "With 12 images" in few
     assert texts[0].startswith("Retrain without duplicates")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vitft.data.fixes import ACTIONS, Fix
-from vitft.data.unused import unused_files
+from vitft.data.unused import unused_files, unused_notes
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember, Imbalance, Mislabel
 from vitft.system.text import count
 
@@ -41,6 +41,7 @@ def audit_images(
     images: Sequence[AuditedImage],
     *,
     unused: Mapping[str, int] | None = None,
+    notes: Iterable[str] = (),
     bad: Iterable[tuple[str, str]] = (),
     odd: Iterable[tuple[str, str]] = (),
     groups: Mapping[str, str] | None = None,
@@ -51,6 +52,7 @@ def audit_images(
     Args:
         images: The readable images. Groups of duplicates list their members in this order.
         unused: Mapping from suffix to the number of files that are neither images nor hidden.
+        notes: Notes on the folder. Those on the files in `unused` are left out.
         bad: Path of each unreadable file, with the reason.
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
         groups: Mapping from the digest of each near-duplicate to the name of its group.
@@ -59,6 +61,7 @@ def audit_images(
     return {
         "images": len(images),
         "unused": unused_files(unused or {}),
+        "notes": [note for note in notes if note not in unused_notes(unused or {})],
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
             {"path": path, "reason": reason}

@@ -90,6 +90,7 @@ def check_folder(
     audit = audit_images(
         images_to_audit(inspected, split),
         unused=folder.unused,
+        notes=folder.notes,
         bad=inspected.bad,
         odd=odd_images(inspected, fingerprints),
         groups=groups,

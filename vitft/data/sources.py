@@ -28,12 +28,11 @@ from vitft.data.unused import (
     is_surely_no_image,
     suffix_of,
     unused_files,
-    unused_notes,
 )
-from vitft.data.walk import Walk, is_folder
+from vitft.data.walk import HIDDEN, Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
-from vitft.system.text import describe_os_error
+from vitft.system.text import describe_os_error, listing
 
 log = logging.getLogger(__name__)
 
@@ -126,22 +125,23 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     images = walk_and_log(walk)
     first = next(images, None)
     if first is None:
-        content = by_suffix(unused_files(walk.unused()))
+        content = [by_suffix(unused_files(walk.unused())), walk.hidden()]
+        known = f", which contains {listing(filter(None, content))}" if any(content) else ""
         raise DataError(
-            f"no images in {root}{f', which contains {content}' if content else ''}",
+            f"no images in {root}{known}",
             fix="use a folder with .jpg, .png or .webp files",
         )
     return chain([first], images)
 
 
 def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
-    """Yield the images in and below the walk's folder, then log notes on the unused files."""
+    """Yield the images in and below the walk's folder, then log notes on the unused entries."""
     is_empty = True
     for source in walk_images(walk, "", frozenset()):
         is_empty = False
         yield source
     if not is_empty:
-        for note in unused_notes(walk.unused()):
+        for note in walk.notes():
             log.info(f"{walk.root}: {note}")
 
 
@@ -150,23 +150,24 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
 
     Files that may be images despite their suffix are included, as are entries with an image suffix
     that are not regular files. If one of them cannot be opened later, it becomes an error row.
-    Documents, videos and archives are only counted. A folder without read permission becomes one
-    error row, and circular links are not followed. Only the names in the current folder and in the
-    folders above it are held in memory.
+    Documents, videos, archives and hidden entries are only counted. A folder without read
+    permission becomes one error row, and circular links are not followed. Only the names in the
+    current folder and in the folders above it are held in memory.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
         return
     names: list[str] = []
+    left_out = walk.left_out.setdefault("", Counter())
     for entry in walk.entries(folder):
         if walk.is_hidden(entry.name):
-            continue
-        if is_folder(entry):
+            left_out[HIDDEN] += 1
+        elif is_folder(entry):
             names.append(entry.name + "/")  # so that names sort like whole paths
         elif walk.has_image_name(entry.name) or not is_surely_no_image(entry.name):
             names.append(entry.name)
         else:
-            walk.left_out.setdefault("", Counter())[suffix_of(entry.name)] += 1
+            left_out[suffix_of(entry.name)] += 1
     for refused in walk.refused:
         yield ImageSource(refused, error="permission denied")
     walk.refused.clear()

@@ -114,12 +114,17 @@ class Walk:
         total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
         return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
 
+    def hidden(self) -> str:
+        """Return the number of hidden entries as text, or an empty string if there are none."""
+        number = self.total()[HIDDEN]
+        return count(number, "hidden entry", "hidden entries") if number else ""
+
     def notes(self) -> list[str]:
         """Return notes on unused entries, images in sub-folders and circular links."""
         total = self.total()
         notes = unused_notes(self.unused())
-        if number := total[HIDDEN]:
-            notes.append(f"not used: {count(number, 'hidden entry', 'hidden entries')}")
+        if hidden := self.hidden():
+            notes.append(f"not used: {hidden}")
         if number := total[FOLDER]:
             notes.append(f"not used: {count(number, 'sub-folder')} (as in the reference script)")
         if number := total[IMAGE]:

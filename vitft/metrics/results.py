@@ -302,6 +302,8 @@ class AuditResults(TypedDict):
     unused: NotRequired[list[UnusedFiles]]
     """Files that are neither images nor hidden, most frequent suffix first; absent from older
     runs."""
+    notes: NotRequired[list[str]]
+    """Other notes on the folder, e.g. on images in sub-folders; absent from older runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

@@ -158,7 +158,7 @@ def read_run(path: Path) -> Run:
         results=results_for(path, classes),
         log=read_run_lines(path / "metrics.jsonl", LogLine),
         environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
-        audit=cast("AuditResults", {"unused": [], **audit} if audit else {}),
+        audit=cast("AuditResults", {"unused": [], "notes": [], **audit} if audit else {}),
         card=card,
         digest=digest,
         parameters=parameters,

@@ -71,6 +71,7 @@ def audit_run(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
         unused=inspected.folder.unused,
+        notes=inspected.folder.notes,
         bad=inspected.bad,
         odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,
