@@ -1,6 +1,7 @@
 """Runs on tables of labels: the same as on folders, through every command."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,9 @@ def test_every_command_reads_the_table_and_its_run(
     assert all(Path(manifest.locate(row)).is_file() for row in manifest.rows)
     assert list((home / "r" / "thumbs").iterdir())
     assert "data.label=species" in run("report", "--run", "r") + Path("r/report.html").read_text()
+    shutil.copy(image_folder / "red" / "000.png", image_folder / "red" / "001.png")
+    assert main(["check", "labels.csv", "--run", "r"]) == 0
+    assert f"--data labels.csv {shlex.join(columns)} --fixes fixes.csv" in capsys.readouterr().err
     checked = json.loads(run("check", "labels.csv", "--run", "r", "--format", "json"))
     assert checked["images"] == 30
     assert json.loads(run("check", "labels.csv", *columns, "--format", "json"))["images"] == 30

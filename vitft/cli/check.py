@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.cli.table_settings import add_table_settings, with_table_settings
+from vitft.cli.table_settings import add_table_settings, table_settings, with_table_settings
 from vitft.config.run import Config
 from vitft.data.table import is_table
 from vitft.system.errors import RunError, UsageError
@@ -99,7 +99,8 @@ def check_command(args: argparse.Namespace) -> int:
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written})
     else:
-        print_findings(outcome, written, args.data)
+        chosen = table_settings(spec) if is_table(data) else []
+        print_findings(outcome, written, ["--data", args.data, *chosen])
     return 0
 
 
@@ -121,8 +122,11 @@ def fixes_path(out: Path, root: Path) -> Path:
     return free_name(out / "fixes.csv", suffix=".csv")
 
 
-def print_findings(outcome: "CheckResult", written: str | None, data: str) -> None:
-    """Print a few examples of each problem, the balance of the classes, and the next command."""
+def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[str]) -> None:
+    """Print a few examples of each problem, the balance of the classes, and the next command.
+
+    `data` holds the options that describe the data in the next command.
+    """
     audit = outcome.audit
     output.result(count(audit["images"], "readable image"))
     for title, examples in examples_by_title(audit).items():
@@ -147,7 +151,7 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
         f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} marked "
         'as "drop"; any others are kept unless you change their action to "drop" or "move"'
     )
-    command = f"vitft finetune --data {shlex.quote(data)} --fixes {shlex.quote(written)}"
+    command = shlex.join(["vitft", "finetune", *data, "--fixes", written])
     near = any(group["kind"] == "near" for group in audit["duplicates"])
     output.note(f"next: review the file, then run {command}{' --group-duplicates' * near} ...")
 

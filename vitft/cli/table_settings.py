@@ -23,6 +23,12 @@ def add_table_settings(group: OptionGroup) -> None:
     )
 
 
+def table_settings(spec: DataSpec) -> list[str]:
+    """Return the options `--set` that repeat the settings for reading a table."""
+    values = {key: getattr(spec, key.partition(".")[2]) for key in TABLE_SETTINGS}
+    return [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
+
+
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:
     """Return the settings updated with values of `--set`.
 
