@@ -427,7 +427,7 @@ def test_without_the_images_noise_is_compared_and_said_so(
     code = main(["export", "--safetensors", "--run", str(kept), "--out", str(tmp_path / "export")])
 
     assert code == 0
-    assert "on random noise, because the validation images are missing" in capsys.readouterr().out
+    assert "on random noise because the validation images are missing" in capsys.readouterr().out
 
 
 def test_images_are_drawn_from_all_classes(run: Path) -> None:

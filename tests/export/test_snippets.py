@@ -170,7 +170,7 @@ def test_programs_scale_wide_images_by_the_range_of_the_training_images(
 
     check(run, folders, wide, capsys, {"timm", "onnxruntime", "OpenVINO"})
 
-    assert "from 120 to 3,900, the range" in (folders["timm"] / "README.md").read_text()
+    assert "training images (120 to 3,900)" in (folders["timm"] / "README.md").read_text()
     plain = ours(made(tmp_path / "plain", config), wide[1:], capsys)
     ranged = ours(run, wide[1:], capsys)
     assert min(abs(a[1] - b[1]) for a, b in zip(plain, ranged, strict=True)) > 1e-3

@@ -28,7 +28,8 @@ ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128
-"""Byte that represents zero in a quantised activation."""
+"""Byte that represents zero in a quantised activation or weight. Both factors of a product are
+unsigned bytes: with signed ones, onnxruntime's sums saturate on CPUs that have AVX2 but not VNNI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     producer = {name: node.op_type for node in graph.node for name in node.output}
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
     builder = GraphBuilder("int8_", {})
-    parts: dict[str, tuple[str, str]] = {}
+    parts: dict[str, tuple[str, str, str]] = {}
     for node in graph.node:
         tensor = matrices.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if tensor is None:
@@ -99,12 +100,12 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
         if tensor.name not in parts:
             weights = numpy_helper.to_array(tensor)
             parts[tensor.name] = add_quantized(graph, tensor.name, weights, axis=int(is_rows))
-        rounded, scale = parts[tensor.name]
+        rounded, scale, zero = parts[tensor.name]
         if node.op_type == "MatMul" and producer.get(node.input[0]) not in ACTIVATIONS:
             integer_product(builder, node, rounded, scale)
             continue
         axis = 0 if is_rows else 1
-        node.input[1] = builder.add("DequantizeLinear", rounded, scale, axis=axis)
+        node.input[1] = builder.add("DequantizeLinear", rounded, scale, zero, axis=axis)
         builder.nodes.append(node)
     for name in parts:
         graph.initializer.remove(matrices[name])
@@ -119,18 +120,23 @@ def add_quantized(
     weights: NumericArray,
     *,
     axis: int,
-) -> tuple[str, str]:
-    """Add an int8 matrix and its scales (F,) to a graph, and return the names of both.
+) -> tuple[str, str, str]:
+    """Add an 8-bit matrix, its scales (F,) and its zero points (F,) to a graph.
+
+    Return the names of the three tensors.
 
     Axis `axis` of `weights` corresponds to the inputs of the layer.
     """
     from onnx import numpy_helper
 
     scale = np.maximum(np.abs(weights).max(axis=axis, keepdims=True), 1e-12) / 127
-    rounded = np.rint(weights / scale).astype(np.int8)
-    parts = {f"{name}_rounded": rounded, f"{name}_scale": scale.astype(np.float32).ravel()}
-    graph.initializer.extend(numpy_helper.from_array(array, part) for part, array in parts.items())
-    return f"{name}_rounded", f"{name}_scale"
+    arrays = {
+        f"{name}_rounded": (np.rint(weights / scale) + ZERO).astype(np.uint8),
+        f"{name}_scale": scale.astype(np.float32).ravel(),
+        f"{name}_zero": np.full(scale.size, ZERO, np.uint8),
+    }
+    graph.initializer.extend(numpy_helper.from_array(array, part) for part, array in arrays.items())
+    return f"{name}_rounded", f"{name}_scale", f"{name}_zero"
 
 
 def integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
@@ -142,7 +148,7 @@ def integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) 
     row_scale = add("Div", largest, 127.0)
     shifted = add("Add", add("Round", add("Div", x, row_scale)), float(ZERO))
     bytes_ = add("Cast", shifted, to=TensorProto.UINT8)
-    product = add("MatMulInteger", bytes_, rounded, np.uint8(ZERO))
+    product = add("MatMulInteger", bytes_, rounded, np.uint8(ZERO), np.uint8(ZERO))
     whole = add("Cast", product, to=TensorProto.FLOAT)
     add("Mul", add("Mul", whole, scale), row_scale)
     builder.nodes[-1].output[0] = node.output[0]
