@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ImageError
 
@@ -57,6 +60,19 @@ def test_rows_are_what_the_prefix_makes_of_the_documented_view(
     expected = run_prefix(extractor.prefix, TRANSFORM.normalise(torch.from_numpy(np.stack(views))))
     tolerance = 1e-6 if precision == "fp32" else 0.05  # bf16 has 8 bits, and batches differ
     torch.testing.assert_close(found, expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_the_versions_of_the_libraries_that_compute_a_feature_are_part_of_its_key(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    config = TimmConfig(timm="test_vit", image_size=(160, 160))
+    prefix = cut_model(TimmModel(config), "head").prefix
+    assert prefix is not None
+
+    own = extractor_of(tiny_vit, tmp_path / "cache")
+    timms = Extractor(prefix, folder=tmp_path / "cache", precision="fp32", max_pixels=10**8)
+
+    assert timms.space["with"] == f"{own.space['with']} timm {version('timm')}"
 
 
 def test_one_added_one_changed_one_deleted_computes_two(

@@ -14,6 +14,7 @@ from torch import nn
 from tests.training.test_run import run_it
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
+from vitft.features.pipeline import set_checkpointing
 from vitft.metrics.results import Metrics
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
@@ -264,6 +265,36 @@ def test_a_run_goes_from_images_to_predictions(
     ]
     assert figures["top1"] == sum(right) / len(right)
     assert isinstance(predictor.model, TimmModel)
+
+
+@pytest.mark.parametrize("name", ["a checkpoint", "random:timm:test_vit"])
+def test_stochastic_depth_is_active_only_during_training(tmp_path: Path, name: str) -> None:
+    small = TimmConfig(timm="test_vit", image_size=(160, 160), num_classes=3)
+    path = saved(tmp_path / "model.safetensors", random_model(small))
+    name = str(path) if name == "a checkpoint" else name
+    pixels = torch.randn(4, 3, 160, 160)
+
+    model, _ = load_backbone(name, num_classes=2, drop_path=0.9)
+
+    still = model.eval().features(pixels)
+    assert torch.equal(model.features(pixels), still)
+    assert not torch.equal(model.train().features(pixels), still)
+
+
+def test_stochastic_depth_that_timm_does_not_have_is_refused() -> None:
+    densenet = TimmConfig(timm="densenet121", image_size=(32, 32), num_classes=2)
+
+    with pytest.raises(UsageError, match="timm's densenet121 has no stochastic depth"):
+        untrained(densenet, drop_path=0.1)
+
+
+def test_checkpointing_that_timm_does_not_have_is_refused() -> None:
+    with torch.device("meta"):
+        vgg = TimmModel(TimmConfig(timm="vgg11", image_size=(224, 224), num_classes=2))
+
+    with pytest.raises(UsageError, match="timm does not support it for vgg11"):
+        set_checkpointing(vgg, True)
+    set_checkpointing(vgg, False)
 
 
 def test_a_card_that_names_a_giant_of_timm_is_refused_without_building_it() -> None:

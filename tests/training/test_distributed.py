@@ -14,7 +14,13 @@ import torch
 
 from tests.conftest import tiny_home
 from vitft.models.checkpoint import load_checkpoint
-from vitft.training.distributed import ProcessGroup, rendezvous_store
+from vitft.system.errors import ResourceError
+from vitft.training.distributed import (
+    ProcessGroup,
+    choose_backend,
+    rendezvous_store,
+    report_lost_process,
+)
 
 OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
 
@@ -59,6 +65,63 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
 
     assert before.check(["address"])
     assert not after.check(["address"])
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "backend"),
+    [
+        ("auto", True, "nccl"),
+        ("cuda", True, "nccl"),
+        ("cuda:1", True, "nccl"),
+        ("cpu", True, "gloo"),
+        ("auto", False, "gloo"),
+        ("mps", False, "gloo"),
+    ],
+)
+def test_the_device_of_the_run_chooses_the_backend(
+    device: str, has_gpu: bool, backend: str
+) -> None:
+    assert choose_backend(device, has_gpu=has_gpu) == backend
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.distributed.DistBackendError("NCCL error: remote process exited"), ResourceError),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer"), ResourceError),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+    ],
+)
+def test_only_a_broken_connection_is_reported_as_a_lost_process(
+    error: RuntimeError, expected: type[Exception]
+) -> None:
+    with pytest.raises(expected) as caught, report_lost_process():
+        raise error
+
+    assert type(caught.value) is expected
+
+
+def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = ["--nproc-per-node", "2", "-m", "tests.support.batchnorm_steps", str(tmp_path)]
+    done = subprocess.run(
+        [*torchrun, *script],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+
+    assert first.keys() == second.keys() >= {"model/1.running_mean", "average/1.running_mean"}
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    means = [torch.load(tmp_path / f"{r}-inputs.pt", weights_only=True) for r in (0, 1)]
+    expected = 0.1 * (means[0] + means[1]) / 2  # momentum 0.1, and a mean of 0 before the step
+    torch.testing.assert_close(first["model/1.running_mean"], expected)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -285,3 +285,57 @@ def test_mixed_batches_may_have_probabilities_as_labels() -> None:
     mixed = run(nn.Linear(3, 3), mix=mix)
 
     torch.testing.assert_close(plain.parameters["weight"], mixed.parameters["weight"])
+
+
+class Steep(torch.autograd.Function):
+    """The identity, whose gradient is not finite."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.inf
+
+
+class SteepModel(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", Steep.apply(super().forward(x)))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gradient_that_is_not_finite_is_refused_like_a_loss(precision: str, clip: float) -> None:
+    model, spec = SteepModel(3, 3), OptimSpec(solver="adamw", lr=0.1, epochs=20, clip=clip)
+    before = model.weight.detach().clone()
+
+    with pytest.raises(DivergedError, match="the gradient is not finite at step"):
+        run(model, spec=spec, precision=precision)
+
+    assert torch.equal(model.weight, before)
+
+
+def test_a_gradient_that_overflows_in_fp16_skips_a_step_and_training_continues() -> None:
+    model = nn.Linear(3, 3)
+    spec = OptimSpec(solver="sgd", lr=0.1, epochs=1)
+    trainer = Trainer(model, spec, steps_per_epoch=4, precision="fp16")
+    trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": 3e38})
+    before = model.weight.detach().clone()
+
+    trainer.step(next(toy_batches(0)))
+
+    assert torch.equal(model.weight, before)
+    assert trainer.scaler.get_scale() < 3e38
+
+
+def test_the_average_covers_running_statistics() -> None:
+    trainer = run(Noisy(), spec=FULL)
+    own = trainer.statistics["inner.1.running_mean"].clone()
+    mean = trainer.average.average["inner.1.running_mean"]
+
+    with trainer.average.swapped_in():
+        assert torch.equal(trainer.statistics["inner.1.running_mean"], mean)
+
+    assert torch.equal(trainer.statistics["inner.1.running_mean"], own)
+    assert not torch.equal(mean, own)

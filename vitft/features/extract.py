@@ -41,6 +41,7 @@ from vitft.features.fingerprints import (
     encode_facts,
     facts_key,
 )
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DataError, DivergedError, ImageError
 
@@ -99,7 +100,8 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
-        libraries = ("torch", "pillow", "simplejpeg")  # their versions affect the last bits
+        libraries = ["torch", "pillow", "simplejpeg"]  # their versions affect the last bits
+        libraries += ["timm"] * isinstance(prefix.model, TimmModel)
         self.space = {
             "vitft": FEATURES_VERSION,
             "prefix": prefix.digest(),

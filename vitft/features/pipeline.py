@@ -30,7 +30,7 @@ from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import pick_device, pick_precision
-from vitft.system.errors import ResourceError, RunError
+from vitft.system.errors import ResourceError, RunError, UsageError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -174,8 +174,10 @@ def build_pipeline(
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model does not have the layers of the stage.
+        UsageError: The model does not have the layers of the stage, or does not support activation
+            checkpointing.
     """
+    set_checkpointing(model, spec.checkpointing)
     if stage == "lora":
         add_adapters(model, spec)
     trained = freeze_model(model, stage)
@@ -187,6 +189,26 @@ def build_pipeline(
         device=device,
         precision=precision,
     )
+
+
+def set_checkpointing(model: Model, enabled: bool) -> None:
+    """Switch activation checkpointing, which affects only training, on or off.
+
+    Raises:
+        UsageError: The model is a timm model without activation checkpointing.
+    """
+    if not isinstance(model, TimmModel):
+        model.checkpointing = enabled
+        return
+    try:
+        model.net.set_grad_checkpointing(enabled)
+    except (AssertionError, AttributeError) as error:
+        if enabled:
+            raise UsageError(
+                "train.checkpointing=true cannot be used: timm does not support it for "
+                f"{model.config.timm}",
+                fix="remove it; to save memory, use e.g. --set optim.micro_batch=8",
+            ) from error
 
 
 def inspect_dataset(

@@ -29,10 +29,11 @@ class TimmModel(nn.Module):
             image size; a classifier in the file is ignored.
         tensors: Weights in timm's format, used instead of a file. They must include all parameters
             except those of the classifier.
+        drop_path: Stochastic depth rate of the last block, as timm defines it, in [0, 1).
 
     Raises:
-        UsageError: timm does not have this model or cannot build it at this size, or the head of
-            the model is not a single linear layer.
+        UsageError: timm does not have this model or cannot build it at this size or with stochastic
+            depth, or the head of the model is not a single linear layer.
         RuntimeError: The weights do not match the architecture.
     """
 
@@ -42,13 +43,14 @@ class TimmModel(nn.Module):
         *,
         file: Path | None = None,
         tensors: Mapping[str, Tensor] | None = None,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.config = config
         source: dict[str, Any] = {"file": str(file)} if file is not None else {}
         if tensors is not None:
             source = strict_source(config, tensors)
-        self.net = create_timm(config, source)
+        self.net = create_timm(config, source, drop_path=drop_path)
         outer = self.net.get_classifier()
         names = [name for name, module in self.net.named_modules() if module is outer]
         if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
@@ -86,14 +88,15 @@ class TimmModel(nn.Module):
         return self.classify(self.features(pixels))
 
 
-def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - timm's type
+def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: float = 0.0) -> Any:  # noqa: ANN401 - timm's type
     """Return timm's network in eval mode, including its classifier.
 
     `source` contains timm's settings for loading pretrained weights. If it is empty, the weights
     are random.
 
     Raises:
-        UsageError: timm does not have this model, or cannot build it at this size.
+        UsageError: timm does not have this model, or cannot build it at this size or with
+            stochastic depth.
     """
     import timm  # takes seconds to import
 
@@ -108,9 +111,16 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: 
         options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
     num_classes = source.get("num_classes", max(1, config.num_classes))
     options |= {"num_classes": num_classes, "in_chans": config.in_channels}
+    options |= {"drop_path_rate": drop_path} if drop_path else {}
     try:
         return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
+        if "drop_path_rate" in str(error):
+            raise UsageError(
+                f"train.drop_path={drop_path} cannot be used: timm's {config.timm} has no "
+                "stochastic depth",
+                fix="remove it, or choose another model",
+            ) from error
         if "img_size" not in str(error):
             raise
         raise UsageError(
@@ -167,9 +177,14 @@ def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: o
 Model = VisionTransformer | TimmModel
 
 
-def untrained(config: AnyConfig) -> Model:
-    """Return a model of this architecture with random weights and a zero-initialised head."""
-    return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
+def untrained(config: AnyConfig, *, drop_path: float = 0.0) -> Model:
+    """Return a model of this architecture with random weights and a zero-initialised head.
+
+    `drop_path` is the stochastic depth rate of a timm model; a `ViTConfig` has its own.
+    """
+    if isinstance(config, TimmConfig):
+        return TimmModel(config, drop_path=drop_path)
+    return VisionTransformer(config)
 
 
 def require_vit(model: nn.Module, feature: str) -> VisionTransformer:

@@ -222,11 +222,20 @@ class VisionTransformer(nn.Module):
         By default, all blocks from `start` on are applied.
         """
         for block in self.blocks[start:stop]:
-            if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, use_reentrant=False)
-            else:
-                tokens = block(tokens)
+            tokens = self.apply_block(block, block, tokens)
         return tokens
+
+    def apply_block(
+        self, block: nn.Module, compute: Callable[[Tensor], Tensor], tokens: Tensor
+    ) -> Tensor:
+        """Apply `compute`, which is a block or a method of it, to tokens (B, N, D).
+
+        With checkpointing, activations are not stored if the block is in training mode. The model
+        itself is in eval mode if only its last blocks are trained.
+        """
+        if self.checkpointing and block.training:
+            return checkpoint(compute, tokens, use_reentrant=False)
+        return compute(tokens)
 
     def encode_read(
         self, tokens: Tensor, start: int = 0, stop: int | None = None
@@ -302,7 +311,8 @@ class VisionTransformer(nn.Module):
             return self.pool(self.encode(tokens, start=start))
         # The last block's outputs for the patch tokens are not used.
         tokens, earlier = self.encode_read(tokens, start, last)
-        return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
+        block = cast("Block", self.blocks[last])
+        return self.pool(self.apply_block(block, block.for_class_token, tokens), earlier)
 
     def read_last_blocks(self, count: int) -> None:
         """Replace the head with a zero-initialised one that reads the last `count` blocks.

@@ -183,14 +183,18 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert a RuntimeError raised in the body into a ResourceError that reports a lost process.
+    """Convert an error of a broken connection into a ResourceError that reports a lost process.
+
+    Other errors, e.g. a lack of memory, are not changed.
 
     Raises:
-        ResourceError: The body raised a RuntimeError.
+        ResourceError: A connection to another process broke or timed out in the body.
     """
     try:
         yield
-    except RuntimeError as error:  # raised by gloo and NCCL if a connection breaks
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
         raise lost_process(str(error)) from error
 
 
@@ -228,10 +232,11 @@ def rendezvous_store(timeout: timedelta) -> Store:
 
 
 @contextlib.contextmanager
-def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
+def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[ProcessGroup]:
     """Join the process group described by torchrun's environment variables, or a group of one.
 
-    A process that has not responded for `timeout_s` seconds is considered lost.
+    A process that has not responded for `timeout_s` seconds is considered lost. `device` is the
+    name of the device that the run uses, as in `train.device`.
 
     Raises:
         ResourceError: The processes cannot connect to each other.
@@ -244,7 +249,8 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     group = ProcessGroup(int(os.environ["RANK"]), size, local_rank)
     torch.set_num_threads(worker_threads())
-    on_gpu = torch.cuda.is_available()
+    backend = choose_backend(device, has_gpu=torch.cuda.is_available())
+    on_gpu = backend == "nccl"
     if on_gpu:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
@@ -252,7 +258,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     with report_lost_process(), signal_handlers(signal.SIG_DFL):
         group.store = rendezvous_store(timeout)
         distributed.init_process_group(
-            "nccl" if on_gpu else "gloo",
+            backend,
             store=group.store,
             rank=group.rank,
             world_size=group.size,
@@ -263,6 +269,14 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     finally:
         if on_gpu:  # required by NCCL; gloo's threads end with the process
             distributed.destroy_process_group()
+
+
+def choose_backend(device: str, *, has_gpu: bool) -> str:
+    """Return the backend of the process group: `nccl` for tensors on CUDA GPUs, otherwise `gloo`.
+
+    NCCL only exchanges tensors on GPUs, so a run with `--device cpu` needs gloo on any machine.
+    """
+    return "nccl" if has_gpu and device.startswith(("auto", "cuda")) else "gloo"
 
 
 def check_sharding(

@@ -22,11 +22,12 @@ from vitft.system.errors import DivergedError, ResourceError
 from vitft.system.text import count
 from vitft.training.distributed import (
     ProcessGroup,
+    full_tensor,
     is_lost_process,
     lost_process,
     report_lost_process,
 )
-from vitft.training.optim import WeightAverage, lr_at, make_optimizer
+from vitft.training.optim import WeightAverage, lr_at, make_optimizer, running_statistics
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ class Trainer:
         self.device = next(iter(self.parameters.values())).device
         self.optimizer = make_optimizer(model, spec, sharded=sharded)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.average = WeightAverage(self.parameters, spec.ema)
+        self.statistics = running_statistics(model)
+        self.average = WeightAverage({**self.parameters, **self.statistics}, spec.ema)
         self.forward = torch.compile(model) if compiled else model
         self.micro_batch = spec.micro_batch or spec.batch_size
         """Number of images per micro-batch; halved whenever memory runs out."""
@@ -119,7 +121,8 @@ class Trainer:
         """Update the weights with the gradient of one batch.
 
         Raises:
-            DivergedError: The loss is not finite; the weights have not been changed.
+            DivergedError: The loss or the gradient is not finite; the weights have not been
+                changed.
             ResourceError: A micro-batch does not fit in memory and cannot be made smaller, or a
                 process was lost.
         """
@@ -129,11 +132,10 @@ class Trainer:
             group["lr"] = lr * group["lr_scale"]
         loss, correct = self.backward(batch)
         if not math.isfinite(loss):
-            raise diverged(self.steps, lr, loss)
-        if self.spec.clip:
-            self.scaler.unscale_(self.optimizer)
-            with report_lost_process() if self.sharded else contextlib.nullcontext():
-                nn.utils.clip_grad_norm_(self.parameters.values(), max_norm=self.spec.clip)
+            raise diverged(self.steps, lr, f"the loss is {loss}")
+        self.scaler.unscale_(self.optimizer)
+        if not math.isfinite(self.clip_gradients()) and not self.lowers_scale():
+            raise diverged(self.steps, lr, "the gradient is not finite")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -141,6 +143,26 @@ class Trainer:
         self.steps += 1
         images = batch.images or len(batch.labels)
         return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
+
+    def clip_gradients(self) -> float:
+        """Limit the norm of the gradient to `optim.clip`, if set, and return the original norm.
+
+        The norm is infinite or NaN if any value of the gradient is.
+        """
+        weights = [p for p in self.parameters.values() if p.grad is not None]
+        with report_lost_process() if self.sharded else contextlib.nullcontext():
+            norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
+            if self.spec.clip:
+                nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
+            return (full_tensor(norm) if self.sharded else norm).item()
+
+    def lowers_scale(self) -> bool:
+        """Return whether the step is skipped because the gradient overflows in fp16.
+
+        The scaler then halves the scale of the loss. At a scale of 1 and below, the gradient itself
+        is not finite.
+        """
+        return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
@@ -232,6 +254,9 @@ class Trainer:
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
         """Sum the gradients over the process group, and return the sums of `loss` and `correct`.
 
+        Running statistics, e.g. of BatchNorm, are averaged, so that all processes have the same
+        model after each step.
+
         Raises:
             ResourceError: A process was lost.
         """
@@ -243,14 +268,17 @@ class Trainer:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
-        loss, total_correct = self.group.all_reduce(gradients, (loss, correct))
+        statistics = [*self.statistics.values()]
+        loss, total_correct = self.group.all_reduce([*gradients, *statistics], (loss, correct))
+        for mean in statistics:
+            mean.div_(self.group.size)
         return loss, round(total_correct)
 
 
-def diverged(step: int, lr: float, loss: float) -> DivergedError:
-    """Return the error to raise if the loss is not finite."""
+def diverged(step: int, lr: float, what: str) -> DivergedError:
+    """Return the error to raise if a value is not finite; `what` is a clause that says which."""
     return DivergedError(
-        f"training diverged: the loss is {loss} at step {step}, with a learning rate of {lr:.3g}",
+        f"training diverged: {what} at step {step}, with a learning rate of {lr:.3g}",
         fix="use --lr to lower the learning rate, e.g. to a tenth of its value",
     )
 

@@ -90,22 +90,31 @@ def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
     return {name: at.get(id(p), last + 1) for name, p in model.named_parameters()}
 
 
-class WeightAverage:
-    """Exponential moving average (EMA) of parameters over training steps.
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that training updates: running means and variances, e.g. of BatchNorm."""
+    buffers = model.named_buffers()
+    return {name: b for name, b in buffers if name.rpartition(".")[2].startswith("running_")}
 
-    `decay` is the maximum decay per step, from 0 to 1; with 0, no average is computed.
+
+class WeightAverage:
+    """Exponential moving average (EMA) of weights over training steps.
+
+    Args:
+        weights: Trained parameters and running statistics. With averaged parameters and the
+            statistics of the latest ones, BatchNorm would normalise with the wrong statistics.
+        decay: Maximum decay per step, from 0 to 1; with 0, no average is computed.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        self.parameters, self.decay = parameters, decay
-        self.average = {name: p.detach().clone() for name, p in parameters.items() if decay}
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        self.weights, self.decay = weights, decay
+        self.average = {name: w.detach().clone() for name, w in weights.items() if decay}
         self.swapped_out: dict[str, Tensor] = {}
         """Trained weights while the model holds the average; otherwise empty."""
 
     @property
     def trained(self) -> dict[str, Tensor]:
         """Trained weights, even while the model holds the average."""
-        return {**self.parameters, **self.swapped_out}
+        return {**self.weights, **self.swapped_out}
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
@@ -115,13 +124,13 @@ class WeightAverage:
         """
         decay = min(self.decay, (1 + steps) / (10 + steps))
         for name, mean in self.average.items():
-            mean.lerp_(self.parameters[name], 1 - decay)
+            mean.lerp_(self.weights[name], 1 - decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Load the averaged weights, if any, into the model; restore the trained ones on exit."""
         if self.average:
-            self.swapped_out = {name: p.detach().clone() for name, p in self.parameters.items()}
+            self.swapped_out = {name: w.detach().clone() for name, w in self.weights.items()}
         try:
             self.load(self.average)
             yield
@@ -131,6 +140,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy `weights` to the parameters of the same names."""
+        """Copy `weights` to the weights of the same names in the model."""
         for name, value in weights.items():
-            self.parameters[name].copy_(value)
+            self.weights[name].copy_(value)

@@ -107,7 +107,7 @@ def run_finetuning(
     with contextlib.ExitStack() as stack:
         stack.enter_context(caller_state_preserved(gpu=config.train.device != "cpu"))
         stopper = stack.enter_context(Stopper(max_seconds))
-        group = stack.enter_context(process_group(config.train.timeout))
+        group = stack.enter_context(process_group(config.train.timeout, config.train.device))
         stopper.all_reduce_max = group.all_reduce_max
         if resume and group.is_main:
             stack.enter_context(locked(RunDir(out)))

@@ -17,7 +17,6 @@ from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import BudgetResults
-from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
@@ -78,7 +77,6 @@ class StepStage:
         self.context, self.config, self.inputs, self.number = context, config, inputs, number
         self.data = inputs.data
         self.precision = "fp32" if inputs.cut.pooled else context.precision
-        set_checkpointing(context.best.model, config.train.checkpointing)
         self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0
@@ -182,7 +180,8 @@ class StepStage:
             logits, labels = validation_logits(self.inputs, precision=self.precision)
             found = classification_metrics(logits, labels, self.data.manifest.classes)
             if not math.isfinite(found["loss"]):
-                raise diverged(metrics.steps - 1, metrics.lr, found["loss"])
+                clause = f"the validation loss is {found['loss']}"
+                raise diverged(metrics.steps - 1, metrics.lr, clause)
             with context.stopper.deferred():
                 entry = {
                     "epoch": epoch + 1,
@@ -275,18 +274,6 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
     batches = evaluation_batches(inputs, data.group.shard(rows, unit))
     logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
     return data.group.all_gather(logits, len(rows), unit)
-
-
-def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Switch activation checkpointing on or off.
-
-    It affects only training. In timm models, it cannot be switched off.
-    """
-    if isinstance(model, TimmModel):
-        if enabled:
-            model.net.set_grad_checkpointing(True)
-    else:
-        model.checkpointing = enabled
 
 
 def class_weights(data: Dataset) -> Tensor:

@@ -82,8 +82,9 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     tensors.
     """
     weights = trainer.average.trained
-    tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
-    tensors |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
+    tensors = {f"weights/{name}": weights[name].detach() for name in trainer.parameters}
+    buffers = trainer.model.named_buffers()
+    tensors |= {f"buffers/{name}": weights.get(name, buffer) for name, buffer in buffers}
     tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
     for i, slots in trainer.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
@@ -144,8 +145,8 @@ def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         RunError: A tensor is missing or unknown, or has the wrong shape.
     """
-    weights, parameters = trainer.average.trained, optimized_parameters(trainer)
-    wanted = {f"weights/{name}": tensor.shape for name, tensor in weights.items()}
+    parameters = optimized_parameters(trainer)
+    wanted = {f"weights/{name}": tensor.shape for name, tensor in trainer.parameters.items()}
     wanted |= {f"buffers/{name}": b.shape for name, b in trainer.model.named_buffers()}
     wanted |= {f"average/{name}": mean.shape for name, mean in trainer.average.average.items()}
     for name, value in tensors.items():

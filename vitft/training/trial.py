@@ -31,7 +31,7 @@ from vitft.training.extraction import compute_views
 from vitft.training.head_stage import read_last_block
 from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import with_stage_data
-from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
+from vitft.training.stages import RunContext, make_trainer, validation_logits
 
 TRIAL_FOLDS = 3
 """Number of folds into which the training images are divided; one fold is held out."""
@@ -140,7 +140,6 @@ class Trial:
             device=self.data.device,
             precision=self.context.precision,
         )
-        set_checkpointing(model, config.train.checkpointing)
         extractor = pipeline.open_extractor(config.train, max_pixels=self.data.max_pixels)
         if extractor is not None:
             view = eval_view(self.data.transform)

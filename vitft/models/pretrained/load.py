@@ -116,8 +116,9 @@ def load_backbone(
 
     The arguments are the same as for `load_pretrained`, but the name can also be one of these:
 
-    - `timm:NAME` or `timm:NAME=FILE`. Of the options, only mean, std and allow_pickle are used.
-    - A run directory or checkpoint of a timm model. No options are used.
+    - `timm:NAME` or `timm:NAME=FILE`. Of the options, only drop_path, mean, std and
+      allow_pickle are used.
+    - A run directory or checkpoint of a timm model. Of the options, only drop_path is used.
     - `random:NAME`. The model has the architecture and transform of NAME, but new random weights
       drawn with `seed`. For `random:timm:NAME`, nothing is downloaded.
 
@@ -141,6 +142,7 @@ def load_backbone(
             "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
             fix="omit these settings; timm resizes position embeddings itself",
         )
+    sizes["drop_path"] = options.get("drop_path", 0.0)
     if isinstance(found, CatalogEntry):
         known: Any = {key: options.get(key) for key in ("mean", "std")}
         is_allowed = bool(options.get("allow_pickle"))
@@ -153,17 +155,17 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
 
     The arguments and errors are the same as for `load_backbone`.
     """
-    original = name.removeprefix(RANDOM)
+    original, drop_path = name.removeprefix(RANDOM), options.get("drop_path", 0.0)
     found = locate(original)
     model: Model
     torch.manual_seed(seed)
     if isinstance(found, CatalogEntry) and found.is_timm:
         sizes: Any = {key: options.get(key) for key in ("num_classes", "image_size", "mean", "std")}
-        model, report = load_timm(found, **sizes, is_random=True)
+        model, report = load_timm(found, **sizes, drop_path=drop_path, is_random=True)
     else:
         pretrained, report = load_backbone(original, **options)
         torch.manual_seed(seed)
-        model = untrained(pretrained.config)
+        model = untrained(pretrained.config, drop_path=drop_path)
     provenance: Provenance = {"name": name}
     return model.eval(), replace(report, provenance=provenance, positions="random")
 

@@ -33,18 +33,20 @@ def load_timm(
     image_size: Sides,
     mean: Statistics,
     std: Statistics,
+    drop_path: float = 0.0,
     allow_pickle: bool = False,
     is_random: bool = False,
 ) -> tuple[TimmModel, LoadReport]:
     """Return a timm model with pretrained weights and a zero-initialised head, and a report.
 
-    If `is_random` is true, the weights are random and nothing is downloaded or read.
+    `drop_path` is the stochastic depth rate of the last block. If `is_random` is true, the weights
+    are random and nothing is downloaded or read.
 
     Raises:
         WeightsError: timm or the hub does not have the model; or the file cannot be fetched, is
             refused or damaged, or does not match the model.
-        UsageError: The model cannot be built at this size, its head is not a single linear layer,
-            or the channel statistics do not suit it.
+        UsageError: The model cannot be built at this size or with stochastic depth, its head is not
+            a single linear layer, or the channel statistics do not suit it.
         ResourceError: The disk is full.
     """
     entry = complete_entry(entry, is_published=not (is_random or entry.local))
@@ -57,9 +59,11 @@ def load_timm(
     )
     transform = timm_transform(entry, sides, mean, std)
     if is_random:
-        model = TimmModel(config)
+        model = TimmModel(config, drop_path=drop_path)
         return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    model, provenance = pretrained_timm(entry, config, allow_pickle=allow_pickle)
+    model, provenance = pretrained_timm(
+        entry, config, drop_path=drop_path, allow_pickle=allow_pickle
+    )
     report = timm_report(model, entry.num_classes, transform, provenance)
     return model, replace(
         report,
@@ -69,15 +73,15 @@ def load_timm(
 
 
 def pretrained_timm(
-    entry: CatalogEntry, config: TimmConfig, *, allow_pickle: bool
+    entry: CatalogEntry, config: TimmConfig, *, drop_path: float, allow_pickle: bool
 ) -> tuple[TimmModel, Provenance]:
     """Return a timm model with weights from the hub or the user's file, and the weights' origin.
 
     Raises:
         WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
             model.
-        UsageError: The model cannot be built at this size, or its head is not a single linear
-            layer.
+        UsageError: The model cannot be built at this size or with stochastic depth, or its head is
+            not a single linear layer.
         ResourceError: The disk is full.
     """
     source: dict[str, Any]
@@ -91,7 +95,7 @@ def pretrained_timm(
         path, source = fetched.path, {"file": fetched.path}
         provenance = provenance_of(entry, fetched)
     try:
-        return TimmModel(config, **source), provenance
+        return TimmModel(config, **source, drop_path=drop_path), provenance
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         sides = config.image_size
@@ -102,12 +106,15 @@ def pretrained_timm(
         ) from error
 
 
-def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[TimmModel, LoadReport]:
+def reload_timm(
+    path: Path, *, num_classes: int, image_size: Sides, drop_path: float = 0.0
+) -> tuple[TimmModel, LoadReport]:
     """Return the timm model of a checkpoint with a new zero-initialised head, and a report.
 
     Raises:
         WeightsError: The checkpoint is missing or damaged, or timm cannot build its model.
-        UsageError: `image_size` differs from the size at which the model was trained.
+        UsageError: `image_size` differs from the size at which the model was trained, or the model
+            has no stochastic depth.
     """
     try:
         tensors, card = load_checkpoint(path)
@@ -122,7 +129,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
     except RunError as error:
         raise WeightsError(error.problem, fix=error.fix) from error
     assert isinstance(old, TimmModel)
-    model = TimmModel(replace(old.config, num_classes=num_classes))
+    model = TimmModel(replace(old.config, num_classes=num_classes), drop_path=drop_path)
     model.net.load_state_dict(old.net.state_dict())
     provenance = descended({"name": path.stem, "source": str(path)}, card.weights)
     report = timm_report(model, len(card.classes), card.transform, provenance)
