@@ -1,9 +1,18 @@
 """Choice of device and precision."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
+from vitft.system.device import (
+    describe_device,
+    exact_float32,
+    gpu_precision,
+    one_thread,
+    pick_device,
+    pick_precision,
+)
 from vitft.system.errors import UsageError
 
 
@@ -26,3 +35,33 @@ def test_an_unusable_device_is_refused(name: str) -> None:
 def test_a_single_thread_is_described_in_the_singular() -> None:
     with one_thread(when=True):
         assert describe_device(torch.device("cpu")).endswith(", 1 thread)")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "has_bf16", "precision"),
+    [
+        ("H100", (9, 0), True, "bf16"),
+        ("A100", (8, 0), True, "bf16"),
+        ("T4", (7, 5), False, "fp16"),
+        ("V100", (7, 0), False, "fp16"),
+        ("GTX 1080", (6, 1), False, "fp32"),
+    ],
+)
+def test_a_gpu_computes_in_its_fastest_precision(
+    gpu: str, capability: tuple[int, int], has_bf16: bool, precision: str
+) -> None:
+    assert gpu_precision(capability, has_bf16=has_bf16) == precision
+
+
+def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored() -> None:
+    cudnn: Any = torch.backends.cudnn
+    convolutions, products = cudnn.conv, torch.backends.cuda.matmul
+    before = convolutions.fp32_precision, products.fp32_precision
+    assert before[0] == "tf32"  # torch's default
+    with exact_float32(torch.device("cpu")):
+        assert (convolutions.fp32_precision, products.fp32_precision) == before
+
+    with exact_float32(torch.device("cuda")):
+        assert (convolutions.fp32_precision, products.fp32_precision) == ("ieee", "ieee")
+
+    assert (convolutions.fp32_precision, products.fp32_precision) == before

@@ -290,7 +290,8 @@ class TrainSpec:
     device: str = "auto"
     """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Compute precision; `auto` is bf16 where it is supported natively, else fp32."""
+    """Compute precision; `auto` is bf16 where it is supported natively, else fp16 on GPUs with
+    tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
     """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
     always done for fp32; this doubles the decoding time. Otherwise, a pixel of a JPEG may be off by

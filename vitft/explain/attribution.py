@@ -25,6 +25,8 @@ from vitft.explain.method import Method
 from vitft.models.timm_model import require_vit
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
+from vitft.system.batch_limit import BatchLimit
+from vitft.system.device import exact_float32
 from vitft.system.errors import RunError, UsageError
 
 MAX_WEIGHTS = 20_000_000
@@ -77,25 +79,27 @@ def explain(
         UsageError: The model is not a VisionTransformer, or lacks the classes, the block or the
             head that the method needs.
         RunError: The attribution values are not finite.
+        ResourceError: A single image does not fit in memory.
     """
     vit = require_vit(model, "explain")
     check_method(vit.config, method)
     num_tokens = vit.config.num_prefix + vit.config.grid[0] * vit.config.grid[1]
     size = max(1, MAX_WEIGHTS // (vit.config.depth * vit.config.heads * num_tokens**2))
-    batches = pixels.split(size)  # if there are no images: one empty batch
-    targets = [None] * len(batches) if target is None else target.to(pixels.device).split(size)
-    maps, logits = [], []
-    for batch, classes in zip(batches, targets, strict=True):
-        tokens, scores = attribute_tokens(vit, batch, method, classes)
-        maps.append(tokens[:, vit.config.num_prefix :].unflatten(1, vit.config.grid))
-        logits.append(scores)
-    values = torch.cat(maps).float().cpu().numpy()
+
+    def compute(part: slice) -> tuple[Tensor, Tensor]:
+        classes = None if target is None else target[part].to(pixels.device)
+        with exact_float32(pixels.device):
+            return attribute_tokens(vit, pixels[part], method, classes)
+
+    found = BatchLimit(size).split(compute, len(pixels))
+    tokens, logits = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
+    values = tokens[:, vit.config.num_prefix :].unflatten(1, vit.config.grid).numpy()
     if not np.isfinite(values).all():
         raise RunError(
             "the attention of this model contains infinite or NaN values: its training diverged",
             fix="train again with a lower learning rate",
         )
-    return Attribution(values=values, logits=torch.cat(logits).float().cpu().numpy())
+    return Attribution(values=values, logits=logits.numpy())
 
 
 def check_method(config: ViTConfig, method: Method) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitft.models.checkpoint import state_digest
 from vitft.models.freeze import frozen_blocks
 from vitft.models.timm_model import Model, TimmModel
+from vitft.system.device import exact_float32
 
 
 class Prefix(nn.Module):
@@ -56,7 +57,8 @@ class Prefix(nn.Module):
     def in_precision(self, precision: str) -> "Prefix":
         """Return a bf16 version of the prefix if `precision` is `bf16`, otherwise the prefix.
 
-        Runs in fp16 therefore cache float32 features. vitft's own models are copied with bf16
+        Runs in fp16 cache float32 features, because activations of large Vision Transformers may
+        exceed the range of fp16. vitft's own models are copied with bf16
         weights, which needs less memory than autocast and is equally accurate. timm models may need
         float32 in some layers (BatchNorm), so they use autocast.
         """
@@ -145,7 +147,7 @@ def cut_model(model: Model, freeze: str) -> Cut:
 
 @torch.inference_mode()
 def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
-    """Run a prefix on normalised float32 pixels (B, channels, H, W).
+    """Run a prefix on normalised float32 pixels (B, channels, H, W), without TensorFloat-32.
 
     Returns:
         The inputs of the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
@@ -154,4 +156,5 @@ def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             return prefix(pixels).to(torch.bfloat16)
-    return prefix(pixels.to(next(prefix.parameters()).dtype))
+    with exact_float32(pixels.device):
+        return prefix(pixels.to(next(prefix.parameters()).dtype))

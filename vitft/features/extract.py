@@ -43,6 +43,7 @@ from vitft.features.fingerprints import (
 )
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
+from vitft.system.batch_limit import BatchLimit
 from vitft.system.errors import DataError, DivergedError, ImageError
 
 LARGEST_FEATURE = 1e15
@@ -96,6 +97,7 @@ class Extractor:
     ) -> None:
         self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
+        self.limit = BatchLimit(batch_size(self.device.type, prefix.leading))
         self.workers = workers or torch.get_num_threads()
         self.max_pixels = max_pixels
         self.precision = precision
@@ -215,7 +217,7 @@ class Extractor:
             RunError, ResourceError: The cache cannot be written.
         """
         store, on_cpu = self.store(view), self.device.type == "cpu"
-        size = batch_size(self.device.type, self.prefix.leading)
+        size = self.limit.images
         chunks = (files[i : i + size] for i in range(0, len(files), size))
         claim = claim or local_claims()
         inspect = functools.partial(
@@ -282,12 +284,18 @@ class Extractor:
 
         Raises:
             DivergedError: The outputs are not finite or are too large to compute with.
+            ResourceError: A single image does not fit in memory.
         """
         missing = [image for image in batch if image.pixels is not None]
         if not missing:
             return
         pixels = torch.from_numpy(np.stack([m.pixels for m in missing if m.pixels is not None]))
-        outputs = run_prefix(self.prefix, view.transform.normalise(pixels.to(self.device))).cpu()
+
+        def compute(part: slice) -> Tensor:
+            inputs = view.transform.normalise(pixels[part].to(self.device))
+            return run_prefix(self.prefix, inputs).cpu()
+
+        outputs = self.limit.join(compute, len(missing))
         if not bool((outputs.abs() < LARGEST_FEATURE).all()):  # true for NaN too
             raise DivergedError(
                 "the features computed with these weights are infinite, NaN or above "

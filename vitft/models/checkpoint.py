@@ -67,12 +67,15 @@ def load_checkpoint(
 
 
 def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of the card and of each tensor's name, type, shape and bytes."""
+    """Return the sha256 of the card and of each tensor's name, type, shape and bytes.
+
+    The tensors may be on any device.
+    """
     digest = hashlib.sha256(card.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

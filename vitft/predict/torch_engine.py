@@ -23,7 +23,8 @@ from vitft.models.timm_model import Model, TimmModel
 from vitft.predict.engine import Pipeline, Views, decode_view
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
-from vitft.system.device import pick_device, worker_threads
+from vitft.system.batch_limit import BatchLimit
+from vitft.system.device import exact_float32, pick_device, worker_threads
 from vitft.system.errors import RunError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Predictor:
         self.feature_size = model.feature_size
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
+        self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
         self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
 
     @classmethod
@@ -128,14 +130,25 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3)."""
+        """Return the scores of preprocessed images (B, S, S, 3).
+
+        Raises:
+            ResourceError: A single image does not fit in memory.
+        """
+        found = self.limit.split(lambda part: self.tensors(views[part]), len(views))
+        features, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return Scores(logits.numpy(), features.numpy())
+
+    def tensors(self, views: Views) -> tuple[Tensor, Tensor]:
+        """Return the features and logits of images (B, S, S, 3) in float32 on the CPU."""
         inputs = self.inputs(views)
-        if self.bf16_prefix is None:
-            features = self.model.features(inputs)
-            logits = self.model.classify(features)
-        else:
-            features, logits = self.bf16_scores(inputs, self.bf16_prefix)
-        return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
+        with exact_float32(self.device):
+            if self.bf16_prefix is None:
+                features = self.model.features(inputs)
+                logits = self.model.classify(features)
+            else:
+                features, logits = self.bf16_scores(inputs, self.bf16_prefix)
+        return features.float().cpu(), logits.float().cpu()
 
     def inputs(self, views: Views) -> Tensor:
         """Normalise images (B, S, S, 3) and return pixels (B, channels, S, S) on the device."""

@@ -4,6 +4,7 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,14 +40,50 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision; `auto` is bf16 where the hardware supports it natively, else fp32."""
+    """Return the precision of a run, given `train.precision` (see docs/training.md, Precision).
+
+    `auto` is bf16 where the hardware computes in it natively, fp16 on older GPUs that compute
+    faster in fp16, and fp32 elsewhere.
+    """
     if wanted != "auto":
         return wanted
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return gpu_precision(torch.cuda.get_device_capability(device), has_bf16=has_bf16)
     if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
         return "bf16"
     return "fp32"
+
+
+def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
+    """Return the fastest precision of a CUDA GPU, given its compute capability.
+
+    fp16 is faster than fp32 from 7.0 (Volta, Turing), which has tensor cores.
+    """
+    if has_bf16:
+        return "bf16"
+    return "fp16" if capability >= (7, 0) else "fp32"
+
+
+@contextlib.contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Compute in float32 as IEEE 754 defines it inside the `with` block, not in TensorFloat-32.
+
+    By default, torch rounds the inputs of convolutions on a GPU to the 10 bits of TensorFloat-32,
+    about as coarse as fp16. The setting belongs to the process, so it is restored on exit, and
+    left alone on other devices than CUDA GPUs, where several threads may compute.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    backends *= device.type == "cuda"
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def describe_device(device: torch.device) -> str:

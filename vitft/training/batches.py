@@ -16,6 +16,7 @@ from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
+from vitft.features.extract import Extractor
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
@@ -133,11 +134,19 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
                 # This rank's slice of the last batch may be shorter or even empty.
                 chunk, pixels = next(views) if len(mine) else ([], no_views)
                 x = transform.normalise(shift(pixels, mine))
-                if inputs.extractor is not None:  # autograd rejects inference tensors
-                    x = run_prefix(inputs.extractor.prefix, x).float().clone()
+                if inputs.extractor is not None:
+                    x = prefix_outputs(inputs.extractor, x)
                 yield Batch(x, data.labels(chunk), len(part))
 
     return batches
+
+
+def prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
+    """Return the float32 inputs of the trained layers, on the device, for normalised pixels."""
+    found = extractor.limit.join(
+        lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
+    )
+    return found.clone()  # autograd rejects inference tensors
 
 
 def shift_augmentation(

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +20,7 @@ from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
 from vitft.system import console
+from vitft.system.batch_limit import BatchLimit
 from vitft.system.text import listing
 from vitft.training.distributed import ProcessGroup
 
@@ -180,6 +181,8 @@ class StageInputs:
     """Feature extractor that runs the frozen prefix; None if nothing is frozen."""
     images: ImageTable | None = None
     """Decoded images; None if they are not needed or too large to keep in memory."""
+    limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * EVAL_BATCH))
+    """Number of images evaluated at a time."""
 
     def last_features(self, rows: Sequence[Row]) -> Tensor:
         """Return the cached pooled features (n, D) of the last block."""

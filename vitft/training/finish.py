@@ -33,6 +33,7 @@ from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.loop import Batch, predict_logits
 from vitft.training.stages import ScoredImages, image_logits
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ def final_logits(
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
         some = batches[done // size :][: data.group.size]
         own = [rows[i] for batch in data.group.shard(some) for i in batch.tolist()]
-        recomputed = data.group.gather(exact_logits(data, model, own))
+        recomputed = data.group.gather(exact_logits(inputs, model, own))
         for chosen, exact in zip(some, recomputed, strict=False):
             if done and margins[done] >= 4 * change:
                 break
@@ -187,12 +188,16 @@ def final_logits(
     return logits, done
 
 
-@torch.inference_mode()
-def exact_logits(data: Dataset, model: Model, rows: Sequence[Row]) -> Tensor:
+def exact_logits(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Tensor:
     """Return the logits (n, C) of images, computed from pixels in float32 in one batch."""
-    batches = data.decode(rows, max(1, len(rows)))
-    parts = [model.eval()(data.transform.normalise(pixels)).float().cpu() for _, pixels in batches]
-    return torch.cat(parts) if parts else torch.empty(0)
+    if not rows:
+        return torch.empty(0)
+    data = inputs.data
+    batches = (
+        Batch(data.transform.normalise(pixels), data.labels(chunk))
+        for chunk, pixels in data.decode(rows, len(rows))
+    )
+    return predict_logits(model, batches, device=data.device, limit=inputs.limit)[0]
 
 
 def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:

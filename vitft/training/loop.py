@@ -5,9 +5,10 @@ depend on (seed, step, rank) alone, so a resumed run draws the same numbers as a
 """
 
 import contextlib
-import logging
+import functools
 import math
 import random
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec
+from vitft.system.batch_limit import BatchLimit, is_out_of_memory
+from vitft.system.device import exact_float32
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.system.text import count
 from vitft.training.distributed import (
@@ -28,8 +31,6 @@ from vitft.training.distributed import (
     report_lost_process,
 )
 from vitft.training.optim import WeightAverage, lr_at, make_optimizer, running_statistics
-
-log = logging.getLogger(__name__)
 
 MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function that maps the inputs and labels (B,) of a batch to mixed inputs and their targets, which
@@ -102,12 +103,19 @@ class Trainer:
         self.statistics = running_statistics(model)
         self.average = WeightAverage({**self.parameters, **self.statistics}, spec.ema)
         self.forward = torch.compile(model) if compiled else model
-        self.micro_batch = spec.micro_batch or spec.batch_size
-        """Number of images per micro-batch; halved whenever memory runs out."""
+        self.limit = BatchLimit(
+            spec.micro_batch or spec.batch_size,
+            fix="use a smaller --image-size, a smaller model or --set train.checkpointing=true",
+        )
         self.seed, self.precision = seed, precision
         self.mix, self.class_weights = mix, class_weights
         self.steps = 0
         """Number of completed steps."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Number of images per micro-batch; halved whenever memory runs out."""
+        return self.limit.images
 
     @property
     def lr(self) -> float:
@@ -180,14 +188,15 @@ class Trainer:
         """
         while True:
             try:
-                return self.sync_gradients(*self.accumulate(batch))
+                with exact_float32(self.device):
+                    found = self.accumulate(batch)
+                return self.sync_gradients(*found)
             except RuntimeError as error:
-                is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
-                if not is_out_of_memory and "can't allocate memory" not in str(error):  # on a CPU
-                    if self.sharded and is_lost_process(error):
-                        raise lost_process(str(error)) from error
-                    raise
-                if self.sharded:  # the other ranks are waiting for this rank's slice of a block
+                if self.sharded and is_lost_process(error):
+                    raise lost_process(str(error)) from error
+                if self.sharded and is_out_of_memory(
+                    error
+                ):  # the other ranks are waiting for this rank's slice of a block
                     raise ResourceError(
                         f"out of memory with {count(self.micro_batch, 'image')} at a time",
                         fix="resume the run with a smaller micro-batch (--resume RUN --set "
@@ -195,15 +204,7 @@ class Trainer:
                     ) from error
                 for parameter in self.parameters.values():
                     parameter.grad = None
-            if self.micro_batch == 1:
-                raise ResourceError(
-                    "out of memory with one image at a time",
-                    fix="use a smaller --image-size, a smaller model or --set "
-                    "train.checkpointing=true",
-                )
-            self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
-            images = count(self.micro_batch, "image")
-            log.warning(f"out of memory: continuing with {images} at a time")
+                self.limit.halve(len(batch.labels), error)
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
         """Accumulate the gradients of this rank's slice of a batch over micro-batches.
@@ -285,17 +286,32 @@ def diverged(step: int, lr: float, what: str) -> DivergedError:
 
 @torch.no_grad()
 def predict_logits(
-    model: nn.Module, batches: Iterable[Batch], *, device: torch.device, precision: str = "fp32"
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    precision: str = "fp32",
+    limit: BatchLimit | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return float32 logits (n, C) and labels (n,) of all batches, both on the CPU.
 
-    The model is switched to eval mode.
+    The model is switched to eval mode. `limit` is the number of images at a time (default: whole
+    batches); it is lowered if memory runs out.
+
+    Raises:
+        ResourceError: A single image does not fit in memory.
     """
     model.eval()
     logits, labels = [], []
+    limit = limit or BatchLimit(sys.maxsize)
+
+    def compute(inputs: Tensor, part: slice) -> Tensor:
+        with autocast(device, precision), exact_float32(device):
+            return model(inputs[part]).float().cpu()
+
     for batch in batches:
-        with autocast(device, precision):
-            logits.append(model(batch.inputs).float().cpu())
+        inputs = batch.inputs
+        logits.append(limit.join(functools.partial(compute, inputs), len(inputs)))
         labels.append(batch.labels.cpu())
     if not logits:  # a rank's shard may be empty
         return torch.empty(0, 0), torch.empty(0, dtype=torch.long)

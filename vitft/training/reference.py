@@ -4,6 +4,7 @@ The features are the pooled features of the last block of the trained model. If 
 head were trained, these features are not cached; they are computed for a small, stratified sample.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_te
 from vitft.metrics.results import OodResults
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
+from vitft.system.device import exact_float32
 from vitft.system.rundir import RunDir
 from vitft.system.text import count, interval, percent
 from vitft.training.batches import evaluation_batches
@@ -95,10 +97,18 @@ def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Featu
     parts: list[Tensor] = []
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
-            if inputs.cut.prefix is None or isinstance(model, TimmModel):
-                found = model.eval().features(batch.inputs)
-            else:
-                found = model.eval().finish(batch.inputs, inputs.cut.prefix.stop)
-            parts.append(found.float().cpu())
-            progress.advance(len(found))
+            compute = functools.partial(trained_features, inputs, model, batch.inputs)
+            parts += inputs.limit.split(compute, len(batch.inputs))
+            progress.advance(len(batch.inputs))
     return torch.cat(parts).numpy()
+
+
+def trained_features(inputs: StageInputs, model: Model, batch: Tensor, part: slice) -> Tensor:
+    """Return the features (B, D) of the trained model on the CPU for a part of a batch of inputs.
+
+    The batch contains inputs of the trained layers: pixels, or tokens of the frozen layers.
+    """
+    with exact_float32(inputs.data.device):
+        if inputs.cut.prefix is None or isinstance(model, TimmModel):
+            return model.eval().features(batch[part]).float().cpu()
+        return model.eval().finish(batch[part], inputs.cut.prefix.stop).float().cpu()

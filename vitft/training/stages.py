@@ -272,7 +272,9 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
     data = inputs.data
     unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # the batches of a single process, if quick
     batches = evaluation_batches(inputs, data.group.shard(rows, unit))
-    logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
+    logits, _ = predict_logits(
+        inputs.cut.suffix, batches, device=data.device, precision=precision, limit=inputs.limit
+    )
     return data.group.all_gather(logits, len(rows), unit)
 
 

@@ -129,9 +129,9 @@ def load_trainer_state(
     state = trainer.optimizer.state_dict()
     trainer.optimizer.load_state_dict({**state, "state": slots})
     trainer.scaler.load_state_dict(facts["scaler"])
-    trainer.steps, trainer.micro_batch = facts["step"], facts["micro_batch"]
+    trainer.steps, trainer.limit.images = facts["step"], facts["micro_batch"]
     if trainer.sharded and trainer.spec.micro_batch:  # may have been lowered on resuming
-        trainer.micro_batch = trainer.spec.micro_batch
+        trainer.limit.images = trainer.spec.micro_batch
 
 
 def optimized_parameters(trainer: Trainer) -> list[Tensor]:

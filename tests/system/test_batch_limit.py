@@ -1,0 +1,69 @@
+"""Recovery from a lack of memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitft.system.batch_limit import BatchLimit, is_out_of_memory
+from vitft.system.errors import ResourceError
+
+MPS = "MPS backend out of memory (MPS allocated: 8.95 GB, other allocations: 1.2 GB)."
+CPU = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: 12 GB"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA error"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError(MPS), True),
+        (RuntimeError(CPU), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_a_lack_of_memory_is_recognised_on_every_device(
+    error: RuntimeError, expected: bool
+) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_parts_that_do_not_fit_are_halved_and_the_size_that_worked_is_kept() -> None:
+    limit, rows, tried = BatchLimit(8), torch.arange(11), list[int]()
+
+    def compute(part: slice) -> Tensor:
+        tried.append(part.stop - part.start)
+        if tried[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows[part]
+
+    assert torch.equal(limit.join(compute, 11), rows)
+    assert torch.equal(limit.join(compute, 11), rows)
+    assert tried == [8, 4, 2, 2, 2, 2, 2, 1, 2, 2, 2, 2, 2, 1]
+
+
+def test_one_image_that_does_not_fit_ends_with_a_fix() -> None:
+    def compute(_: slice) -> Tensor:
+        raise RuntimeError(MPS)
+
+    with pytest.raises(ResourceError, match="one image at a time") as caught:
+        BatchLimit(8, fix="buy memory").join(compute, 11)
+
+    assert caught.value.fix == "buy memory"
+
+
+def test_another_error_is_not_repeated() -> None:
+    tried = []
+
+    def compute(part: slice) -> Tensor:
+        tried.append(part)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        BatchLimit(8).join(compute, 11)
+
+    assert len(tried) == 1
+
+
+def test_without_images_an_empty_part_is_computed() -> None:
+    assert BatchLimit(8).join(lambda part: torch.ones(0, 3)[part], 0).shape == (0, 3)

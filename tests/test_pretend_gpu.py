@@ -1,0 +1,142 @@
+"""Whole commands on a pretend accelerator: tensors on two devices at once would raise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tests.models.test_timm_model import random_model, saved
+from tests.support.pretend_gpu import pretend_gpu
+from tests.training.test_run import run_it
+from vitft.cli.main import main
+from vitft.config.sections import OptimSpec
+from vitft.explain.attribution import explain
+from vitft.explain.method import Method
+from vitft.explain.model import load_run_model
+from vitft.predict.torch_engine import Predictor
+from vitft.training.loop import Batch, Trainer
+
+FREEZE = ["head", "blocks:1", "lora", "none", "head,none"]
+
+
+def figures(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "eval.json").read_text())
+    return found
+
+
+def settings(freeze: str, **train: Any) -> dict[str, dict[str, Any]]:
+    """Return settings of a short run; the head alone is solved, the rest takes steps."""
+    optim = {"solver": "lbfgs"} if freeze == "head" else {"epochs": 2, "ema": 0.5, "clip": 1.0}
+    return {"optim": optim, "train": {"freeze": freeze, "cache": "none", **train}}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("freeze", FREEZE)
+def test_a_run_on_a_gpu_answers_like_one_on_the_cpu(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str, precision: str
+) -> None:
+    options = settings(freeze, precision=precision)
+    on_cpu = run_it(image_folder, tiny_weights, tmp_path / "cpu", **options)
+    options["train"]["device"] = "cuda"
+    with pretend_gpu() as counts:
+        done = run_it(image_folder, tiny_weights, tmp_path / "gpu", **options)
+
+    assert counts.to_gpu > 0
+    assert figures(done.run)["top1"] == figures(on_cpu.run)["top1"]
+
+
+@pytest.mark.parametrize("freeze", ["head", "none"])
+def test_a_timm_model_with_batchnorm_is_trained_on_a_gpu(
+    image_folder: Path, tmp_path: Path, freeze: str
+) -> None:
+    weights = saved(tmp_path / "weights.safetensors", random_model())
+    options = settings(freeze, device="cuda", precision="fp32")
+    with pretend_gpu() as counts:
+        done = run_it(image_folder, weights, tmp_path / "run", **options)
+
+    assert counts.to_gpu > 0
+    assert figures(done.run)["images"] == 6
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1", "none"])
+def test_memory_that_runs_out_anywhere_halves_the_images_and_changes_no_answer(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+) -> None:
+    options = settings(freeze, device="cuda", precision="bf16")
+    with pretend_gpu():
+        roomy = run_it(image_folder, tiny_weights, tmp_path / "roomy", **options)
+    with pretend_gpu(most_images=3) as counts:
+        tight = run_it(image_folder, tiny_weights, tmp_path / "tight", **options)
+        predictor = Predictor.from_run(str(tight.run), device="cuda")
+        names = [str(path) for path in sorted(image_folder.rglob("*.png"))]
+        found = [p.classes[0] for p in predictor.stream(names)]
+
+    assert figures(tight.run)["top1"] == figures(roomy.run)["top1"]
+    assert found == [Path(name).parent.name for name in names]
+    assert predictor.limit.images <= 3
+    assert 4 <= counts.out_of_memory <= 20  # it runs out once or twice, and not for every batch
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_predictions_and_heat_maps_of_a_gpu_are_those_of_the_cpu(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, precision: str
+) -> None:
+    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("none")).run
+    names = [str(path) for path in sorted(image_folder.rglob("*.png"))]
+
+    def answers(device: str) -> tuple[list[str], Any]:
+        predictor = Predictor.from_run(str(run), device=device, precision=precision)
+        found = [p.classes[0] for p in predictor.stream(names)]
+        explained = load_run_model(str(run), device=device)
+        views = np.stack([explained.transform.pixels(Image.open(name)) for name in names[:3]])
+        return found, explain(explained.vit, explained.inputs(views), Method()).values
+
+    on_cpu = answers("cpu")
+    with pretend_gpu() as counts:
+        on_gpu = answers("cuda")
+
+    assert counts.to_gpu > 0
+    assert on_gpu[0] == on_cpu[0]
+    np.testing.assert_allclose(on_gpu[1], on_cpu[1], atol=1e-5)
+
+
+def test_validation_images_are_scored_on_a_gpu(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("none")).run
+    with pretend_gpu() as counts:
+        code = main(
+            ["evaluate", "--data", str(image_folder), "--run", str(run), "--device", "cuda"]
+        )
+
+    assert code == 0, capsys.readouterr().err
+    assert counts.to_gpu > 0
+
+
+def test_a_gpu_without_bf16_trains_in_fp16(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    with pretend_gpu(has_bf16=False):
+        done = run_it(
+            image_folder, tiny_weights, tmp_path / "run", **settings("none", device="cuda")
+        )
+
+    assert json.loads((done.run / "environment.json").read_text())["precision"] == "fp16"
+    assert figures(done.run)["top1"] == 1
+
+
+def test_a_step_waits_for_the_gpu_a_fixed_number_of_times() -> None:
+    with pretend_gpu() as counts:
+        model = nn.Linear(3, 3).to("cuda")
+        trainer = Trainer(model, OptimSpec(solver="adamw", lr=0.1, epochs=1), steps_per_epoch=2)
+        batch = Batch(torch.randn(8, 3).to("cuda"), torch.zeros(8, dtype=torch.long).to("cuda"))
+        trainer.step(batch)
+        before = counts.syncs
+        trainer.step(batch)
+
+    assert counts.syncs - before == 3  # loss, correct images, norm of the gradient
