@@ -15,6 +15,7 @@ from tests.support.hostile_run import (
     TEXTS,
     Edit,
     bomb,
+    bomb_bytes,
     copied,
     empty,
     folder,
@@ -43,6 +44,7 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with images, a finished run `run` and a stopped run `half`."""
+    bomb_bytes()  # built here, so that it does not count towards the time of a test
     here, before = tmp_path_factory.mktemp("hostile"), Path.cwd()
     config = ViTConfig(
         image_size=(16, 16), patch_size=(8, 8), width=16, depth=1, heads=2, num_classes=0

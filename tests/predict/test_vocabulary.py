@@ -12,52 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import vitft
+from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
 from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.cli.serve import threshold_of
-from vitft.data.transforms import EvalTransform
-from vitft.features.ood import REFERENCE_FILE, fit_reference
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.threshold import choose_threshold
-from vitft.predict.torch_engine import Predictor
-from vitft.system.rundir import RunDir
 from vitft.system.text import percent
-
-CLASSES = ("blue", "green", "red")
-FOREIGN = "unlike the training images"
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransformer) -> Path:
     """A run with statistics of its training features, and images in the current folder."""
     monkeypatch.chdir(tmp_path)
-    tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
-    card = Card(
-        architecture=tiny_vit.config,
-        transform=EvalTransform(image_size=(16, 16)),
-        classes=CLASSES,
-    )
-    run = tmp_path / "run"
-    run.mkdir()
-    save_checkpoint(run / "model.safetensors", tiny_vit.state_dict(), card)
-    noise = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
-    for i in range(3):
-        Image.fromarray(noise[i]).save(f"{i}.png")
-    Image.new("RGB", (16, 16), (255, 0, 0)).save("foreign.png")
     Path("text.jpg").write_text("see you at eight\n")
-    features = Predictor.from_run("run", device="cpu").scores(noise).features
-    every = np.ones(50, np.bool_)
-    reference, _ = fit_reference(features, np.arange(50) % 2, every, np.arange(50), trained=False)
-    assert reference is not None
-    RunDir(run).write_arrays(REFERENCE_FILE, **reference.arrays())
-    return run
+    return make_reference_run(tmp_path, tiny_vit)
 
 
 IMAGES = ["0.png", "foreign.png", "text.jpg", "1.png", "2.png"]

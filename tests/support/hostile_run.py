@@ -1,5 +1,6 @@
 """Edits of a run directory, as a mistake or an attacker would make them."""
 
+import functools
 import io
 import json
 import os
@@ -57,9 +58,14 @@ def text(content: str) -> Edit:
     return lambda path: path.write_text(content)
 
 
-def bomb(path: Path) -> None:
-    """Write a .npz file of a few megabytes whose arrays would take two gigabytes."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+@functools.cache
+def bomb_bytes() -> bytes:
+    """Return a .npz file of half a megabyte whose arrays would take more than two gigabytes.
+
+    The file is built only once, because compressing its zeros takes seconds.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("logits", "centre", "means", "within", "limit"):
             header = io.BytesIO()
             np.lib.format.write_array_header_1_0(
@@ -69,6 +75,12 @@ def bomb(path: Path) -> None:
                 file.write(header.getvalue())
                 for _ in range(2 if name == "logits" else 0):
                     file.write(bytes(2**28))
+    return buffer.getvalue()
+
+
+def bomb(path: Path) -> None:
+    """Write the file of `bomb_bytes`."""
+    path.write_bytes(bomb_bytes())
 
 
 def objects(path: Path) -> None:
