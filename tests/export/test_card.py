@@ -1,5 +1,6 @@
 """The model card: README.md of an exported folder."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,37 @@ def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_pat
     assert 'timm.create_model("hf-hub:me/flowers", pretrained=True)' in card
     assert "vitft predict --run hf:me/flowers photo.jpg" in card
     assert str(tmp_path) not in card
+
+
+CONFUSIONS: list[Any] = [
+    pytest.param([[2, 0], [2, 0]], 0.5, (0.1, 0.9), "always predicts a*b", id="one class"),
+    pytest.param([[1, 1], [1, 1]], 0.5, (0.1, 0.9), "is not measurably better than", id="no skill"),
+    pytest.param([[2, 0], [0, 2]], 1.0, (0.6, 1.0), "", id="skill"),
+]
+
+
+@pytest.mark.parametrize(("confusion", "top1", "bounds", "clause"), CONFUSIONS)
+def test_the_card_states_that_a_model_is_at_chance_level(
+    tmp_path: Path,
+    confusion: list[list[int]],
+    top1: float,
+    bounds: tuple[float, float],
+    clause: str,
+) -> None:
+    kept = make_run(tmp_path, classes=("a*b", "c"))
+    results = json.loads((kept / "eval.json").read_text())
+    results |= {"confusion": confusion, "top1": top1, "top1_interval": bounds}
+    (kept / "eval.json").write_text(json.dumps(results))
+
+    write_readme(load_trained(str(kept)), tmp_path, compared(), plan())
+
+    body = (tmp_path / "README.md").read_text().split("---\n", 2)[2]
+    shown = MarkdownIt().render(body)
+    if clause:
+        assert f"<strong>This model is at chance level:</strong> it {clause}" in shown
+        assert body.index("chance level") < body.index("## Use")
+    else:
+        assert "chance level" not in shown
 
 
 def test_a_card_without_figures_claims_none(tmp_path: Path) -> None:

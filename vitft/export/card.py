@@ -29,6 +29,7 @@ from vitft.export.snippets import (
     transformers_snippet,
 )
 from vitft.export.trained import TrainedRun
+from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.models.card import Card, Provenance
@@ -81,7 +82,7 @@ def write_readme(
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
     body = "\n".join(
         [
-            *introduction(trained),
+            *introduction(trained, results),
             *usage_section(trained.card, row.name, plan),
             *data_section(trained, results, data),
             *results_section(results, row),
@@ -182,8 +183,8 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
     }
 
 
-def introduction(trained: TrainedRun) -> list[str]:
-    """Return the lines that describe the model and its training."""
+def introduction(trained: TrainedRun, results: RunResults | None) -> list[str]:
+    """Return the lines that describe the model, its training, and whether it is at chance level."""
     card = trained.card
     shape, transform = card.architecture, card.transform
     kind = (
@@ -199,11 +200,14 @@ def introduction(trained: TrainedRun) -> list[str]:
     if origin == "none" or origin.startswith("random:"):
         history = "trained from random weights"
     num_classes = len(card.classes)
+    clause = chance_level(results) if results else ""
+    caution = f"**This model is at chance level:** it {markdown_text(clause)}."
     return [
         f"# An image classifier with {num_classes} classes",
         "",
         f"{kind}, {history} with vitft {version('vitft')}.",
         "",
+        *([caution, ""] if clause else []),
         f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
         f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
         f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
