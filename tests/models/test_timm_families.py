@@ -6,13 +6,14 @@ Each network is timm's own, 32 wide and with two blocks, so what makes the famil
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.layers import get_act_fn
 from torch import Tensor
 
 from tests.models.pretrained.test_flavours import write_timm_config
@@ -22,6 +23,8 @@ from vitft.explain.attribution import attention_maps
 from vitft.export.formats.timm import TimmFormat
 from vitft.export.trained import TrainedRun
 from vitft.features.cut import cut_model
+from vitft.models import numpy_vit
+from vitft.models.activations import ACTIVATION_FUNCTIONS
 from vitft.models.card import Card, parse_card
 from vitft.models.checkpoint import build_model
 from vitft.models.numpy_vit import NumpyModel
@@ -29,7 +32,7 @@ from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
 from vitft.models.timm_vit import fuse_split_biases, network_config, unsupported_parts
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 from vitft.training.optim import layer_numbers
 
@@ -42,7 +45,9 @@ FAMILIES = [
     "flexivit_small",
     "vit_base_patch16_224_miil",
     "vit_base_patch16_clip_224",
+    "vit_base_patch32_clip_quickgelu_224",
     "vit_base_patch16_siglip_gap_224",
+    "vit_so400m_patch16_siglip_gap_256",
     "vit_medium_patch16_gap_256",
     "vit_medium_patch16_reg4_gap_256",
     "vit_small_patch14_reg4_dinov2",
@@ -169,6 +174,32 @@ def test_layer_decay_counts_the_first_layernorm_to_the_embedding(tiny_config: Vi
     assert "patch_embed.proj.bias" not in layers
 
 
+@pytest.mark.parametrize("name", ACTIVATION_FUNCTIONS)
+def test_each_gelu_is_that_of_timm_in_torch_and_in_numpy(name: str) -> None:
+    x = torch.linspace(-12, 12, 10_001)
+
+    expected = get_act_fn(name)(x)
+
+    assert torch.equal(ACTIVATION_FUNCTIONS[cast("Activation", name)](x), expected)
+    assert numpy_vit.GELUS[name](x.numpy()) == pytest.approx(expected.numpy(), abs=2e-6)
+
+
+@pytest.mark.parametrize(("act", "shown"), [("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "")])
+def test_an_activation_that_config_json_states_is_used_or_refused(
+    act: str, shown: str, tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    save_file(tiny_vit.state_dict(), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, model_args={"num_heads": 2, "act_layer": act})
+
+    if shown:
+        model, report = load_pretrained(tmp_path)
+        assert model.config.activation == shown
+        assert shown in report.architecture
+        return
+    with pytest.raises(WeightsError, match="act_layer is relu, but vitft supports only GELU"):
+        load_pretrained(tmp_path)
+
+
 # digests ----------------------------------------------------------------------------------------
 
 
@@ -190,6 +221,7 @@ def test_cards_and_digests_of_models_without_later_features_are_as_before() -> N
 def test_a_card_with_later_features_is_read_back_and_has_another_digest() -> None:
     config = ViTConfig(pool="mean", num_classes=0)
     later = replace(config, class_token=False, norm_before_pool=True, embed_norm=True)
+    later = replace(later, activation="quick_gelu")
     card = Card(architecture=later, transform=EvalTransform(image_size=(224, 224)))
 
     assert parse_card(card.to_json()) == card

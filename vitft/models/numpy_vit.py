@@ -148,11 +148,12 @@ class NumpyModel:
 
     def mlp(self, x: Float32Array, name: str) -> Float32Array:
         """Apply two linear layers with a GELU in between to each token: (B, N, D) to (B, N, D)."""
+        activation = GELUS[self.config.activation]
 
         def of_tokens(part: Float32Array) -> Float32Array:
             hidden = self.linear(part, f"{name}mlp.fc1.")
             for i in range(0, len(hidden), ROWS):
-                hidden[i : i + ROWS] = gelu(hidden[i : i + ROWS])
+                hidden[i : i + ROWS] = activation(hidden[i : i + ROWS])
             return self.linear(hidden, f"{name}mlp.fc2.")
 
         return self.each(of_tokens, x)
@@ -238,6 +239,25 @@ def gelu(x: Float32Array) -> Float32Array:
     tail *= np.exp(np.square(x) * np.float32(-0.5))
     tail *= size
     return as_floats(np.maximum(x, 0) - tail)
+
+
+def gelu_tanh(x: Float32Array) -> Float32Array:
+    """Return the approximation 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) of GELU."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return as_floats(np.float32(0.5) * x * (1 + np.tanh(inner)))
+
+
+def sigmoid_gelu(x: Float32Array) -> Float32Array:
+    """Return the approximation x sigmoid(1.702 x) of GELU; with tanh, it cannot overflow."""
+    return as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
+
+
+GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": sigmoid_gelu,
+}
+"""The functions of `activations` in NumPy."""
 
 
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:

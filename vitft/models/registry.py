@@ -86,6 +86,7 @@ def describe_vit(config: ViTConfig) -> str:
         extras.append(f"{count(len(config.convs), 'convolution')} ({channels} channels)")
     extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
     extras += [count(config.registers, "register")] * bool(config.registers)
+    extras += [config.activation] * (config.activation != "gelu")
     extras += ["LayerNorm before the first block"] * config.embed_norm
     extras += ["no class token"] * (not config.class_token)
     extras += ["LayerNorm after each branch"] * (config.norm == "post")

@@ -18,10 +18,16 @@ from torch import Tensor, nn
 
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TIMM_VITS, timm_module
-from vitft.models.vit_config import ViTConfig, as_pair
+from vitft.models.vit_config import Activation, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 from vitft.system.text import listing
 
+TIMM_ACTIVATIONS: Mapping[str, Activation] = {
+    "GELU": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "QuickGELU": "quick_gelu",
+}
+"""Mapping from the class names of timm's activation functions to vitft's names."""
 NORMS = ("LayerNorm", "LayerNormFp32")
 """Class names of LayerNorm in torch and timm; all compute the same function in float32."""
 
@@ -116,11 +122,11 @@ def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN
 
 def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
     """Return which parts of the MLPs vitft's own model lacks."""
-    kind, activation = type(mlp).__name__, getattr(mlp, "act", None)
-    is_gelu = isinstance(activation, nn.GELU) and activation.approximate == "none"
+    kind = type(mlp).__name__
+    activation = type(getattr(mlp, "act", None)).__name__
     return {
         f"a gated MLP ({kind})": kind != "Mlp",
-        f"the activation {type(activation).__name__}": kind == "Mlp" and not is_gelu,
+        f"the activation {activation}": kind == "Mlp" and activation not in TIMM_ACTIVATIONS,
         "a norm inside the MLP": is_module(mlp, "norm"),
     }
 
@@ -172,6 +178,7 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         prefix_positions=rows > 0,
         distilled=getattr(net, "dist_token", None) is not None,
         class_token=net.cls_token is not None,
+        activation=TIMM_ACTIVATIONS[type(block.mlp.act).__name__],
         embed_norm=is_module(net, "norm_pre"),
         norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
     )

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vitft.models.activations import ACTIVATION_FUNCTIONS
 from vitft.models.stem import DropPath, LayerScale, build_stem
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
@@ -117,16 +118,20 @@ def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Two linear layers with an exact (erf) GELU in between, applied to each token (B, N, D)."""
+    """Two linear layers with a GELU in between, applied to each token (B, N, D).
+
+    The GELU is the exact one (erf), unless the configuration names an approximation.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         hidden = int(config.width * config.mlp_ratio)
         self.fc1 = nn.Linear(config.width, hidden)
         self.fc2 = nn.Linear(hidden, config.width)
+        self.activation = ACTIVATION_FUNCTIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.activation(self.fc1(x)))
 
 
 class Block(nn.Module):

@@ -17,6 +17,7 @@ from vitft.system.structure import Range, check_ranges
 
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 LATER: Mapping[str, bool] = {"later": True}
 """Metadata of fields that older models lack. While such a field has its default value, it is left
 out of cards and digests, so both are the same as before the field existed."""
@@ -109,6 +110,9 @@ class ViTConfig:
     embed_norm: bool = field(default=False, repr=False, metadata=LATER)
     """Whether a LayerNorm follows the position embeddings, as in CLIP. The patch projection then
     has no bias."""
+    activation: Activation = field(default="gelu", repr=False, metadata=LATER)
+    """Activation function of the MLPs: the exact GELU, or one of two approximations, with tanh
+    (some SigLIP models) or with a sigmoid (OpenAI's CLIP)."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -140,7 +144,8 @@ class ViTConfig:
                 "only one of stem (up to 4 stages) and convs (up to 16); increase mlp_ratio if it "
                 "is below 1 / width",
             )
-        known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
+        known = self.activation in ("gelu", "gelu_tanh", "quick_gelu")
+        known = known and self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
         fits_pool = not self.norm_before_pool if self.pool == "cls" else not self.distilled
         has_read_token = self.class_token or self.pool != "cls"
@@ -149,8 +154,10 @@ class ViTConfig:
                 "invalid or incompatible model settings: "
                 f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
                 f"distilled {self.distilled}, pre_logits {self.pre_logits}, class_token "
-                f"{self.class_token}, norm_before_pool {self.norm_before_pool}",
-                fix='use pool "cls" or "mean", norm "pre" or "post", and drop_path in [0, 1); a '
+                f"{self.class_token}, norm_before_pool {self.norm_before_pool}, activation "
+                f"{self.activation!r}",
+                fix='use pool "cls" or "mean", norm "pre" or "post", activation "gelu", '
+                '"gelu_tanh" or "quick_gelu", and drop_path in [0, 1); a '
                 'distilled model needs pool "cls" and no pre_logits; pool "cls" needs a class '
                 "token and no norm_before_pool",
             )

@@ -153,6 +153,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     }
     arguments |= {"pre_norm": False} if is_clip_like(shape) else {}
     arguments |= {"pre_norm": True} if shape.embed_norm else {}
+    arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
     arguments |= {} if shape.class_token else {"class_token": False}
     arguments |= {"fc_norm": False} if shape.norm_before_pool else {}
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})

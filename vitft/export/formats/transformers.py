@@ -22,7 +22,7 @@ from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.timm_config import TimmConfig
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
@@ -44,6 +44,12 @@ HF_BLOCK_NAMES = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
+HF_ACTIVATIONS: Mapping[Activation, str] = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "quick_gelu": "quick_gelu",
+}
+"""Mapping from vitft's names of activation functions to those of transformers."""
 PROCESSOR = "TimmWrapperImageProcessor"
 
 
@@ -126,7 +132,7 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
         "num_hidden_layers": shape.depth,
         "num_attention_heads": shape.heads,
         "intermediate_size": int(shape.width * shape.mlp_ratio),
-        "hidden_act": "gelu",
+        "hidden_act": HF_ACTIVATIONS[shape.activation],
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12

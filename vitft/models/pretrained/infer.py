@@ -82,6 +82,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             stem=stem,
             class_token=class_token,
             norm_before_pool=averages_normed,
+            activation=facts.activation or "gelu",
             embed_norm="norm_pre.weight" in tensors,
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel

@@ -16,7 +16,7 @@ from vitft.data.grey_levels import GreyRange
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 
 MAX_STATED_SIDE = 16384
@@ -24,6 +24,12 @@ LARGEST_GREY = 1e38
 """Largest absolute value in a grey range, as in `EvalTransform`."""
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from the Pillow filter numbers that transformers writes to filter names."""
+ACTIVATION_NAMES: Mapping[str, Activation] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
+    **dict.fromkeys(("quick_gelu", "quickgelu"), "quick_gelu"),
+}
+"""Mapping from names of activation functions in timm and transformers to vitft's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,7 @@ class SidecarFacts:
     """Values shown as black and as white in images with more than 8 bits per pixel."""
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
+    activation: Activation | None = None
     pool: str = ""
     """What the head reads, in timm's words, e.g. token or avg."""
     classes: tuple[str, ...] = ()
@@ -129,7 +136,8 @@ def read_sidecar(path: Path) -> SidecarFacts:
 
     Raises:
         WeightsError: A file is too large or not a JSON object; a value has the wrong type or is out
-            of range (the message names its key); or the model does not use GELU.
+            of range (the message names its key); or the model's activation function is not
+            supported.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -166,13 +174,14 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     """
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
-    check_gelu(arguments, "act_layer")
     pool = arguments.text("global_pool") or config.text("global_pool")
     known = named_architecture(config)
     return SidecarFacts(
         pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
+        activation=stated_activation(arguments, "act_layer")
+        or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
         **timm_preprocessing_facts(cfg),
@@ -216,13 +225,13 @@ def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
 
 def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
-    check_gelu(config, "hidden_act")
     if processor is None and "pretrained_cfg" in config.values:
         processor = config
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=stated_classes(config, "id2label"),
+        activation=stated_activation(config, "hidden_act"),
         norm_eps=config.checked(
             "layer_norm_eps", "a number between 0 and 1", lambda n: is_number(n) and 0 < n < 1
         ),
@@ -280,17 +289,18 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def check_gelu(table: JsonTable, key: str) -> None:
-    """Check that the activation function is GELU, if the file names one.
+def stated_activation(table: JsonTable, key: str) -> Activation | None:
+    """Return the activation function that the file names, or None if it names none.
 
-    Another function would change the outputs of the model but not the shapes of its tensors.
+    It changes the outputs of the model but not the shapes of its tensors.
 
     Raises:
-        WeightsError: The activation function is not GELU.
+        WeightsError: vitft does not support this function.
     """
     name = table.text(key)
-    if name not in (None, "gelu", "gelu_python"):
+    if name is not None and name not in ACTIVATION_NAMES:
         raise WeightsError(
-            f"{table.path}: {key} is {name}, but vitft supports only the exact GELU",
+            f"{table.path}: {key} is {name}, but vitft supports only GELU and its approximations",
             fix="use weights trained with GELU",
         )
+    return ACTIVATION_NAMES[name] if name else None

@@ -113,6 +113,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     return SidecarFacts(
         heads=config.heads if config else None,
         norm_eps=config.norm_eps if config else None,
+        activation=config.activation if config else None,
         pool=timm_pool(config) if config else "",
         image_size=entry.image_size,
         mean=entry.mean,
