@@ -29,7 +29,7 @@ MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128
 """Byte that represents zero in a quantised activation or weight. Both factors of a product are
-unsigned bytes: with signed ones, onnxruntime's sums saturate on CPUs that have AVX2 but not VNNI."""
+unsigned bytes: with signed ones, onnxruntime's sums saturate on CPUs with AVX2 but without VNNI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
