@@ -284,6 +284,15 @@ def test_a_broken_table_ends_with_a_sentence_that_names_its_place(
     assert not (tmp_path / "r").exists()
 
 
+def test_text_in_parquet_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", ROWS)
+    content = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(content.replace(b"dog/1.png", b"do\xff/1.png"))
+
+    with pytest.raises(DataError, match="not valid Parquet"):
+        scan(tmp_path / "t.parquet")
+
+
 def test_a_missing_table_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*t.csv: no such file"):
         scan(tmp_path / "t.csv")

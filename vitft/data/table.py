@@ -184,7 +184,12 @@ class TableReader:
                 for cells in zip(*columns, strict=True):
                     self.line += 1
                     yield list(cells)
-        except (pa.ArrowException, OSError, KeyError) as error:
+        except (
+            pa.ArrowException,
+            OSError,
+            KeyError,
+            ValueError,
+        ) as error:  # e.g. text not in UTF-8
             reason = str(error).partition("\n")[0][:200]
             raise self.error(f"the file is not valid Parquet ({reason})") from error
 
