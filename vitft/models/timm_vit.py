@@ -60,7 +60,10 @@ def translate(name: str) -> ViTConfig | str:
         net = timm.create_model(name)
     if parts := unsupported_parts(net):
         return f"it has {listing(parts)}"
-    config = network_config(net)
+    try:
+        config = network_config(net)
+    except UsageError as error:
+        return error.problem
     found = {n: tuple(t.shape) for n, t in fuse_split_biases(net.state_dict()).items()}
     wanted = {n: facts.shape for n, facts in vit_shapes(config).items()}
     differing = sorted(n for n, _ in found.items() ^ wanted.items())
