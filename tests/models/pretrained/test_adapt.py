@@ -130,7 +130,9 @@ def test_hints_decide_only_what_tensors_leave_open() -> None:
     [
         pytest.param({"pos_embed": None}, "pos_embed is missing", id="no positions"),
         pytest.param(
-            {"pos_embed": (17, 192)}, r"pos_embed has unexpected shape \(17, 192\)", id="flat positions"
+            {"pos_embed": (17, 192)},
+            r"pos_embed has unexpected shape \(17, 192\)",
+            id="flat positions",
         ),
         pytest.param(
             {"pos_embed": (1, 19, 192)}, "18 position embeddings do not form", id="no square"
