@@ -108,9 +108,9 @@ def image_folder(tmp_path: Path) -> Path:
     return draw_folder(tmp_path / "colours", per_class=10)
 
 
-def tiny_home(home: Path) -> Path:
-    """Fill a folder with data (3 classes of 6 images) and w.safetensors (two blocks)."""
-    draw_folder(home / "data", per_class=6)
+def tiny_home(home: Path, *, per_class: int = 6) -> Path:
+    """Fill a folder with data (3 classes of colours) and w.safetensors (two blocks)."""
+    draw_folder(home / "data", per_class=per_class)
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import draw_folder, tiny_home
+from tests.conftest import tiny_home
 from vitft.cli.main import main
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.features import mixture
@@ -37,10 +37,7 @@ RESULTS: TrialResults = {
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Return a folder with data (3 classes of 30 images) and weights of two blocks."""
-    tiny_home(tmp_path / "small")
-    draw_folder(tmp_path / "data", per_class=30)
-    (tmp_path / "small" / "w.safetensors").rename(tmp_path / "w.safetensors")
-    return tmp_path
+    return tiny_home(tmp_path, per_class=30)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import draw_folder, tiny_home
+from tests.conftest import tiny_home
 from vitft.config.run import config_from_table
 from vitft.explain.attribution import relevance_map
 from vitft.export.job import export_run
@@ -32,10 +32,7 @@ Choose = Callable[[str], None]
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Return a folder with data (3 classes of 12 images) and weights of two blocks."""
-    tiny_home(tmp_path / "small")
-    draw_folder(tmp_path / "data", per_class=12)
-    (tmp_path / "small" / "w.safetensors").rename(tmp_path / "w.safetensors")
-    return tmp_path
+    return tiny_home(tmp_path, per_class=12)
 
 
 @pytest.fixture

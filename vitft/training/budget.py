@@ -65,7 +65,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
         solved: The head that the run has fitted.
     """
     run, best = context.run, context.best
-    found = read_budget(run.resume)
+    found = shared_budget(context)
     if found is None or found["chosen"] is None:
         found = try_candidates(context, solved.method, found or untried(context))
         write_budget(run, found)
@@ -81,13 +81,22 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
 
 def resume_budget(context: RunContext) -> None:
     """Restore the time used by a stopped run and, if already made, its choice of layers."""
-    found = read_budget(context.run.resume)
+    found = shared_budget(context)
     if found is None:
         return
     context.started -= found["used"]
     context.best.selects = False
     if found["chosen"] is not None:
         context.budget = found
+
+
+def shared_budget(context: RunContext) -> BudgetResults | None:
+    """Return the saved trials and choice, as the main process reads them; None if there are none.
+
+    Otherwise a slower process could read what the main process has written in the meantime.
+    """
+    group = context.inputs.data.group
+    return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
 
 
 def untried(context: RunContext) -> BudgetResults:
@@ -111,6 +120,7 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
             f"only the head is trained: {count(images, 'training image')} are too few for trials"
         )
         every = []
+    found["skipped"] = []  # a resumed run may have time for what was skipped before
     done = {trial["layers"] for trial in found["trials"]}
     remaining = [candidate for candidate in every if candidate.layers not in done]
     held_out = hold_out(context, method) if remaining else None

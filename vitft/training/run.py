@@ -35,10 +35,7 @@ from vitft.training.finish import (
     write_lora_adapter,
     write_model,
 )
-from vitft.training.head_stage import (
-    representative_scores,
-    solve_head_stage,
-)
+from vitft.training.head_stage import representative_scores, solve_head_stage
 from vitft.training.reference import write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
