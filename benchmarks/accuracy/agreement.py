@@ -66,7 +66,7 @@ def main() -> None:
         (reference.predict(scaler.transform(features["val"])) == labels["val"]).mean()
     )
     ours = 100 * figures["top1"]
-    print(f"vitft {ours:.2f} %, scikit-learn on timm's features {theirs:.2f} %, difference {ours - theirs:+.2f} points, "
+    print(f"vitft {ours:.2f}%, scikit-learn on timm's features {theirs:.2f}%, difference {ours - theirs:+.2f} points, "
           f"{len(val)} validation images")  # fmt: skip
 
     predictor = Predictor.from_run(str(args.run))

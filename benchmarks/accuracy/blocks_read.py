@@ -4,7 +4,7 @@
         [--images 5 10 25] [--sequences]
 
 The features of every image are extracted once. For each draw, that many training images per class are chosen
-at random (0 for 80 % of each class), the others test. Both heads are solved as `vitft finetune` solves them, so
+at random (0 for 80% of each class), the others test. Both heads are solved as `vitft finetune` solves them, so
 cross-validation on the training images alone chooses the penalty and whether the head reads several blocks.
 Differences are paired: mean over the draws, and its standard error. `--sequences` keeps neighbouring file
 numbers on one side, for folders of pictures that were taken one after the other.
@@ -112,7 +112,7 @@ def row(name: str, found: Features, images: int, draws: int, sequences: bool) ->
     seconds = [np.median([pair[i].seconds for pair in pairs]) for i in (0, 1)]
     chosen = Counter(other.reads for _, other in pairs)
     return (
-        f"| {name}{', sequences' if sequences else ''} | {images or '80 %'} | {last.mean():.1f} | "
+        f"| {name}{', sequences' if sequences else ''} | {images or '80%'} | {last.mean():.1f} | "
         f"{gain.mean():+.1f} ± {error:.1f} | {losses[0]:.3f} to {losses[1]:.3f} | "
         f"{seconds[0]:.1f}, {seconds[1]:.1f} | "
         f"{', '.join(f'{count} {reads}' for reads, count in chosen.most_common())} |"

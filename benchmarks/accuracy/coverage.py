@@ -1,4 +1,4 @@
-"""Coverage of the 95 % intervals in eval.json, and the effect of the temperature.
+"""Coverage of the 95% intervals in eval.json, and the effect of the temperature.
 
     python -m benchmarks.accuracy.coverage [--splits 1000] [--slow 300] [--worlds 0 1 2 3]
     python -m benchmarks.accuracy.coverage --weights FILE --data DIR [DIR ...] [--seeds 5]

@@ -162,7 +162,7 @@ def auc(values: Maps, cover: Maps) -> float:
 
 
 def mean_interval(values: np.ndarray) -> str:
-    """Format the mean and half the width of its 95 % interval."""
+    """Format the mean and half the width of its 95% interval."""
     known = values[np.isfinite(values)]
     return f"{known.mean():.3f} ± {1.96 * known.std(ddof=1) / np.sqrt(len(known)):.3f}"
 

@@ -6,7 +6,7 @@
 Every set is a known one, asked for images of the others (far), and so is every set without its class of the
 most images' name order, asked for that class (near). A known set gets 48 training, 24 validation and 24 test
 images per class (24, 8 and 8 if it has fewer than 96). Each line states the fraction noted by the model, and,
-in brackets, the fraction below the probability that 2 % of the validation images do not reach; the false
+in brackets, the fraction below the probability that 2% of the validation images do not reach; the false
 alarms are the same fractions of the test images. Finished runs are kept in --runs and used again.
 """
 

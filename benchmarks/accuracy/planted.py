@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy.planted DIR --weights NAME [--seeds 3]
 
-Planted per seed: 50 exact copies under other names; 50 copies that were cropped (up to 3 % off each edge),
+Planted per seed: 50 exact copies under other names; 50 copies that were cropped (up to 3% off each edge),
 resized (0.5 to 0.9) or only encoded again (JPEG quality 60 to 95); 30 images moved to another class; 20
 copies (half of them exact) of training images among the validation images of a run's split; and 20 files
 damaged in ten ways. DIR itself is only read.

@@ -10,7 +10,7 @@ and with `--package` then the others of the package. A fault survives if all of 
 faults in `equivalent.csv` change no promised behaviour (an equal result, another speed) and are
 counted apart.
 
-Exits with 1 if fewer than 97 % of the other faults are detected, or if tests fail without a fault.
+Exits with 1 if fewer than 97% of the other faults are detected, or if tests fail without a fault.
 """
 
 import argparse

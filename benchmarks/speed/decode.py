@@ -109,7 +109,7 @@ def main() -> None:
     worst = max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in kept)
     over = np.mean([(np.abs(a.astype(int) - b.astype(int)) > 1).mean() for a, b in kept])
     print(f"fast decoding for {len(kept)} of {len(paths)}; largest pixel difference {worst} of 255, "
-          f"{100 * over:.4f} % of values differ by more than 1")  # fmt: skip
+          f"{100 * over:.4f}% of values differ by more than 1")  # fmt: skip
     if args.weights:
         model, report = load_pretrained(args.weights)
         with torch.inference_mode():

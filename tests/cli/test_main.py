@@ -29,7 +29,7 @@ def test_finetune_predict_export_is_three_commands(
 ) -> None:
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "5"]
     assert main(["finetune", *data]) == 0
-    assert "accuracy 100.0 % (95 % interval 61.0 to 100.0 %) on 6" in capsys.readouterr().out
+    assert "accuracy 100.0% (95% interval 61.0 to 100.0%) on 6" in capsys.readouterr().out
 
     assert main(["predict", str(image_folder / "red"), "--format", "jsonl", "--top-k", "2"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -83,7 +83,7 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
 
     out, err = capsys.readouterr()
     assert code == 3
-    line = r"run [\w-]+-colours: 3 classes, accuracy [\d.]+ % on 6 validation images, 0 minutes old"
+    line = r"run [\w-]+-colours: 3 classes, accuracy [\d.]+% on 6 validation images, 0 minutes old"
     assert re.search(line, err)
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))

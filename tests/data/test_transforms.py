@@ -234,7 +234,7 @@ def test_boxes_have_the_shapes_of_torchvisions_random_resized_crop() -> None:
 
     mine, other = shapes(ours, 4000), shapes(theirs, 4000)
 
-    # Deciles of 4,000 draws: a standard error of about 1 % of the range.
+    # Deciles of 4,000 draws: a standard error of about 1% of the range.
     assert np.abs(mine[0] - other[0]).max() < 0.04 * 400 * 300
     assert np.abs(mine[1] - other[1]).max() < 0.04 * 2 * math.log(4 / 3)
 

@@ -86,9 +86,9 @@ def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_pat
     write_readme(load_trained(str(kept)), tmp_path, compared(), plan(repo="me/flowers"))
 
     card = (tmp_path / "README.md").read_text()
-    assert "Accuracy 50.0 % (95 % interval 20.0 to 80.0 %) on 6 held-out validation images" in card
+    assert "Accuracy 50.0% (95% interval 20.0 to 80.0%) on 6 held-out validation images" in card
     assert "slightly optimistic" in card
-    assert "| green | 1 | 2 | 50.0 % | – |" in card
+    assert "| green | 1 | 2 | 50.0% | – |" in card
     assert "photos: 3 images for training and 6 for validation" in card
     assert 'timm.create_model("hf-hub:me/flowers", pretrained=True)' in card
     assert "vitft predict --run hf:me/flowers photo.jpg" in card
@@ -144,7 +144,7 @@ def test_a_card_without_a_split_lists_the_classes_all_the_same(tmp_path: Path) -
     write_readme(load_trained(str(kept)), tmp_path, compared(), plan())
 
     card = (tmp_path / "README.md").read_text()
-    assert "| green | – | – | 50.0 % | – |" in card
+    assert "| green | – | – | 50.0% | – |" in card
     assert "for training" not in card
 
 

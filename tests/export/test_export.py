@@ -398,8 +398,8 @@ def row(**fields: Any) -> ExportComparison:
         pytest.param({"difference": 9e-4}, True, id="rounding, for logits of 10"),
         pytest.param({"difference": 2e-3}, False, id="more than rounding"),
         pytest.param({"difference": float("inf")}, False, id="not finite"),
-        pytest.param({"name": "int8", "difference": 1.0, "changed": 5}, True, id="8 bits, 5 %"),
-        pytest.param({"name": "int8", "changed": 6}, False, id="8 bits, 6 %"),
+        pytest.param({"name": "int8", "difference": 1.0, "changed": 5}, True, id="8 bits, 5%"),
+        pytest.param({"name": "int8", "changed": 6}, False, id="8 bits, 6%"),
         pytest.param({"name": "int8", "images": 0}, False, id="8 bits, on noise alone"),
     ],
 )
@@ -413,7 +413,7 @@ def test_the_tolerances(fields: dict[str, Any], is_fine: bool) -> None:
 
 def test_changed_answers_are_told_as_what_they_cost() -> None:
     assert row(changed=0).cost == ""
-    assert "--onnx: accuracy 88.0 % on 100 validation images (95 % interval 80." in (
+    assert "--onnx: accuracy 88.0% on 100 validation images (95% interval 80." in (
         row(changed=4, correct=(90, 88)).cost
     )
 

@@ -120,7 +120,7 @@ def test_no_penalty_is_chosen_by_heads_that_have_not_seen_the_classes(
     solved = solve_head(x, y, classes=18, l2=0, balanced=False, seed=0)
 
     assert solved.l2 == head.DEFAULT_L2
-    assert not solved.path  # before: penalties with an accuracy of 0.0 %
+    assert not solved.path  # before: penalties with an accuracy of 0.0%
     assert torch.equal((x @ solved.weight.T + solved.bias).argmax(dim=-1), y)
 
 

@@ -53,7 +53,7 @@ def test_foreign_features_are_separated_from_new_ones_of_the_same_classes(
     same = reference.are_unlike(drawn(1000, seed=3)[0])
     foreign = reference.are_unlike(drawn(1000, shift=30.0, seed=4)[0])
 
-    assert 0.005 < np.mean(same) < 0.04  # 2 % is meant
+    assert 0.005 < np.mean(same) < 0.04  # 2% is meant
     assert np.mean(foreign) == 1
 
 

@@ -175,7 +175,7 @@ def test_few_images_make_few_bins(images: int, bins: int) -> None:
 
 def test_the_plug_in_error_is_the_mean_gap() -> None:
     confidence = np.repeat([0.6, 0.9], 15)
-    right = np.array([1.0] * 12 + [0.0] * 3 + [1.0] * 12 + [0.0] * 3)  # 80 % in both
+    right = np.array([1.0] * 12 + [0.0] * 3 + [1.0] * 12 + [0.0] * 3)  # 80% in both
 
     assert bin_by_confidence(confidence, right).gap == pytest.approx((0.2 + 0.1) / 2)
 

@@ -30,12 +30,12 @@ def results(matrix: list[list[int]]) -> RunResults:
     [
         pytest.param([[0, 50], [0, 50]], "always predicts b", id="constant"),
         pytest.param(
-            [[2, 48], [2, 48]], "predicts b for 96 % of the validation images", id="nearly constant"
+            [[2, 48], [2, 48]], "predicts b for 96% of the validation images", id="nearly constant"
         ),
         pytest.param(
             [[3, 47], [3, 47]],
             "is not measurably better than always predicting the largest class",
-            id="94 % of one class are not called constant",
+            id="94% of one class are not called constant",
         ),
         pytest.param(
             [[25, 25], [25, 25]],

@@ -217,7 +217,7 @@ def test_the_table_has_every_metric(
     shown = capsys.readouterr().out
     for text in (
         "accuracy",
-        "95 % interval",
+        "95% interval",
         "calibration error",
         "blue",
         "F1",

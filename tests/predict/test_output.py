@@ -103,7 +103,7 @@ def test_the_table_is_aligned_and_escapes_control_characters() -> None:
 
     assert lines == [
         "path         prediction",
-        r"\x1b[2J.jpg  a\nb 100.0 % (not sure)",
+        r"\x1b[2J.jpg  a\nb 100.0% (not sure)",
         "x            error: bad",
     ]
 

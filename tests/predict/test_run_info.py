@@ -34,7 +34,7 @@ def test_one_line_names_run_classes_accuracy_and_age(run: Path) -> None:
 
     line = read(run).line(now=ENDED + 3 * DAY + HOUR)
 
-    assert line == "run flowers-3: 3 classes, accuracy 94.6 % on 240 validation images, 3 days old"
+    assert line == "run flowers-3: 3 classes, accuracy 94.6% on 240 validation images, 3 days old"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vitft.system.rundir import RunDir
 
 
 def calibrated(images: int, *, seed: int = 0) -> Answers:
-    """Return answers whose probabilities are true; 92 % are right, a fifth is above 0.999."""
+    """Return answers whose probabilities are true; 92% are right, a fifth is above 0.999."""
     random = np.random.default_rng(seed)
     probability = 1 - np.minimum(random.exponential(0.08, images), 0.8) ** 1.5 * 3 ** (-1)
     probability = np.where(random.random(images) < 0.25, probability - 0.25, probability)
@@ -156,7 +156,7 @@ def test_the_threshold_states_the_images_it_rests_on(tmp_path: Path) -> None:
 
     assert (found.covered, found.validation, found.training) == (200, 40, 160)
     assert str(found) == (
-        "threshold 100.0 %: precision 100.0 % (95 % interval 98.1 to 100.0 %) on 200 of 200 "
+        "threshold 100.0%: precision 100.0% (95% interval 98.1 to 100.0%) on 200 of 200 "
         "images (40 validation, 160 cross-validated)"
     )
 
@@ -167,7 +167,7 @@ def test_too_few_images_are_refused_with_the_number_needed(tmp_path: Path) -> No
     with pytest.raises(UsageError) as refused:
         choose_threshold(run, 0.99)
 
-    assert "99.0 % needs about 100 images" in str(refused.value)
+    assert "99.0% needs about 100 images" in str(refused.value)
     assert "this run has 40" in str(refused.value)
     assert "fix: use --precision 0.97" in str(refused.value)
     assert isinstance(choose_threshold(run, 0.97), Threshold)

@@ -124,8 +124,8 @@ def test_the_page_shows_training_accuracy_weakest_class_and_next_steps(
     )
     assert "evaluated on 12 other images, the validation images." in page.text
     right, low = 100 * figures["top1"], 100 * figures["top1_interval"][0]
-    assert f"It classifies {right:.1f} % of the 12 validation images correctly" in page.text
-    assert f"(95 % interval: {low:.1f} to" in page.text
+    assert f"It classifies {right:.1f}% of the 12 validation images correctly" in page.text
+    assert f"(95% interval: {low:.1f} to" in page.text
     worst = min(figures["per_class"], key=lambda name: figures["per_class"][name]["recall"])
     assert f"The weakest class is {worst}, with a recall of" in page.text
     assert "What to do next" in page.text
@@ -384,7 +384,7 @@ def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
     more, spread = (int(n) for n in re.findall(r"(\d+) more", step.what))
     assert more == 12  # a quarter of the 48 that it learned from
     assert spread > 1.3 * more
-    assert "Its recall is 60 % on 60 images in cross-validation, clearly below" in step.why
+    assert "Its recall is 60% on 60 images in cross-validation, clearly below" in step.why
     assert "is an extrapolation" in step.why
 
 
@@ -425,22 +425,22 @@ def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
             "distinguish 3 classes (daisy, poppy and rose), but it always predicts poppy",
             (
                 "train longer or start from pretrained weights.",
-                "It always predicts poppy. The 95 %",
+                "It always predicts poppy. The 95%",
             ),
             id="always",
         ),
         pytest.param(
             "demo",
             29,
-            "but it predicts poppy for 97 % of the validation images",
-            ("train longer, with another learning rate", "It predicts poppy for 97 % of the"),
+            "but it predicts poppy for 97% of the validation images",
+            ("train longer, with another learning rate", "It predicts poppy for 97% of the"),
             id="nearly always, from pretrained weights",
         ),
         pytest.param(
             "none",
             25,
             "but it is not measurably better than always predicting the largest class",
-            ("Do not use this model yet.", "The 95 % interval of its accuracy (19.0"),
+            ("Do not use this model yet.", "The 95% interval of its accuracy (19.0"),
             id="several classes, at chance",
         ),
     ],

@@ -25,7 +25,7 @@ def test_long_lists_are_cut_short(names: list[str], text: str) -> None:
 
 @pytest.mark.parametrize(
     ("probability", "text"),
-    [(0.934, "93 %"), (0.004, "< 1 %"), (0.999, "> 99 %"), (None, "–")],
+    [(0.934, "93%"), (0.004, "< 1%"), (0.999, "> 99%"), (None, "–")],
 )
 def test_probabilities_are_never_rounded_to_certainty(probability: float | None, text: str) -> None:
     assert whole_percent(probability) == text

@@ -22,7 +22,7 @@ def metrics(top1: float, loss: float, images: int = 100) -> Metrics:
         pytest.param(metrics(0.89, 0.3), metrics(0.90, 0.4), True, id="one image, better loss"),
         pytest.param(metrics(0.90, 0.3), metrics(0.90, 0.4), True, id="equal, better loss"),
         pytest.param(metrics(0.90, 0.4), metrics(0.90, 0.4), False, id="equal in both"),
-        pytest.param(metrics(0.99, 0.1), metrics(1.00, 0.2), True, id="one image below 100 %"),
+        pytest.param(metrics(0.99, 0.1), metrics(1.00, 0.2), True, id="one image below 100%"),
         # the standard error is 0.30 points with 10,000 images
         pytest.param(
             metrics(0.904, 0.5, 10_000), metrics(0.9, 0.4, 10_000), True, id="many images, 0.4"

@@ -49,7 +49,7 @@ def add_check(parser: Parser) -> None:
     labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     results = parser.add_argument_group("output")
     results.add_argument(
-        "--out", default=".", metavar="DIR", help="folder for fixes.csv (default: .)"
+        "--out", default=".", metavar="DIR", help="folder in which to write fixes.csv (default: .)"
     )
     results.add_argument(
         "--format",
@@ -105,7 +105,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def fixes_path(out: Path, root: Path) -> Path:
-    """Return an unused path in `out`: `fixes.csv`, or else `fixes-2.csv`, `fixes-3.csv` and so on.
+    """Return the first unused path in `out` among `fixes.csv`, `fixes-2.csv` and so on.
 
     Raises:
         RunError: `out` is a file.
@@ -125,7 +125,7 @@ def fixes_path(out: Path, root: Path) -> Path:
 def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[str]) -> None:
     """Print a few examples of each problem, the balance of the classes, and the next command.
 
-    `data` holds the options that describe the data in the next command.
+    `data` contains the options that describe the data in the suggested command.
     """
     audit = outcome.audit
     output.result(count(audit["images"], "readable image"))
@@ -148,8 +148,8 @@ def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[s
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(
-        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} marked "
-        'as "drop"; any others are kept unless you change their action to "drop" or "move"'
+        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} with "
+        'action "drop"; the others are kept unless you change their action to "drop" or "move"'
     )
     command = shlex.join(["vitft", "finetune", *data, "--fixes", written])
     near = any(group["kind"] == "near" for group in audit["duplicates"])
@@ -157,7 +157,7 @@ def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[s
 
 
 def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return a mapping from the title of each problem to all its examples as text."""
+    """Return all examples of each problem as lines of text, by the title of the problem."""
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
     return {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],

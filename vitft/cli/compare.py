@@ -57,7 +57,7 @@ def print_comparison(comparison: "RunComparison") -> None:
     for text in comparison.notes:
         output.note(text)
     output.table(
-        ("run", "accuracy", "95 % interval", "accuracy on shared images"),
+        ("run", "accuracy", "95% interval", "accuracy on shared images"),
         comparison.accuracy_rows(),
         title=f"validation images shared by all runs: {comparison.shared:,}",
         numbers=3,
@@ -70,7 +70,7 @@ def print_comparison(comparison: "RunComparison") -> None:
             (
                 "pair",
                 "difference",
-                "95 % interval",
+                "95% interval",
                 "only first correct",
                 "only second correct",
                 "p",

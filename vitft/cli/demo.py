@@ -1,4 +1,4 @@
-"""`vitft demo`: fine-tune, predict, export and write a report, offline, on drawings of flowers."""
+"""`vitft demo`: run the whole workflow offline on drawings of flowers."""
 
 import argparse
 
@@ -26,7 +26,7 @@ def demo_command(_: argparse.Namespace) -> int:
         rows.add(prediction)
     rows.close()
     output.table(
-        ("backbone", "accuracy", "95 % interval"),
+        ("backbone", "accuracy", "95% interval"),
         [
             (name, percent(metrics["top1"]), interval(metrics["top1_interval"]))
             for name, metrics in (

@@ -57,7 +57,10 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """Evaluate a model, print the results, and return 3 if an image could not be read, else 0."""
+    """Evaluate a model, print the results and return the exit code.
+
+    The exit code is 3 if an image could not be read.
+    """
     from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
@@ -138,7 +141,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
     if calibration["ece_before"] is not None:
         at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
         rows.append(("  before scaling", percent(calibration["ece_before"]), at))
-    output.table((count(results["images"], "image"), "", "95 % interval"), rows, numbers=2)
+    output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
     output.result("")
     print_classes(results["per_class"])
     output.result("")

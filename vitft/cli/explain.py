@@ -80,7 +80,10 @@ def add_explain(parser: Parser) -> None:
 
 
 def explain_command(args: argparse.Namespace) -> int:
-    """Write the figures, print a summary, and return 3 if an image could not be read, else 0."""
+    """Write the figures, print a summary and return the exit code.
+
+    The exit code is 3 if an image could not be read.
+    """
     method = choose_method(args)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
@@ -150,7 +153,7 @@ def choose_method(args: argparse.Namespace) -> Method:
 def draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """Write a figure per image, print a table, and return 3 if an image was unreadable, else 0."""
+    """Write one figure per image, print a table and return the exit code."""
     from vitft.explain.explainer import Explainer
     from vitft.predict.postprocess import Postprocess
 
@@ -188,7 +191,7 @@ def draw_images(
 
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
-    """Plot the model, print the file names, and return 3 if an image was unreadable, else 0."""
+    """Plot the model, print the file names and return the exit code."""
     from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_export(parser: Parser) -> None:
     """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
-        "formats", "one or more; if there are several, each is written to its own folder"
+        "formats", "one or more formats; several formats are written to separate folders"
     )
     for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
@@ -44,7 +44,7 @@ def add_export(parser: Parser) -> None:
         default=NUM_COMPARED,
         metavar="N",
         help=(
-            "number of validation images on which to compare the exported model with the original "
+            "number of validation images used to compare the exported model with the original "
             f"(default: {NUM_COMPARED})"
         ),
     )
@@ -52,7 +52,7 @@ def add_export(parser: Parser) -> None:
         "--licence",
         metavar="NAME",
         default="",
-        help="licence in the README, e.g. mit (default: licence of the pretrained weights)",
+        help="licence stated in the README, e.g. mit (default: licence of the pretrained weights)",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(

@@ -131,7 +131,7 @@ def requested_config(args: argparse.Namespace) -> Config:
     """Return the settings of a new run.
 
     Raises:
-        UsageError: A setting is unknown, invalid, given twice or without effect.
+        UsageError: A setting is unknown or invalid, is given twice, or has no effect.
     """
     recipe, named = named_settings(args)
     config = config_from_table(merge_settings(recipe, named))
@@ -159,12 +159,13 @@ def print_dry_run(args: argparse.Namespace) -> int:
 
 
 def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
-    """Return the settings (None if the run is finished) and the directory of a run to resume.
+    """Return the settings and the directory of a run to resume.
+
+    The settings are None if the run is finished.
 
     Raises:
         UsageError: An option applies to new runs only, or a setting is unknown or given twice.
-        RunError: The run does not exist or is damaged, or a setting that was passed would change
-            its result.
+        RunError: The run does not exist or is damaged, or a given setting would change its result.
     """
     from vitft.training.checks import check_resume
 
@@ -181,8 +182,7 @@ def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple
     """Return the settings of the recipe, and the settings given by options and --set.
 
     Raises:
-        UsageError: A setting is given both by an option and by --set, or the recipe or a --set is
-            invalid.
+        UsageError: A setting is given twice, or the recipe or a `--set` is invalid.
     """
     options = option_settings(vars(args))
     settings = [parse_setting(text) for text in args.set]
@@ -217,25 +217,25 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     if not metrics:
         return
     output.result(
-        f"accuracy {percent(metrics['top1'])} (95 % interval {interval(metrics['top1_interval'])}) "
+        f"accuracy {percent(metrics['top1'])} (95% interval {interval(metrics['top1_interval'])}) "
         f"on {metrics['images']} validation images; baseline (largest class): "
         f"{percent(metrics['majority'])}"
     )
     if test := metrics.get("test"):
         output.result(
-            f"test accuracy {percent(test['top1'])} (95 % interval "
+            f"test accuracy {percent(test['top1'])} (95% interval "
             f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
             "evaluated once"
         )
         if test["left_out"]:
             output.note(
-                f"left out of the test: {count(test['left_out'], 'image')} identical to a training "
-                "or validation image"
+                f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
+                "training or validation image"
             )
     print_selection(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(
-            f"calibration error {percent(calibration['ece'])} (95 % interval "
+            f"calibration error {percent(calibration['ece'])} (95% interval "
             f"{interval(calibration['ece_interval'])}), {percent(calibration['ece_before'])} "
             "before calibration"
         )

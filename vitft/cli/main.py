@@ -1,7 +1,7 @@
-"""The command `vitft`: build the parser, run one command, and turn errors into exit codes.
+"""Entry point of the `vitft` command: parse options, run a command, map errors to exit codes.
 
-Only the module of the given command is imported, and it imports its dependencies when it runs, so
-that `--help` and errors in the options do not have to wait for torch to be imported.
+Only the module of the requested command is imported, and its slow dependencies are imported when it
+runs. Therefore, `--help` and errors in the options do not wait for torch.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser for all commands; with `command`, only that command has its options."""
+    """Return the parser; if `command` is given, add options only to the parser of that command."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
@@ -107,7 +107,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 class ShowVersion(argparse.Action):
-    """Action that looks up the installed version only on request, because the lookup is slow."""
+    """Action that prints the installed version, looked up on request because the lookup is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         output.exact(f"vitft {output.version()}")

@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold with a precision of at least P (the fraction of the "
-        'predictions not marked "not sure" that are correct), as estimated from the validation '
-        "images and from cross-validated predictions for the training images",
+        help="choose the lowest threshold with a precision of at least P; the precision is the "
+        'fraction of correct predictions among those not marked "not sure", estimated from the '
+        "validation images and from cross-validated predictions for the training images",
     )

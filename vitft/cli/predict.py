@@ -33,9 +33,9 @@ rows:
   one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the feature
-  distance from the training images is larger than for 98 % of held-out images. A line on stderr
-  estimates the fraction of images from unknown classes that get this note; it is small if the
-  classes look similar.
+  distance from the training images is larger than for 98% of held-out images. A line on stderr
+  estimates how many of the images from unknown classes get this note; few do if the classes look
+  similar.
 
 large jobs:
   With --out FILE, the rows are written to FILE.part until the output is complete. After an
@@ -113,15 +113,15 @@ def add_inference_options(parser: Parser) -> None:
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="inference engine; numpy avoids importing torch, and auto (default) selects it for a "
-        "few images on a CPU",
+        help="inference engine: numpy starts faster because it does not import torch; auto "
+        "(default) uses numpy for a few images on a CPU",
     )
 
 
 def predict_command(args: argparse.Namespace) -> int:
     """Print or write one row per image, and return the exit code.
 
-    The code is 3 if an image could not be read and the images were not split among processes.
+    The exit code is 3 if an image could not be read, unless the images were split among processes.
     """
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())

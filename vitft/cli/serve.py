@@ -110,7 +110,7 @@ def threshold_of(args: argparse.Namespace, run: Path) -> float:
 
     Raises:
         RunError: The run has no validation predictions, or they are damaged.
-        UsageError: No threshold gives the requested precision.
+        UsageError: No threshold reaches the requested precision.
     """
     if args.precision is None:
         return args.threshold or 0.0

@@ -23,8 +23,9 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for vitft finetune; 'random:NAME' for NAME's architecture with random "
-        "weights; or 'none' for the architecture of the first weights given, with random weights",
+        help="weights as for vitft finetune; 'random:NAME' for the architecture of NAME with "
+        "random weights; or 'none' for the architecture of the first weights with random "
+        "weights",
     )
     experiment.add_argument(
         "--shots",

@@ -33,7 +33,7 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Defaults for SGD and AdamW by the kind of the last stage. A head alone uses L-BFGS by default."""
 
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
-"""Peak learning rates for a model of width 192, by the kind of the last stage."""
+"""Peak learning rates for a model of width 192, by kind of the last stage."""
 
 STEP_SETTINGS = frozenset(
     {

@@ -90,8 +90,8 @@ FINETUNE_OPTIONS = (
     Option("data.group_duplicates", "keep near-duplicates on the same side of the split"),
     Option(
         "data.group_by",
-        "regular expression that finds the name of an image's group (patient, video, camera) in "
-        "its path, in parentheses; a group is kept on one side of the split",
+        "regular expression whose parentheses capture an image's group (patient, video, camera) "
+        "in its path; a group is never divided between training and validation",
         metavar="PATTERN",
         default="-",
     ),

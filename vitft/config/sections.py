@@ -41,11 +41,13 @@ class DataSpec:
     with a usual name; default: found by its usual names, e.g. `split`."""
     group: str = ""
     """Column of a table that names the group of the image, e.g. the patient or the video, or `none`
-    to ignore a column with a usual name; default: found by its usual names. The images of a group
-    are never on different sides of the split."""
+    to ignore a column with a usual name; default: found by its usual names. A group is never
+    divided between training and validation.
+    """
     group_by: str = ""
-    """Regular expression with one pair of parentheses that finds the name of an image's group in
-    its path, e.g. `patient([0-9]+)`; it is used instead of the column `data.group`."""
+    """Regular expression that captures the name of an image's group in its path with one pair of
+    parentheses, e.g. `patient([0-9]+)`; replaces the column `data.group`.
+    """
     split: Literal["random", "reference"] = "random"
     """Method of choosing the validation images: `random`, from all readable images, or
     `reference`, as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
@@ -212,7 +214,7 @@ class OptimSpec:
     final_lr: Fraction = 0.0
     """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
     warmup: BelowOne = 0.05
-    """Fraction of all steps spent warming up, e.g. 0.05 for 5 %."""
+    """Fraction of all steps spent warming up, e.g. 0.05 for 5%."""
     layer_decay: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Ratio of each block's learning rate to the next block's."""
     momentum: BelowOne = 0.9

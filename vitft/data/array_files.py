@@ -35,13 +35,14 @@ NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
-"""Common pairs of array names in .npz files (Keras, MedMNIST etc.), and the part of each pair."""
+"""Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), and their part."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""For the first file of each binary CIFAR data set, the number of label bytes per record and the
-name of the file with the class names."""
+"""First file of each binary CIFAR data set, with the number of label bytes per record and the name
+of the file that lists the classes.
+"""
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 

@@ -4,9 +4,9 @@ RandAugment is seeded by the view and the image, and batch augmentation by the s
 timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
-in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends
-only on the seed, the epoch, the image and how often the image has already been used in the epoch,
-not on the batch.
+in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends on
+the seed, the epoch, the image and the number of its earlier uses in the epoch, but not on the
+batch.
 """
 
 import random

@@ -22,13 +22,13 @@ HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
 HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
-quality 60 to 95, scaled by 0.5 to 0.9, up to 3 % cropped from each edge), 99 % differed from
+quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge), 99% differed from
 the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different photos, 40
 differed in at most 16 bits."""
 CORRELATION = 0.7
 """Minimum correlation of the brightness planes; the lowest among the 1,600 copies was 0.81."""
 UNEXPLAINED = 0.05
-"""Maximum fraction of unexplained variance. It was at most 0.024 for 99.5 % of the 1,600 copies,
+"""Maximum fraction of unexplained variance. It was at most 0.024 for 99.5% of the 1,600 copies,
 and at least 0.07 for photos that only look similar."""
 COLOUR_LEVELS = 6.0
 """Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600

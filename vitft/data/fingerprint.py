@@ -3,8 +3,8 @@
 A fingerprint is robust to the changes that copies on the web usually undergo: resizing,
 recompression and cropped edges. `data.duplicates` compares fingerprints. Everything is measured on
 the upright image. Before that, larger images are shrunk to `SHRUNK_SIDE` pixels on their longer
-side, about the input size of a model. A huge photo that is blurred only at full size therefore does
-not count as blurry.
+side, about the input size of a model. A huge photo that looks blurry only at full size is therefore
+not reported as blurry.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ TILES = 4
 TINY_PX = 32
 """Shorter side in pixels below which an image is tiny. It covers two patches of most ViTs."""
 BLANK = 2.0
-"""An image is blank if the standard deviation of each plane is below this, in levels (of 255)."""
+"""Standard deviation in levels (out of 255) of every plane below which an image is blank."""
 BLURRY = 0.12
 """Sharpness below which an image is blurry. Of 667 real photos, all except blank ones had at least
-0.197. After a Gaussian blur of 4 pixels (out of 256), 99 % of the photos were below the
+0.197. After a Gaussian blur of 4 pixels (out of 256), 99% of the photos were below the
 threshold."""
 
 BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE

@@ -59,13 +59,13 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
     If `spec` names no table, both are returned unchanged. Rows for files that are not in the folder
-    are skipped, with a warning if `warn` is set, and classes that lose their last image are left
-    out, also if the user has already moved or deleted their files.
+    are skipped, with a warning if `warn` is set. A class is left out if the table drops or moves
+    all of its images, even if the files are already gone.
 
     Raises:
-        DataError: The table cannot be read, has an invalid row (the message names the line), lists
-            only images that are not in the folder, does not match the digest in the settings,
-            leaves fewer than two classes, or does not explain why a class folder is empty.
+        DataError: The table cannot be read or is invalid, has another digest than the settings,
+            belongs to another folder, leaves fewer than two classes, or does not explain an empty
+            class folder.
     """
     if not spec.fixes:
         return folder, spec

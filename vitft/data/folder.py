@@ -34,7 +34,7 @@ class File:
     part: Part = ""
     """Part that contains the file; empty if the split has not been drawn yet."""
     group: str = ""
-    """Name of the file's group, which is kept on one side of the split; empty if it has none."""
+    """Name of the file's group, which the split never divides; empty if the file has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
     """Find the classes and images of a data folder.
 
     Raises:
-        DataError: A folder is unreadable, there are fewer than two classes, an empty class (unless
-            `allow_empty` is set) or inconsistent parts, or the folder has its own split and cannot
-            be used with `reference`.
+        DataError: A folder cannot be read, there are fewer than two classes, a class is empty
+            (unless `allow_empty` is set), the parts have different classes, or `reference` is set
+            for a folder with its own split.
     """
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
@@ -129,7 +129,7 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
     """Return a `Folder` that presents an array data set as image files.
 
     Raises:
-        DataError: The reference split is requested, but it needs image files.
+        DataError: The reference split is requested, which requires image files.
     """
     if reference:
         raise DataError(

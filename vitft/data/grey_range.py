@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
 OUTLIER_RATIO = 4
-"""If the full range is more than this many times as wide as the range without the tails, the tails
-are clipped as outliers."""
+"""Ratio of the full range to the range without the tails above which the tails are clipped as
+outliers.
+"""
 
 
 def measure_grey_range(
@@ -50,8 +51,8 @@ def measure_grey_range(
     values have different types. Different types are reported in a warning. Only files with a PNG
     or TIFF suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
 
-    If several processes measure a folder together, each of them opens only its `own` files
-    (default: all), and `gather` returns the items of the lists of all processes.
+    If several processes measure a folder together, each opens only the files in `own` (default:
+    all), and `gather` joins the lists of all processes.
     """
     root = str(folder.root)
     paths = [

@@ -3,7 +3,7 @@
 Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
 decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no external
 program is started. The size is checked before pixels are decoded, and an incomplete file raises an
-error instead of giving a partial image.
+error instead of returning a partial image.
 
 The pixels are converted to RGB as described in `data.grey_levels`. Colour profiles are ignored, as
 they are in timm and torchvision. If an image has several frames, only the first one is used.
@@ -227,7 +227,7 @@ def silence_pillow() -> None:
 
 @functools.cache
 def silence_libtiff() -> None:
-    """Keep libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions anyway.
+    """Prevent libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions.
 
     libtiff's functions for removing its message handlers are looked up in Pillow's extension
     module, because Pillow may use its own copy of libtiff. On Windows, that module does not export

@@ -199,7 +199,7 @@ def collect(
 def merge_inspections(
     folder: Folder, shards: Iterable[InspectedFolder], *, allow_bad: bool
 ) -> InspectedFolder:
-    """Return the inspection of a folder whose files were inspected in shards.
+    """Merge the inspections of the shards of a folder.
 
     Raises:
         DataError: Too many files are unreadable (see `inspect_folder`).

@@ -133,8 +133,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
     """Return the index of the column of each role; split and group may be missing.
 
     Raises:
-        DataError: There is no column, or more than one, for the path or the label; several columns
-            may contain the split or the group; or a column named in the settings does not exist.
+        DataError: A column named in the settings does not exist, the path or the label has no
+            column, or several columns are candidates for the same role.
     """
     wanted = {
         "path": spec.path_column,
@@ -256,9 +256,9 @@ class RowParser:
 
 
 def path_in(root: Path, path: str) -> str:
-    """Return a path relative to `root`, without empty parts and `.`, if it is below `root`.
+    """Return a path relative to `root`, without empty parts and `.`.
 
-    A path that is absolute or contains `..`, and is not below `root`, is returned as it is. Links
+    A path that is absolute or contains `..` is returned unchanged unless it is below `root`. Links
     are not followed.
     """
     if path.startswith("/"):

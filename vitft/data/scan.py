@@ -32,9 +32,9 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
     script apply. If it names fixes, class folders may be empty; `apply_fixes` checks these.
 
     Raises:
-        DataError: The data is missing or unreadable, has fewer than two classes, an empty class or
-            inconsistent parts, a group in more than one part, or cannot be used with the reference
-            split.
+        DataError: The data is missing or unreadable, there are fewer than two classes, a class is
+            empty, the parts have different classes or share a group, or the reference split is not
+            possible.
         UsageError: The data is a table in Parquet, and pyarrow is not installed.
     """
     spec = spec or DataSpec()
@@ -115,7 +115,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
 
 
 def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
-    """Return the rows whose path is not that of a regular file, with the reasons.
+    """Return the rows whose path is not a regular file, with the reasons.
 
     Raises:
         DataError: A path leads outside the base folder.
@@ -136,7 +136,7 @@ def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
 
 
 def reason_missing(path: str) -> str:
-    """Return why a path is not that of a regular file, or an empty string if it is one."""
+    """Return why a path is not a regular file, or an empty string if it is one."""
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - Path is slow
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
     groups, without = {f.group for f in files if f.group}, sum(not f.group for f in files)
     if not groups:
         raise DataError(
-            f"data.group_by={pattern} finds a group in none of the paths, e.g. {files[0].path}",
+            f"data.group_by={pattern} matches none of the paths, e.g. {files[0].path}",
             fix="correct the regular expression, which is applied to paths relative to the folder",
         )
     note = f"{count(len(groups), 'group')} of images by data.group_by"

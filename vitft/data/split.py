@@ -162,17 +162,20 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test part are always used for the final test, and a folder with its own train and
-    val parts keeps these parts. The random split draws validation images from the readable images,
-    at least one from every class that has two or more. It then assigns every group of
-    near-duplicates to the side of its first image. If the user has defined groups, whole groups
-    are drawn. The reference split draws from all files, readable or not, exactly as the reference
-    script does, and drops the unreadable files afterwards. `groups` maps digests to group names,
-    as returned by `joined_groups`; without it, only identical files are grouped.
+    Images in a test part are always used for the final test. A folder with train and val parts
+    keeps these parts.
+
+    The random split draws at least one validation image from every class with two or more readable
+    images. It then moves each group of near-duplicates to the side of its first image. If the user
+    has defined groups, whole groups are drawn instead. The reference split draws from all files, as
+    the reference script does, and drops the unreadable files afterwards.
+
+    `groups` maps digests to group names, as returned by `joined_groups`; without it, only identical
+    files are grouped.
 
     Raises:
-        DataError: A class has no training images or no validation images. The reference split only
-            needs one class with validation images.
+        DataError: A class has no training images or no validation images. For the reference split,
+            validation images of a single class are enough.
     """
     folder = checked.folder
     assert folder.reference == (spec.split == "reference"), "scanned for a different kind of split"
@@ -225,11 +228,11 @@ def draw(
 def joined_groups(
     files: Sequence[InspectedFile], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Map digests to the names of groups that must not be split: the user's groups and duplicates.
+    """Map digests to groups that must not be divided: the user's groups and duplicates.
 
-    Two images are in the same group if a chain of the user's groups and of the groups of
-    near-duplicates (`duplicates`, by digest) connects them. Digests that are alone may be missing.
-    If the user has not defined groups, `duplicates` is returned.
+    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
+    and is returned unchanged if the user has not defined groups. Digests without a group may be
+    missing.
     """
     if not any(file.group for file in files):
         return duplicates
@@ -247,9 +250,9 @@ def draw_groups(
 ) -> set[str]:
     """Draw whole groups for validation, and return the paths of their images.
 
-    The groups are shuffled with the seed of the split. A group is drawn if this brings the number
-    of validation images, summed over the distances in all classes, closer to the wanted number:
-    the fraction `spec.val_rate` of the class, rounded down, but at least one.
+    The groups are shuffled with the seed of the split and considered one by one. A group is drawn
+    if this brings the numbers of validation images closer to their targets, summed over the
+    classes. The target of a class is `spec.val_rate` of its images, rounded down, but at least one.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:

@@ -37,7 +37,7 @@ def quote_cell(cell: str) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is that of a table, judging by its suffix; the file may be missing."""
+    """Return whether a path has the suffix of a table; the file may be missing."""
     try:
         return path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()
     except OSError:  # e.g. no permission for a parent folder
@@ -56,7 +56,7 @@ def base_folder(data: Path, root: str) -> Path:
 
 
 class NotText(str):
-    """A cell whose value cannot be shown as text; it consists of the kind of value, e.g. `list`."""
+    """Text of a cell whose value cannot be shown: the kind of value, e.g. `list`."""
 
     __slots__ = ()
 
@@ -64,7 +64,8 @@ class NotText(str):
 class TableReader:
     """Reader of a table, row by row; the first row is the header.
 
-    The suffix tells the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything else
+    The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything
+        else
     for CSV. Values that are not text are converted: missing values to empty cells, numbers to
     decimal text, and values without a textual form to `NotText`.
 
@@ -97,7 +98,7 @@ class TableReader:
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure
         self.path, self.fix, self.kind = path, fix, error
         self.line = 1
-        """Line of the most recently read row; in Parquet, the number of the row, or 0 for none."""
+        """Line of the most recently read row (in Parquet, the row number), or 0 for none."""
         self.unit = "line"
         suffix = path.suffix.lower()
         if suffix == ".parquet":

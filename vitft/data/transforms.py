@@ -40,7 +40,7 @@ MAX_RESIZED_SIDE = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTransform:
-    """Deterministic transform: resize, centre crop, scale to 0..1, normalise.
+    """Deterministic transform: resize, centre crop, scale to 0..1 and normalise.
 
     With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
     torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This holds

@@ -82,7 +82,7 @@ def is_surely_no_image(name: str) -> bool:
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
     """Return one entry per suffix, most frequent first.
 
-    `counts` gives the number of files with each suffix.
+    `counts` maps each suffix to its number of files.
     """
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

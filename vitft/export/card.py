@@ -176,7 +176,7 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
             {
                 "type": "accuracy",
                 "value": round(results["top1"], 6),
-                "name": f"accuracy on {count(results['images'], 'validation image')}, 95 % "
+                "name": f"accuracy on {count(results['images'], 'validation image')}, 95% "
                 f"interval {interval(results['top1_interval'])}",
             }
         ],
@@ -306,7 +306,7 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
     return [
         "## Results",
         "",
-        f"Accuracy {percent(results['top1'])} (95 % interval "
+        f"Accuracy {percent(results['top1'])} (95% interval "
         f"{interval(results['top1_interval'])}) on "
         f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
         f"{percent(results.get('majority', 0))}.{selected}",

@@ -61,7 +61,7 @@ class ExportComparison:
         bounds = wilson_interval(self.correct[1], self.images)
         return (
             f"--{self.name}: accuracy {percent(after)} on {count(self.images, 'validation image')} "
-            f"(95 % interval {interval(bounds)}), compared with {percent(before)} for the original"
+            f"(95% interval {interval(bounds)}), compared with {percent(before)} for the original"
         )
 
 

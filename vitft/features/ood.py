@@ -101,7 +101,7 @@ class Reference:
 
 
 def power_text(unknown: float) -> str:
-    """Return a phrase such as `about 40 % of images from unknown classes`.
+    """Return a phrase such as `about 40% of images from unknown classes`.
 
     `unknown` is the fraction of such images that are classified as out of distribution.
     """

@@ -241,13 +241,13 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
 
 
 def calibration_error(bins: Bins) -> tuple[float, Interval]:
-    """Return the expected calibration error, corrected for bias, and its 95 % interval.
+    """Return the expected calibration error, corrected for bias, and its 95% interval.
 
     The plug-in estimate (`Bins.gap`) is biased: for a perfectly calibrated model and 240 images, it
-    is about 4 %, and resampling images adds the same bias again. The true error is therefore
+    is about 4%, and resampling images adds the same bias again. The true error is therefore
     estimated by simulation: for each trial error, the numbers of correct predictions in all bins
     are drawn many times. The interval consists of the trial errors for which the observed estimate
-    is neither among the smallest 2.5 % of the simulated estimates nor among the largest 2.5 %. The
+    is neither among the smallest 2.5% of the simulated estimates nor among the largest 2.5%. The
     point estimate is the trial error for which the observed estimate is the simulated median.
 
     In the trials, the deviation of accuracy from confidence has the observed sign in every bin;

@@ -1,4 +1,4 @@
-"""95 % confidence intervals for fractions and means, and significance tests for differences.
+"""95% confidence intervals for fractions and means, and significance tests for differences.
 
 Single fractions have Wilson intervals, metrics composed of several fractions combine Wilson
 intervals, and differences between paired fractions have adjusted Wald intervals. For fractions,
@@ -17,12 +17,12 @@ from vitft.metrics.results import Interval
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054
-"""Half the width, in standard deviations, of the central 95 % of a normal distribution."""
+"""Half the width, in standard deviations, of the central 95% of a normal distribution."""
 RESAMPLES = 1000
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """Return the 95 % Wilson interval of a fraction.
+    """Return the 95% Wilson interval of a fraction.
 
     The interval is valid even for small totals and for fractions near 0 or 1. If `total` is 0, it
     is (0, 1).
@@ -41,7 +41,7 @@ def wilson_interval(correct: int, total: int) -> Interval:
 
 
 def student_t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t distribution.
+    """Return the two-sided 95% quantile of Student's t distribution.
 
     `freedom` is the number of degrees of freedom.
 
@@ -63,7 +63,7 @@ def student_t_quantile(freedom: int) -> float:
 
 
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return the 95 % interval for the mean of independent fractions, given as (correct, total).
+    """Return the 95% interval for the mean of independent fractions, given as (correct, total).
 
     The distances from the fractions to the lower ends of their Wilson intervals are added in
     quadrature, and so are the distances to the upper ends.
@@ -80,7 +80,7 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
 
 
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
-    """Return the F1 score of a class and its 95 % interval.
+    """Return the F1 score of a class and its 95% interval.
 
     `union` is the number of images that belong to the class, are predicted as this class, or both.
     `right` is the number of images of the class that are predicted correctly. With s = right /
@@ -96,7 +96,7 @@ def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
 
 
 def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
-    """Return the bootstrap-t 95 % interval for the mean of independent values (n,).
+    """Return the bootstrap-t 95% interval for the mean of independent values (n,).
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
     long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
@@ -151,7 +151,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_interval(only_first: int, only_second: int, images: int) -> tuple[float, float]:
-    """Return the 95 % interval of the first model's accuracy minus the second model's.
+    """Return the 95% interval of the first model's accuracy minus the second model's.
 
     `images` is the number of images on which both models are tested. The other arguments are the
     same as for `mcnemar`.
@@ -166,7 +166,7 @@ def paired_interval(only_first: int, only_second: int, images: int) -> tuple[flo
 
 
 def sample_size(half_width: float, accuracy: float) -> int:
-    """Return the number of images needed for a 95 % interval of `accuracy` +/- `half_width`.
+    """Return the number of images needed for a 95% interval of `accuracy` +/- `half_width`.
 
     The normal approximation is used, with a variance p (1 - p) of at least 0.01.
     """

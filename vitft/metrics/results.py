@@ -1,6 +1,6 @@
 """Types of the results written as JSON: eval.json, audit.json and the lines of metrics.jsonl.
 
-Fractions are from 0 to 1 and losses are in nats. All intervals are 95 % intervals (low, high).
+Fractions are from 0 to 1 and losses are in nats. All intervals are 95% intervals (low, high).
 Undefined values, such as the recall of a class without images, are None. Files are checked against
 these types (`system.run_content`), so every key that older runs lack must be NotRequired.
 """

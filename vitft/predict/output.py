@@ -127,7 +127,7 @@ def format_csv_cell(cell: str | float | None) -> str:
 
 
 def summarise(prediction: Prediction) -> str:
-    """Return a prediction or its error as text, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
+    """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)

@@ -63,7 +63,7 @@ class Threshold:
     precision: float
     """Fraction of correct predictions among the `covered` predictions."""
     interval: Interval
-    """95 % interval of the precision, from the images on which the threshold was chosen."""
+    """95% interval of the precision, from the images on which the threshold was chosen."""
     covered: int
     """Number of images whose predictions are at or above the threshold."""
     validation: int
@@ -78,7 +78,7 @@ class Threshold:
             images = f"{total} ({self.validation:,} validation, {self.training:,} cross-validated)"
         return (
             f"threshold {percent(self.value)}: precision {percent(self.precision)} "
-            f"(95 % interval {interval(self.interval)}) on {self.covered:,} of {images}"
+            f"(95% interval {interval(self.interval)}) on {self.covered:,} of {images}"
         )
 
 

@@ -53,7 +53,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
         why = f"It {clause}. "
     return Advice(
         what,
-        f"{why}The 95 % interval of its accuracy ({interval(run.results['top1_interval'])}) is not "
+        f"{why}The 95% interval of its accuracy ({interval(run.results['top1_interval'])}) is not "
         f"entirely above {percent(run.results['majority'])}, the accuracy of always predicting the "
         "largest class.",
     )
@@ -112,7 +112,7 @@ def weakest_class(run: Run) -> Advice | None:
     found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, " + (
         "clearly below the overall accuracy."
         if worst.interval[1] < recalls[0].accuracy
-        else f"but its 95 % interval ({interval(worst.interval, 0)}) is so wide that this may be "
+        else f"but its 95% interval ({interval(worst.interval, 0)}) is so wide that this may be "
         "due to chance."
     )
     more = max(10, round(train[worst.name] / 4))

@@ -86,10 +86,10 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
         bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
         xs = [b["confidence"]] * 2
         series.append(Series(colour="accent", xs=xs, ys=bounds, width=1.2, markers=NO_MARKERS))
-    name = "measured, with 95 % interval"
+    name = "measured, with 95% interval"
     xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys, width=0))
-    ticks = [(value / 5, f"{20 * value} %") for value in range(6)]
+    ticks = [(value / 5, f"{20 * value}%") for value in range(6)]
     x_axis = Axis(low=0, high=1.02, ticks=ticks, title="confidence")
     y_axis = Axis(low=0, high=1.02, ticks=ticks, title="accuracy")
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
@@ -130,5 +130,5 @@ def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title:
 
 
 def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return a tick for each fraction: its position, and a label such as `85 %` or `85.5 %`."""
-    return [(value, f"{round(100 * value, 3):g} %") for value in fractions]
+    """Return a tick for each fraction: its position, and a label such as `85%` or `85.5%`."""
+    return [(value, f"{round(100 * value, 3):g}%") for value in fractions]

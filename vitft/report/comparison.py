@@ -328,7 +328,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         return not correct, -max(image.probabilities), image.path
 
     disputed = sorted((image for image in comparison.images if image.disputed), key=order)
-    label = "Accuracy of each run with its 95 % interval"
+    label = "Accuracy of each run with its 95% interval"
     chart = charts.interval_chart(label, comparison.letters, accuracies) if accuracies else ""
     view = {
         "title": " vs. ".join(names) if len(names) == 2 else f"{len(names)} runs compared",

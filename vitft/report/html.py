@@ -57,7 +57,6 @@ def template_engine() -> "Environment":
     )
     engine.filters |= {
         "interval": interval,
-        "nbsp": no_break_percent,
         "percent": percent,
         "points": points,
         "whole_percent": whole_percent,
@@ -70,11 +69,6 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value
-
-
-def no_break_percent(text: str) -> str:
-    """Replace the space before each percent sign with a no-break space."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def digest_source(text: str) -> str:

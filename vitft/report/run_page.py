@@ -296,7 +296,7 @@ def confidence_section(run: Run) -> ChartSection | None:
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
     if error < 0.0005:  # displayed as 0.0 points
         text = "No difference between confidence and accuracy could be measured"
-    text += f" (95 % interval: {bounds})." if bounds else "."
+    text += f" (95% interval: {bounds})." if bounds else "."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
     if before is not None and temperature not in (None, 1.0):
         text += (

@@ -24,7 +24,7 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A number with its name, its 95 % interval or another detail, and an explanation."""
+    """A number with its name, its 95% interval or another detail, and an explanation."""
 
     name: str
     value: str
@@ -108,13 +108,13 @@ def describe_results(run: Run) -> str:
         return ""
     text = (
         f"It classifies {percent(results['top1'])} of the "
-        f"{count(results['images'], 'validation image')} correctly (95 % interval: "
+        f"{count(results['images'], 'validation image')} correctly (95% interval: "
         f"{interval(results['top1_interval'])})."
     )
     if test := results.get("test"):
         text += (
             f" Of the {count(test['images'], 'test image')}, which were not used to train or "
-            f"select the model, it classifies {percent(test['top1'])} correctly (95 % interval: "
+            f"select the model, it classifies {percent(test['top1'])} correctly (95% interval: "
             f"{interval(test['top1_interval'])})."
         )
     if results.get("majority") is not None:
@@ -172,7 +172,7 @@ def describe_unlike(run: Run) -> str:
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
         f"{text}, but this is not fully reliable. When {left_out} were left out one at a "
-        f"time, {power} were flagged (95 % interval: "
+        f"time, {power} were flagged (95% interval: "
         f"{interval(found['unknown_class_interval'], 0)}; by class: "
         f"{interval(found['unknown_class_range'], 0)}). About "
         f"{percent(found['false_alarms'], 0)} of images from known classes are also flagged."
@@ -238,6 +238,6 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if run.predictions:
         wrong = mistakes(run.predictions)
         confident = sum(one.probability > 0.9 for one in wrong)
-        detail = f"{confident:,} with a confidence above 90 %" if wrong else ""
+        detail = f"{confident:,} with a confidence above 90%" if wrong else ""
         figures.append(KeyFigure("mistakes", f"{len(wrong):,}", detail, validation))
     return figures

@@ -19,7 +19,7 @@ from vitft.system.text import count, percent
 
 
 class AccuracyDifference(NamedTuple):
-    """Difference in accuracy between two feature sources, with a 95 % interval."""
+    """Difference in accuracy between two feature sources, with a 95% interval."""
 
     mean: float
     interval: Interval
@@ -47,7 +47,7 @@ class CurvePoint:
 
     @property
     def interval(self) -> Interval:
-        """95 % interval of the accuracy.
+        """95% interval of the accuracy.
 
         Two intervals are computed, and the smallest interval that contains both is returned.
         Student's t interval for the mean over the seeds accounts for the choice of training images.
@@ -117,7 +117,7 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:
-    """Return the half-width of the 95 % interval of a mean (Student's t), or 0 for a single value.
+    """Return the half-width of the 95% interval of a mean (Student's t), or 0 for a single value.
 
     Source: Student 1908, "The probable error of a mean", Biometrika 6.
     """
@@ -204,7 +204,7 @@ def to_figure(study: StudyResults) -> bytes:
         curves,
         majority=study.majority,
         title=f"{plan.folder.source.resolve().name}: linear heads on frozen features",
-        detail=f"{mean_of(plan.seeds)}; bands: 95 % intervals; "
+        detail=f"{mean_of(plan.seeds)}; bands: 95% intervals; "
         f"{count(study.test_images, 'test image')}",
     )
 
@@ -235,7 +235,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         "",
         f"## {markdown_cell(study.curves[0].name)} compared with the others",
         "",
-        "Differences in percentage points on the same test images, with 95 % intervals.",
+        "Differences in percentage points on the same test images, with 95% intervals.",
         "",
         *markdown_table(["compared with", *columns], differences),
         "",
@@ -255,7 +255,7 @@ def heading(study: StudyResults) -> str:
     has_tests = study.plan.folder.layout == "split"
     origin = "the val part of the folder" if has_tests else "all images not used for training"
     return (
-        f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95 % "
+        f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95% "
         f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
         f"class): {percent(study.majority)}"
     )
@@ -290,7 +290,7 @@ def lead_sentences(study: StudyResults) -> list[str]:
         mean, (low, high) = differences[-1]
         lines.append(
             f"{first} compared with {name} at {per_class}: {100 * mean:+.1f} points "
-            f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+            f"(95% interval {100 * low:+.1f} to {100 * high:+.1f})"
         )
         pairs = list(zip(shots, differences, strict=True))
         behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]

@@ -1,4 +1,4 @@
-"""Recovery from a lack of memory: the same images again, fewer at a time."""
+"""Recovery from out-of-memory errors: compute the same images again in smaller batches."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Parts of the messages of errors that report a lack of memory."""
+"""Phrases that identify the message of an out-of-memory error."""
 FEWER = "use a smaller --image-size, a smaller model or --device cpu"
 
 
@@ -32,24 +32,24 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 class BatchLimit:
-    """Number of images that are computed at a time, halved whenever memory runs out.
+    """Maximum number of images computed at a time, halved whenever memory runs out.
 
-    The number that worked is kept for later batches.
+    A reduced limit also applies to later batches.
 
     Args:
-        images: Number of images at a time as long as memory does not run out.
-        fix: What to do if a single image does not fit.
+        images: Initial limit.
+        fix: Suggested fix if a single image does not fit in memory.
     """
 
     def __init__(self, images: int, *, fix: str = FEWER) -> None:
         self.images, self.fix = images, fix
 
     def halve(self, tried: int, error: RuntimeError) -> None:
-        """Halve the limit after `error` was raised while computing `tried` images.
+        """Halve the limit after computing `tried` images raised `error`.
 
         Raises:
             ResourceError: A single image does not fit in memory.
-            RuntimeError: `error` does not report a lack of memory.
+            RuntimeError: `error` is not an out-of-memory error.
         """
         if not is_out_of_memory(error):
             raise error
@@ -63,8 +63,8 @@ class BatchLimit:
     def split(self, compute: Callable[[slice], Computed], images: int) -> list[Computed]:
         """Call `compute` for consecutive slices of `images` images, each within the limit.
 
-        A slice that runs out of memory is computed again in smaller ones. Without images, `compute`
-        is called once for an empty slice.
+        If a slice runs out of memory, it is computed again in smaller slices. If there are no
+        images, `compute` is called once with an empty slice.
 
         Raises:
             ResourceError: A single image does not fit in memory.

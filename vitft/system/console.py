@@ -25,8 +25,8 @@ PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
 def visible(text: str) -> str:
     r"""Escape control characters (\x1b), text-direction marks (\u202e) and undecodable bytes.
 
-    File names then cannot move the cursor, hide text or break a line. Passwords in URLs are
-    removed.
+    This prevents file names from moving the cursor, hiding text or breaking lines. Passwords in
+    URLs are removed.
     """
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(
@@ -61,7 +61,7 @@ def silence() -> None:
 
 
 class LogHandler(logging.Handler):
-    """Handler that prints log records to stderr: warnings in yellow, hidden characters escaped."""
+    """Handler that prints log records to stderr, with control characters escaped."""
 
     is_silent = False
 

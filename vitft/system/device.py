@@ -16,7 +16,7 @@ from vitft.system.text import count
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
     """Return the device with a given name.
 
-    `auto` selects CUDA GPU `number` if CUDA is available, otherwise MPS if available, otherwise the
+    `auto` selects the CUDA GPU with index `number` if there is one, otherwise MPS, otherwise the
     CPU.
 
     Raises:
@@ -67,11 +67,12 @@ def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
 
 @contextlib.contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """Compute in float32 as IEEE 754 defines it inside the `with` block, not in TensorFloat-32.
+    """Disable TensorFloat-32 inside the `with` block, so that float32 is computed exactly.
 
-    By default, torch rounds the inputs of convolutions on a GPU to the 10 bits of TensorFloat-32,
-    about as coarse as fp16. The setting belongs to the process, so it is restored on exit, and
-    left alone on other devices than CUDA GPUs, where several threads may compute.
+    By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, whose 10-bit
+    mantissa is as coarse as that of fp16. The setting applies to the whole process, so it is
+    restored on exit. It is changed only for CUDA GPUs, because several threads may compute on other
+    devices.
     """
     cudnn: Any = torch.backends.cudnn
     backends = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
@@ -99,7 +100,7 @@ def describe_device(device: torch.device) -> str:
 def worker_threads() -> int:
     """Return the number of worker threads for this process: as many as torch uses.
 
-    Under torchrun, which limits torch to one thread, it is this process's share of the cores.
+    Torchrun limits torch to one thread; the number is then this process's share of the cores.
     """
     return usable_cores() if local_processes() > 1 else torch.get_num_threads()
 
@@ -124,7 +125,7 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the peak memory of this process in MiB: `resident` if known, and `gpu` with CUDA."""
+    """Return this process's peak memory use in MiB: `resident`, if known, and `gpu` with CUDA."""
     peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20

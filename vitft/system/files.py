@@ -56,7 +56,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash it has either the old or the new content.
 
-    The content may be given as a sequence of parts, which avoids copying large parts to join them.
+    The content may be a sequence of parts, which avoids copying large parts to join them.
 
     Raises:
         ResourceError: The disk is full or faulty.

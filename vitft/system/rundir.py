@@ -150,8 +150,7 @@ def plan_run(
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
     Raises:
-        RunError: The folder is not empty or not writable; or it does not exist, and its nearest
-            existing parent is not writable.
+        RunError: The folder is not empty, or it cannot be created or written to.
     """
     if out is None:
         name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
@@ -181,7 +180,9 @@ def is_writable(folder: Path) -> bool:
 
 
 def create_run(path: Path) -> RunDir:
-    """Create the directory of a planned run; in `runs`, concurrent runs get different directories.
+    """Create the directory of a planned run.
+
+    Concurrent runs in `runs` get different directories.
 
     Raises:
         ResourceError: The disk is full.
@@ -248,7 +249,7 @@ def check_empty(path: Path, option: str = "--out") -> None:
 def point_latest(run: RunDir) -> None:
     """Atomically point the link `runs/latest` to the run.
 
-    Do nothing if the run is not in `runs`, or if the user has created a folder of that name.
+    Do nothing if the run is not in `runs`, or if `latest` is a folder that the user has created.
     """
     if run.path.parent != BASE:
         return

@@ -10,22 +10,22 @@ from typing import Any
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """Return a fraction as a percentage, such as `94.6 %`, or a dash for None."""
-    return "–" if fraction is None else f"{100 * fraction:.{digits}f} %"
+    """Return a fraction as a percentage, such as `94.6%`, or a dash for None."""
+    return "–" if fraction is None else f"{100 * fraction:.{digits}f}%"
 
 
 def whole_percent(probability: float | None) -> str:
     """Return a probability in whole percent, or a dash for None.
 
-    Probabilities that would be rounded to 0 % or 100 % become `< 1 %` and `> 99 %`.
+    Probabilities that would be rounded to 0% or 100% become `< 1%` and `> 99%`.
     """
     if probability is None or round(probability, 2) not in (0.0, 1.0):
         return percent(probability, 0)
-    return "< 1 %" if probability < 0.5 else "> 99 %"
+    return "< 1%" if probability < 0.5 else "> 99%"
 
 
 def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
-    """Return `91.0 to 96.8 %` for bounds given as fractions, or an empty string for None."""
+    """Return `91.0 to 96.8%` for bounds given as fractions, or an empty string for None."""
     if not bounds:
         return ""
     return f"{100 * bounds[0]:.{digits}f} to {percent(bounds[1], digits)}"

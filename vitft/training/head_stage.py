@@ -184,7 +184,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
 
     Only the main process has them.
 
-    Cross-validation fits heads to unaugmented views of 80 % of the images, without a training loop.
+    Cross-validation fits heads to unaugmented views of 80% of the images, without a training loop.
     The logits are representative only if the head of the best weights was fitted in the same way;
     otherwise, the result is None. `first` holds the inputs of the first stage; a run resumed after
     that stage uses them to compute the logits again.

@@ -78,7 +78,7 @@ def describe_reference(results: OodResults) -> str:
     bounds = interval(results["unknown_class_interval"], 0)
     by_class = interval(results["unknown_class_range"], 0)
     return (
-        f"{text}, {power} (95 % interval {bounds}; by class, with {left_out} left out in turn: "
+        f"{text}, {power} (95% interval {bounds}; by class, with {left_out} left out in turn: "
         f"{by_class})"
     )
 

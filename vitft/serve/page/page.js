@@ -21,7 +21,7 @@ function make(tag, className, text) {
 }
 
 function percent(probability) {
-  return probability >= 0.9995 && probability < 1 ? "> 99.9 %" : (100 * probability).toFixed(1) + " %";
+  return probability >= 0.9995 && probability < 1 ? "> 99.9%" : (100 * probability).toFixed(1) + "%";
 }
 
 const pause = (seconds) => new Promise((wake) => setTimeout(wake, 1000 * seconds));
