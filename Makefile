@@ -9,8 +9,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
 
-test: $(VENV)/.testing  ## run the tests
-	$(BIN)/python -m pytest
+JOBS ?= 2
+
+test: $(VENV)/.testing  ## run the tests in JOBS processes of one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 check: $(VENV)/.testing  ## check format, lint and types
 	$(BIN)/ruff format --check .
