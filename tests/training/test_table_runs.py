@@ -122,7 +122,7 @@ def test_two_patients_are_enough_and_cross_validation_says_that_it_divides_one(
     assert result.status == "finished"
     split = (result.run / "split.csv").read_text()
     assert split.count(",train,") == split.count(",val,") == 15
-    assert "divides the groups of the training images of blue, green and red" in (
+    assert "in blue, green and red, all training images of a class are in one group" in (
         capsys.readouterr().err
     )
 

@@ -133,7 +133,9 @@ class Cut(NamedTuple):
 
     @property
     def pooled(self) -> bool:
-        """Whether the suffix takes one feature vector per image and is therefore cheap to run."""
+        """Whether the input of the suffix is one feature vector per image, so that it is cheap to
+        run.
+        """
         return self.prefix is not None and self.prefix.pooled
 
 

@@ -57,8 +57,9 @@ help (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]
-"""Function that returns True the first time that it is called with a key, in any thread or process
-of a pass; the caller then computes the row of that key."""
+"""Function that returns True on the first call with a key in any thread or process of a pass; this
+caller computes the row.
+"""
 
 
 @dataclass(slots=True)
@@ -207,10 +208,10 @@ class Extractor:
     ) -> Iterator[ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
-        For an unreadable file, `found` of the result is an `ImageError`; no features are cached.
-        The features of identical files are computed once. If several processes share the files,
-        `claim` must be common to all of them. Whole batches are added to the cache, so a pass that
-        continues a killed one computes the same batches.
+        For an unreadable file, the result's `found` is an `ImageError`, and no features are cached.
+        The features of identical files are computed once. Processes that share the files must share
+        `claim`. Each batch is cached as a whole, so a pass repeated after an interruption computes
+        the same batches.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.

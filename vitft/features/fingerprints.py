@@ -1,7 +1,7 @@
 """Facts (size and remarks) and perceptual fingerprints of images, cached as fixed-size rows.
 
-A row of facts holds the width, the height and the remarks as JSON, padded with spaces. Its key
-depends on the digest and the suffix of the file, because a remark can say that the suffix is wrong.
+A row of facts contains the width, the height and the remarks as JSON, padded with spaces. Its key
+depends on the digest and the suffix of the file, because one of the remarks reports a wrong suffix.
 A second pass over the same files reads their bytes but decodes nothing. This module does not import
 torch.
 """

@@ -15,9 +15,8 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
     """Return, for each image, the index of the fold that holds it out: (n,).
 
-    The folds are stratified by class. The images of a group, which share a number in `groups` (n,),
-    are all in the fold of the first one, unless a class would then be in one fold only (see
-    `spread_classes`).
+    The folds are stratified by class. Images that share a number in `groups` (n,) form a group and
+    are in the same fold, unless a class would then be in a single fold (see `spread_classes`).
     """
     random = np.random.default_rng(seed)
     fold_id = np.empty(len(y), dtype=np.int64)
@@ -42,11 +41,11 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
 
 
 def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:
-    """Return folds (n,) in which no class with several groups is in one fold only.
+    """Return folds (n,) in which every class with several groups is in at least two folds.
 
-    With few groups, chance may put all images of a class into one fold, so that a head is fitted
-    without this class. Then one of the groups moves to the smallest of the `count` folds. If folds
-    are empty, the others are numbered from 0.
+    With few groups, all images of a class may be in one fold by chance, and one head would be
+    fitted without the class. In this case, one of its groups moves to the smallest of the `count`
+    folds. Empty folds are removed, and the others are renumbered from 0.
     """
     _, label = np.unique(labels, return_inverse=True)
     if not len(label):

@@ -93,9 +93,9 @@ def choose_penalty(
     """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
 
     Penalties are tried from strong to weak until the loss has risen twice in a row. The rows of `x`
-    and `y` form `views` blocks, one for each view of the same images. All views of an image and of
-    its near-duplicates, which share a number in `groups` (n / views,), are held out together, and
-    only the first view is scored.
+    and `y` form `views` blocks, one for each view of the same images. Near-duplicates share a
+    number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
+    together, and only the first view is scored.
 
     Returns:
         The penalty, and the scores of all penalties tried.
@@ -281,12 +281,12 @@ def solve_head(
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
     number in `groups` (n / views,).
 
-    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty,
-    unless the subset to cross-validate has too few images per class; then `DEFAULT_L2` is used.
+    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty;
+    with too few images per class, `DEFAULT_L2` is used.
 
     The first `read` columns (default: all) are features of the last block. If there are more
-    columns, cross-validation also chooses which blocks the head reads, unless there are too few
-    images per class; then the head reads only the last block.
+    columns, cross-validation also chooses which blocks the head reads; with too few images per
+    class, it reads only the last block.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     read = read or x.shape[1]

@@ -278,7 +278,7 @@ def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float
 def mixture_objective(
     parts: Tensor, y: Tensor, prior: Tensor, strength: float
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function of log-weights (1, 2) that returns the penalised loss and its gradient.
+    """Return a function that maps log-weights (1, 2) to the penalised loss and its gradient.
 
     The loss has the shape (1,), and the gradient has the shape (1, 2).
     """

@@ -216,8 +216,8 @@ class Folds:
         are too few distances to estimate the limit.
 
         Returns:
-            For each left-out class, how many of its held-out images exceed the limit (mean over the
-            fits, rounded), and how many held-out images it has.
+            Two numbers for each left-out class: its held-out images that exceed the limit (mean
+            over the fits, rounded), and all its held-out images.
         """
         counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)

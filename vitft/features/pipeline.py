@@ -1,6 +1,6 @@
 """Frozen pipeline: load and cut a model, and extract features in one cached pass over the images.
 
-`finetune` (including its dry run), `check` and `study` use it.
+Used by `finetune` (including its dry run), `check` and `study`.
 """
 
 import functools

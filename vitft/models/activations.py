@@ -23,4 +23,4 @@ ACTIVATION_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": quick_gelu,
 }
-"""Functions by the names that timm uses too."""
+"""Mapping from names, which are the same in timm, to functions."""

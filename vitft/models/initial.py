@@ -36,13 +36,13 @@ def load_initial_model(
     drop_path: float,
     seed: int,
 ) -> tuple[Model, LoadReport]:
-    """Return the initial model, with a zero-initialised head, and its load report; log the report.
+    """Return the initial model, with a zero-initialised head, and its load report.
 
-    If the name of the weights is `none`, the model is new and has the architecture described by
-    `shape`; otherwise `shape` is ignored. If the name is `random:NAME`, the model has the
-    architecture and transform of NAME but new random weights: a baseline that shows what
-    pretraining contributes. In this case, only NAME is logged, not the report. Images with more
-    than `max_pixels` pixels are not read.
+    If the name of the weights is `none`, `shape` describes the architecture of a new model;
+    otherwise, `shape` is ignored. If the name is `random:NAME`, the model has the architecture and
+    transform of NAME, but random weights: a baseline that shows the effect of pretraining. The
+    report is logged, except for `random:NAME`. Images with more than `max_pixels` pixels are not
+    read.
 
     Raises:
         WeightsError: The weights cannot be found, fetched or loaded.

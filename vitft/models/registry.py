@@ -16,13 +16,13 @@ from vitft.system.text import count
 def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
-    Names of another form are those of timm, e.g. `vit_base_patch14_reg4_dinov2`; for them, timm is
+    Any other name, e.g. `vit_base_patch14_reg4_dinov2`, is looked up in timm, which is then
     imported.
 
     Raises:
-        UsageError: The name is unknown (the message suggests the most similar names), contains an
-            unsupported image size, or is that of a timm model that vitft's own model does not
-            support (the message says why).
+        UsageError: The name is unknown, contains an unsupported image size, or names a timm model
+            that vitft's own model does not support. The message suggests similar names or states
+            the reason.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
@@ -55,10 +55,10 @@ def create_model(
 ) -> VisionTransformer:
     """Return an untrained model of a named architecture, in float32 on the default device.
 
-    The name is that of a paper's model or of a timm architecture that vitft's own model supports.
-    The last number in the name of a paper's model is the side of the image in pixels; `image_size`,
-    a side or (height, width), overrides it. `fields` sets other fields of `ViTConfig`, e.g.
-    num_classes=5 or pool="mean".
+    The name is a model name from a paper, or a timm architecture that vitft's own model supports.
+    The last number in a name from a paper is the side of the image in pixels; `image_size`, a side
+    or (height, width), overrides it. `fields` sets other fields of `ViTConfig`, e.g. num_classes=5
+    or pool="mean".
 
     Raises:
         UsageError: The name or a field is unknown or not supported, a value is invalid or

@@ -44,7 +44,7 @@ class TimmConfig:
 
 
 TIMM_VITS = ("vision_transformer", "deit", "eva")
-"""Names of timm's files that define Vision Transformers which vitft's own model may support."""
+"""timm's modules that define Vision Transformers; vitft's own model supports some of these."""
 
 
 @functools.cache

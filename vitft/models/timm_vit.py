@@ -1,9 +1,8 @@
 """Configurations of vitft's own Vision Transformer, read from the networks that timm builds.
 
-timm's registry replaces a table of architectures here: timm builds the network without memory for
-its tensors, and its parts are translated to a `ViTConfig`. A network with a part that vitft's own
-model lacks is refused, and the message names the part. As a last check, the names and shapes of the
-tensors must be those of the configuration.
+timm builds the network without allocating memory for its tensors, and its parts are translated to a
+`ViTConfig`. If vitft's own model lacks a part, the network is refused, and the message names the
+part. Finally, the names and shapes of the tensors are compared with the configuration.
 
 Notation: D width, H heads, C classes.
 """
@@ -50,7 +49,7 @@ def timm_vit_config(name: str) -> ViTConfig:
 
 @functools.cache
 def translate(name: str) -> ViTConfig | str:
-    """Return the configuration of one of timm's architectures, or why there is none."""
+    """Return the configuration of one of timm's architectures, or the reason why there is none."""
     module = timm_module(name)
     if module not in TIMM_VITS:
         return f"it is not a plain Vision Transformer ({module or 'unknown'} in timm)"
@@ -71,7 +70,7 @@ def translate(name: str) -> ViTConfig | str:
 
 
 def unsupported(name: str, reason: str) -> tuple[str, str]:
-    """Return the message for a name of timm that only timm can build, and a fix."""
+    """Return the message and the fix for an architecture that only timm can build."""
     return (
         f"vitft's own Vision Transformer does not support {name}: {reason}",
         f"use timm:{name}, with which timm builds and runs the model",
@@ -79,7 +78,7 @@ def unsupported(name: str, reason: str) -> tuple[str, str]:
 
 
 def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
-    """Return the parts of one of timm's networks that vitft's own model lacks, in words."""
+    """Return descriptions of the parts of a timm network that vitft's own model lacks."""
     block = net.blocks[0]
     kind = type(block).__name__
     if kind not in ("Block", "EvaBlock"):
@@ -89,7 +88,7 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
         **attention_parts(block.attn, net.embed_dim),
         **mlp_parts(block.mlp),
         **pooling_parts(net),
-        "another normalisation than LayerNorm": type(block.norm1).__name__ not in NORMS,
+        "normalisation layers other than LayerNorm": type(block.norm1).__name__ not in NORMS,
         "LayerNorms with different eps": len({m.eps for m in norms_of(net)}) > 1,
         "LayerScale under another name": getattr(block, "gamma_1", None) is not None,
     }
@@ -97,20 +96,22 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
 
 
 def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return which parts between the pixels and the first block vitft's own model lacks."""
+    """Return whether the network has unsupported parts before the first block, by description."""
     return {
         "rotary position embeddings": getattr(net, "rope", None) is not None,
         "no learned position embeddings": net.pos_embed is None,
-        "a LayerNorm before the first block and a bias of the patches": is_module(net, "norm_pre")
+        "a LayerNorm before the first block with a bias in the patch projection": is_module(
+            net, "norm_pre"
+        )
         and getattr(getattr(net.patch_embed, "proj", None), "bias", None) is not None,
         "a convolutional stem": not hasattr(net.patch_embed, "proj")
         or is_module(net.patch_embed, "backbone"),
-        "a norm of the patch embeddings": is_module(net.patch_embed, "norm"),
+        "a norm after the patch projection": is_module(net.patch_embed, "norm"),
     }
 
 
 def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN401
-    """Return which parts of the attention layers vitft's own model lacks."""
+    """Return whether the attention layers have unsupported parts, by description."""
     kind = type(attention).__name__
     qkv = getattr(attention, "qkv", None)
     return {
@@ -124,7 +125,7 @@ def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN
 
 
 def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return which parts of the MLPs vitft's own model lacks."""
+    """Return whether the MLPs have unsupported parts, by description."""
     kind = type(mlp).__name__
     activation = type(getattr(mlp, "act", None)).__name__
     return {
@@ -135,14 +136,14 @@ def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
 
 
 def pooling_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return which parts between the last block and the head vitft's own model lacks."""
+    """Return whether the network has unsupported parts after the last block, by description."""
     pool, has_norm = net.global_pool, is_module(net, "norm")
     return {
         "attention pooling": getattr(net, "attn_pool", None) is not None,
         "no final norm": not has_norm and not is_module(net, "fc_norm"),
         f"{pool} pooling": pool not in ("token", "avg", "map"),
-        "a norm after the class token is taken": pool == "token" and is_module(net, "fc_norm"),
-        "a mean over the prefix tokens too": pool == "avg"
+        "a norm after class token pooling": pool == "token" and is_module(net, "fc_norm"),
+        "a mean that includes the prefix tokens": pool == "avg"
         and getattr(net, "pool_include_prefix", False),
     }
 
@@ -190,7 +191,7 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
 def fuse_split_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace EVA's separate biases of queries and values with one bias for qkv.
 
-    The bias of the keys is zero: it would shift all scores of a query equally.
+    The keys get a zero bias, because a bias would shift all scores of a query equally.
     """
     result = dict(tensors)
     for name in [n for n in tensors if n.endswith(".attn.q_bias")]:

@@ -101,8 +101,9 @@ class ViTConfig:
     """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
     # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of final blocks that the head reads: from the last block the class token, and from
-    each of the others the class token and the mean patch token."""
+    """Number of final blocks that the head reads: the class token of the last block, and the class
+    token and mean patch token of each other block.
+    """
     class_token: bool = field(default=True, repr=False, metadata=LATER)
     norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
     """Whether the last LayerNorm is applied to the tokens before their mean is taken (SigLIP with
@@ -237,7 +238,7 @@ class ViTConfig:
 
 
 def stated_fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass instance
-    """Return the fields of a configuration by name, without `LATER` ones that have the default."""
+    """Return a configuration's fields by name, without `LATER` fields that have the default."""
     values = {f.name: (f, getattr(config, f.name)) for f in fields(config)}
     return {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
 

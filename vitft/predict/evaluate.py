@@ -325,8 +325,8 @@ def warn_of_bias(results: EvaluationResults) -> None:
             log.warning(f"skipped {number:,} of {count(total, 'image')} because {reason}")
     if data["validated"]:
         log.warning(
-            "the results may be slightly optimistic: validation images of the run, on which the "
-            f"model was selected, make up {data['validated']:,} of {count(images, 'image')}"
+            "the results may be slightly optimistic: the model was selected on some of these "
+            f"images ({data['validated']:,} of {count(images, 'image')})"
         )
     if data["copies"]:
         log.warning(

@@ -73,7 +73,7 @@ class OnnxEngine:
     def scores(self, views: Views) -> Scores:
         """Return the scores of preprocessed images (B, S, S, 3).
 
-        If the graph resizes images itself, it takes a decoded image (1, H, W, 3) instead.
+        If the graph resizes images itself, pass a decoded image (1, H, W, 3) instead.
 
         Raises:
             RunError: onnxruntime cannot run the graph, or its output has the wrong shape.

@@ -43,7 +43,7 @@ class Postprocess:
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
     run: RunInfo | None = None
-    """The run that makes the predictions, or None if unknown."""
+    """The run that produced the model, or None if unknown."""
 
     @classmethod
     def for_run(
@@ -86,7 +86,7 @@ class Postprocess:
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
-        """Return a line about the run that makes the predictions, or an empty string if unknown."""
+        """Return a line that describes the run, or an empty string if the run is unknown."""
         if self.run is None:
             return ""
         if self.reference is None:

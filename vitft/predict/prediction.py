@@ -38,7 +38,7 @@ class Prediction:
     """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
     run: str = ""
-    """Name of the run that made the prediction; empty if unknown."""
+    """Name of the run that produced the model; empty if unknown."""
     target_probability: float = 0.0
     """Probability of the target class; 0 if no target was given."""
     view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(

@@ -35,11 +35,11 @@ PATH_NOTE = "same path as a training image of this model"
 """Note on an image with the same path as a training image whose fingerprint is not known."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
-"""Fingerprints are not compared if a run has more images than this, to save time and memory."""
+"""Maximum number of images of a run whose fingerprints are compared, to limit time and memory."""
 
 
 class Recognised(NamedTuple):
-    """The split of the run that contains an image, and a note if the image must be left out.
+    """Split of the run to which an image belongs, and a note if the image must be left out.
 
     The split is `train` or `val`, or an empty string for a new image.
     """
@@ -70,8 +70,8 @@ class RunImages:
         Args:
             folder: The run directory.
             split: Digest of the manifest with which the model was trained.
-            grey_range: Grey range of the model's transform. Without it, images with more than 8
-                bits per pixel lose the detail in which copies are recognised.
+            grey_range: Grey range of the model's transform. Without it, copies of images with more
+                than 8 bits per pixel may not be recognised.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.
@@ -100,7 +100,7 @@ class RunImages:
         )
 
     def recognise(self, path: str, content: bytes) -> Recognised:
-        """Return the split of the run that contains an image, given the image's path and bytes.
+        """Return the split of the run to which an image belongs, given the image's path and bytes.
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in

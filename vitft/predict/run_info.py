@@ -1,4 +1,4 @@
-"""Facts about the run that makes the predictions: name, classes, accuracy and age.
+"""Facts about the run that produced a model: name, classes, accuracy and age.
 
 The facts are read from files next to the checkpoint. Predictions do not depend on these files: if
 one is missing or damaged, its facts are unknown, and damage is logged. Does not import torch.

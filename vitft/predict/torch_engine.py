@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
 PREDICT_BATCH_SIZE = 32
-"""Number of images per call to `scores` if torch uses all cores for each call."""
+"""Number of images per call to `scores` if each call uses all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Number of images per call to `scores` by device type. Larger batches do not help on a CPU
 (docs/experiments.md)."""

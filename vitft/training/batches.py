@@ -154,8 +154,8 @@ def shift_augmentation(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that shifts and flips views (B, H, W, channels).
 
-    The second argument of the function holds the positions (B,) of the views in `order`. The views
-    are returned unchanged unless `train.augment` is `shift`.
+    The second argument of the function contains the positions (B,) of the views in `order`. The
+    views are returned unchanged unless `train.augment` is `shift`.
     """
     if train.augment != "shift":
         return lambda views, _: views

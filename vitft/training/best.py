@@ -52,7 +52,7 @@ class BestWeights:
         """Name of the file in `resume/` that holds `weights`; empty if they are not on disk."""
         self._validated = cast("RunResults", {})
         self.head_results: SolvedHeadResults | None = None
-        """Results of fitting the head, reported whichever stage yields the best weights."""
+        """Results of fitting the head; reported even if a later stage yields the best weights."""
 
     @property
     def results(self) -> RunResults:

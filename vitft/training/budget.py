@@ -91,9 +91,9 @@ def resume_budget(context: RunContext) -> None:
 
 
 def shared_budget(context: RunContext) -> BudgetResults | None:
-    """Return the saved trials and choice, as the main process reads them; None if there are none.
+    """Return the saved trials and the chosen layers, or None if there are none.
 
-    Otherwise a slower process could read what the main process has written in the meantime.
+    Only the main process reads the file, because a slower process could find newer content.
     """
     group = context.inputs.data.group
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)

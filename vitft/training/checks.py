@@ -28,7 +28,9 @@ from vitft.training.trackers import check_trackers
 RESUME_CHANGES = frozenset(
     {"data.path", "data.root", "train.device", "train.cache", "train.tracker", "train.timeout"}
 )
-"""Settings that may change whenever a run is resumed; new data paths must hold the same images."""
+"""Settings that may change whenever a run is resumed; new data paths must contain the same
+images.
+"""
 
 
 def check_request(config: Config, out: str | None) -> Path:
@@ -101,7 +103,7 @@ def check_val_from(folder: Folder, spec: DataSpec) -> None:
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume (None if it has finished) and its directory.
 
-    `named` holds the dotted keys and values of the settings given when the run is resumed.
+    `named` maps the dotted names of the settings given on resuming to their values.
 
     Raises:
         RunError: The run does not exist or is damaged, or a changed setting would alter the

@@ -65,8 +65,9 @@ class Dataset:
     duplicates: Mapping[str, str]
     """Mapping from the digest of each image with near copies to the name of its group."""
     groups: Mapping[str, str]
-    """Mapping from digests to the names of groups that no fold of cross-validation divides (see
-    `fold_groups`); images that are alone may be missing."""
+    """Mapping from digests to the names of groups that cross-validation keeps together (see
+    `fold_groups`); images without a group may be missing.
+    """
 
     @property
     def distinct(self) -> list[Row]:
@@ -147,11 +148,11 @@ class Dataset:
 def fold_groups(
     manifest: Manifest, groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the groups (by digest) that no fold of cross-validation divides.
+    """Return the groups (by digest) that cross-validation keeps together.
 
-    They are `groups`, with one exception: cross-validation needs two groups of each class. If all
-    training images of a class are in one group, only near copies (`duplicates`) are kept together
-    among them, and a note is logged.
+    These are `groups`, with one exception: cross-validation needs at least two groups per class. If
+    all training images of a class are in one group, only near copies among them (`duplicates`) are
+    kept together, and a note is logged.
     """
     if groups is duplicates:
         return groups
@@ -162,9 +163,9 @@ def fold_groups(
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
         log.info(
-            "cross-validation divides the groups of the training images of "
-            f"{listing(manifest.classes[label] for label in sorted(alone))}, because all of them "
-            "are in one group; its accuracy may be too high"
+            "the cross-validated accuracy may be too high: in "
+            f"{listing(manifest.classes[label] for label in sorted(alone))}, all training images "
+            "of a class are in one group, which cross-validation has to divide"
         )
     rest = {digest: name for digest, name in groups.items() if digest not in divided}
     return rest | {digest: name for digest, name in duplicates.items() if digest in divided}

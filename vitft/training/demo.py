@@ -33,7 +33,7 @@ class DemoResults:
     predictions: tuple[Prediction, ...]
     """Predictions of the pretrained model, with the top two classes of each image."""
     export: Path
-    """Folder that holds the exported pretrained model."""
+    """Folder with the exported pretrained model."""
     export_difference: float
     """Largest absolute difference between the exported model's logits and the run's."""
     export_images: int

@@ -62,7 +62,8 @@ class ProcessGroup:
     def shard(self, items: Sequence[Value], unit: int = 1) -> Sequence[Value]:
         """Return this rank's shard of the items: every `size`-th run of `unit` consecutive items.
 
-        If the items are processed in batches of `unit`, the batches are those of a single process.
+        If the items are processed in batches of `unit`, the batches are the same as with one
+        process.
         """
         if self.size == 1:
             return items
@@ -157,8 +158,8 @@ class ProcessGroup:
     def claims(self) -> Callable[[bytes], bool] | None:
         """Return a function that returns True for the first process that calls it with a key.
 
-        Every process must call this method equally often, because each call starts anew. The result
-        is None for a single process, and if the processes share no store.
+        Every process must call this method the same number of times, because each call starts a new
+        set of claims. The result is None with a single process or without a common store.
         """
         if self.store is None:
             return None
@@ -183,9 +184,9 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert an error of a broken connection into a ResourceError that reports a lost process.
+    """Convert connection errors into a ResourceError that reports a lost process.
 
-    Other errors, e.g. a lack of memory, are not changed.
+    Other errors, e.g. out of memory, are not changed.
 
     Raises:
         ResourceError: A connection to another process broke or timed out in the body.

@@ -68,7 +68,7 @@ def inspect_shards(
     extractor: Extractor | None,
     fingerprints: Fingerprints | None,
 ) -> Inspection:
-    """Inspect all files, and cache the features of `view` and the fingerprints if wanted.
+    """Inspect all files, and cache features and fingerprints if requested.
 
     Raises:
         DataError: Too many files are unreadable (see `inspect_folder`).
@@ -134,7 +134,7 @@ def compute_views(
 def share_rows(
     extractor: Extractor, digests: Sequence[str], view: View, group: ProcessGroup
 ) -> None:
-    """Make the rows of images available to every process, whichever process has computed them.
+    """Make the cached rows of images available to every process.
 
     Processes that use the same cache folder find each other's rows there. Otherwise, e.g. without a
     cache or on machines without a common folder, each row is sent by one process that has it.

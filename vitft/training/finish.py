@@ -63,9 +63,9 @@ def evaluate_run(
 ) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced with the final metrics. `scored` holds cross-validated
-    logits that are representative of the model's logits on new images; it is None if there are no
-    such logits. `started` is the value of `time.monotonic()` at the start of the run.
+    The metrics in `results` are replaced with the final metrics. `scored` contains cross-validated
+    logits that represent the model's logits on new images; it is None if there are none. `started`
+    is the value of `time.monotonic()` at the start of the run.
     """
     rows = inputs.data.manifest.val
     logits, confirmed = final_logits(inputs, model, precision, rows)

@@ -132,7 +132,7 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
 def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
     """Return which blocks the fitted head reads, and the scores that led to this choice.
 
-    `x` (n, D) holds the last-block features of the validation images, and `y` (n,) their class
+    `x` (n, D) contains the last-block features of the validation images, and `y` (n,) their class
     indices.
     """
     weight, bias = solved.last
@@ -147,7 +147,7 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
 
 
 def describe_choice(choice: HeadChoice) -> str:
-    """Return a log line that says how many blocks the head reads, and why."""
+    """Return a log line that states how many blocks the head reads, and why."""
     last = choice["candidates"][0]["cv_top1"]
     if choice["blocks"] == 1:
         return f"the head reads the last block (cross-validated accuracy {percent(last)})"
@@ -182,12 +182,10 @@ def cross_validate_images(
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
-    Only the main process has them.
-
     Cross-validation fits heads to unaugmented views of 80% of the images, without a training loop.
     The logits are representative only if the head of the best weights was fitted in the same way;
-    otherwise, the result is None. `first` holds the inputs of the first stage; a run resumed after
-    that stage uses them to compute the logits again.
+    otherwise, and in all processes except the main one, the result is None. `first` contains the
+    inputs of the first stage; a run resumed after that stage uses them to compute the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1

@@ -165,10 +165,10 @@ class Trainer:
             return (full_tensor(norm) if self.sharded else norm).item()
 
     def lowers_scale(self) -> bool:
-        """Return whether the step is skipped because the gradient overflows in fp16.
+        """Return whether the loss scale can be lowered after a gradient has overflowed in fp16.
 
-        The scaler then halves the scale of the loss. At a scale of 1 and below, the gradient itself
-        is not finite.
+        The scaler then skips the step and halves the scale. At a scale of 1 or less, the gradient
+        itself is not finite.
         """
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
@@ -277,7 +277,7 @@ class Trainer:
 
 
 def diverged(step: int, lr: float, what: str) -> DivergedError:
-    """Return the error to raise if a value is not finite; `what` is a clause that says which."""
+    """Return the error for a value that is not finite; `what` is e.g. `the loss is nan`."""
     return DivergedError(
         f"training diverged: {what} at step {step}, with a learning rate of {lr:.3g}",
         fix="use --lr to lower the learning rate, e.g. to a tenth of its value",

@@ -66,7 +66,7 @@ def write_reference(
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a log line that says how often images are flagged as unlike the training images."""
+    """Return a log line that states how often images are flagged as unlike the training images."""
     if results["reason"] is not None:
         return f"images unlike the training images are not flagged: {results['reason']}"
     alarms = percent(results["false_alarms"], 0)

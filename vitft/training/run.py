@@ -181,7 +181,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 
 
 def fit_and_write(context: RunContext, start: Start) -> Result:
-    """Train, evaluate and write the results; a stopped run writes what it has so far."""
+    """Train, evaluate and write the results; a stopped run writes its results so far."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
     resume_budget(context)

@@ -40,7 +40,7 @@ from vitft.training.loop import Trainer
 log = logging.getLogger(__name__)
 
 BUDGET_FILE = "budget.json"
-"""Name of the file that holds the trials of a run with a time budget."""
+"""Name of the file that contains the trials of a run with a time budget."""
 
 
 class TrainerFacts(TypedDict):

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 """Metrics in chronological order, as pairs (moment, values). The moment is a number that orders the
-metrics: `2 * n` for metrics of the `n`-th step of the run, and `2 * n + 1` for metrics of an epoch
-whose last step is the `n`-th."""
+metrics: `2 * n` for step `n` of the run, and `2 * n + 1` for an epoch that ends with step `n`.
+"""
 
 PROJECT = "vitft"
 """Name of the experiment or project, unless an environment variable sets another name."""

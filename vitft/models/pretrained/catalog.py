@@ -43,7 +43,7 @@ class CatalogEntry:
     """Fraction of the resized image's side that the centre crop keeps."""
     interpolation: str = "bicubic"
     fit: Fit = "crop"
-    """How an image is brought to this size: `crop` keeps its proportions, `squash` does not."""
+    """Resizing method: `crop` keeps the aspect ratio, and `squash` changes it."""
     num_classes: int = 0
     """Number of outputs of the head in the file; 0 if there is no head."""
     pre_logits: bool = False
@@ -122,8 +122,8 @@ def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEnt
 def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
-    A name that is not in the catalogue but in timm's registry gets a new entry with timm's facts;
-    for this, timm is imported.
+    If only timm's registry has the name, timm is imported, and a new entry is created from its
+    facts.
 
     Raises:
         WeightsError: The name is unknown (the message suggests the five most similar names), or

@@ -91,7 +91,7 @@ def parse_prefixed_name(name: str) -> CatalogEntry | None:
         raise WeightsError(
             f"{name} means new random weights, but pretrained weights are needed here",
             fix=f"use {name.removeprefix(RANDOM) or 'a name from `vitft weights list`'}; only "
-            "vitft finetune, study and check take random weights",
+            "vitft finetune, study and check accept random weights",
         )
     if name.startswith("hf:"):
         return parse_hub_name(name)
@@ -140,7 +140,7 @@ def parse_timm_name(name: str) -> CatalogEntry:
     if not file or not path.exists():
         raise WeightsError(
             f"weights not found: {path if file else 'no file after ' + name}",
-            fix="check the path: timm:NAME=FILE takes a weight file with timm's parameter names",
+            fix="check the path: timm:NAME=FILE requires a weight file with timm's parameter names",
         )
     if path.suffix.lower() == ".npz":
         raise WeightsError(

@@ -1,8 +1,7 @@
 """Facts about weights from the config.json (and preprocessor_config.json) in the same folder.
 
-The files are written by timm, by transformers or possibly by an attacker, so the type of every
-value that is used is checked, nothing is executed, and shapes from the files are used only if they
-match the tensors.
+The files may come from timm, from transformers or from an attacker. The type of every value is
+therefore checked, nothing is executed, and shapes are used only if they match the tensors.
 """
 
 import json
@@ -53,7 +52,7 @@ class SidecarFacts:
     """Epsilon of the LayerNorms."""
     activation: Activation | None = None
     pool: str = ""
-    """What the head reads, in timm's words, e.g. token or avg."""
+    """Input of the head, as named by timm, e.g. token or avg."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Origin of mean and std."""
