@@ -133,9 +133,7 @@ class Cut(NamedTuple):
 
     @property
     def pooled(self) -> bool:
-        """Whether the input of the suffix is one feature vector per image, so that it is cheap to
-        run.
-        """
+        """Whether the suffix receives one feature vector per image, so that it is cheap to run."""
         return self.prefix is not None and self.prefix.pooled
 
 
