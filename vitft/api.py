@@ -37,8 +37,9 @@ from vitft.training.run import Result, run_finetuning
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
 """A path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
 
-A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and holds uint8 values, or floats
-from 0 to 1 that are not normalised. If both (3, H, W) and (H, W, 3) fit, it is read as (3, H, W).
+A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and contains uint8 values, or
+floats from 0 to 1 that are not normalised. If both (3, H, W) and (H, W, 3) fit, it is read as (3,
+H, W).
 """
 
 
@@ -91,8 +92,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
             `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates on the same side of the split.
-        group_by: Regular expression that finds the name of an image's group in its path, in
-            parentheses; a group is kept on one side of the split.
+        group_by: Regular expression whose parentheses capture an image's group in its path; a group
+            is never divided between training and validation.
         image_size: Input size in pixels: one side, or height and width.
         pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
         mean: Channel means for normalisation, from 0 to 1.

@@ -52,7 +52,7 @@ def audit_images(
     Args:
         images: The readable images. Groups of duplicates list their members in this order.
         unused: Mapping from suffix to the number of files that are neither images nor hidden.
-        notes: Notes on the folder. Those on the files in `unused` are left out.
+        notes: Notes on the folder; notes on the files in `unused` are left out.
         bad: Path of each unreadable file, with the reason.
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
         groups: Mapping from the digest of each near-duplicate to the name of its group.

@@ -172,7 +172,7 @@ class Explainer:
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the attention to each patch, averaged over the tokens that the classifier reads.
 
-    `maps` (L, H, N, N) holds the attention maps of each block and head.
+    `maps` (L, H, N, N) contains the attention map of each block and head.
 
     Returns:
         Maps (L, H, gh, gw), each scaled to [0, 1].

@@ -49,7 +49,7 @@ class ExportPlan:
     out: Path
     """Output folder, new or empty; by default `export`, `export-2`, ..."""
     with_preprocessing: bool = False
-    """Whether graphs take bytes and normalise them; implied by `with_resize`."""
+    """Whether graphs accept bytes and normalise them; implied by `with_resize`."""
     with_resize: bool = False
     images: int = NUM_COMPARED
     repo: str = ""

@@ -218,12 +218,12 @@ console.log(JSON.stringify([best.label, best.score]));
 
 
 class GraphInput(NamedTuple):
-    """Kind of input that a graph takes."""
+    """Kind of input that a graph accepts."""
 
     takes_bytes: bool = False
-    """Whether the graph takes bytes and normalises them itself."""
+    """Whether the graph accepts bytes and normalises them itself."""
     any_size: bool = False
-    """Whether the graph takes images of any size and resizes them itself."""
+    """Whether the graph accepts images of any size and resizes them itself."""
 
 
 def onnxruntime_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:

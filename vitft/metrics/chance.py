@@ -46,7 +46,7 @@ def constant_class(results: RunResults) -> tuple[str, float] | None:
 
 
 def chance_remedy(weights: str) -> str:
-    """Return what to do about a model at chance level, given the name of its initial weights."""
+    """Return advice for a model at chance level, given the name of its initial weights."""
     if weights == "none" or weights.startswith("random:"):
         return "train longer or start from pretrained weights"
     return "train longer, with another learning rate, or on more images"

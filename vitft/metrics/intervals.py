@@ -84,8 +84,8 @@ def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
 
     `union` is the number of images that belong to the class, are predicted as this class, or both.
     `right` is the number of images of the class that are predicted correctly. With s = right /
-    union, F1 = 2 s / (1 + s) increases with s, so the bounds of the Wilson interval of s give those
-    of F1.
+    union, F1 = 2 s / (1 + s) increases with s, so the interval of F1 follows from the Wilson
+    interval of s.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.

@@ -178,7 +178,7 @@ class SolvedHeadResults(TypedDict):
 
 
 class FinalTestResults(Metrics):
-    """Metrics of the finished model on the test images, on which no decision was based."""
+    """Metrics of the final model on the test images, which influenced no decision."""
 
     left_out: Natural
     """Number of excluded test images, each identical to a training or validation image."""

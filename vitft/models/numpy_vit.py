@@ -161,7 +161,7 @@ class NumpyModel:
     def each(
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Apply a function that takes tokens (n, D) to all tokens (B, N, D), in parallel threads.
+        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads.
 
         Raises:
             FloatingPointError: A result is not finite.

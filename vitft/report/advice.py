@@ -1,7 +1,7 @@
 """Next steps for the user, derived from the results of a run, with the evidence for each.
 
-Each rule is a function that takes the run and returns advice or None. Advice about results that
-may be wrong comes before advice on how to improve them.
+Each rule is a function that returns advice on a run, or None. Advice about results that may be
+wrong comes before advice on how to improve them.
 """
 
 import itertools

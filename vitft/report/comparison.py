@@ -137,7 +137,7 @@ class RunComparison:
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
-        """Return a sentence that says which of two runs is more accurate, if either is."""
+        """Return a sentence that states which of two runs is more accurate, if either is."""
         better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better

@@ -35,8 +35,9 @@ JsonObject = Mapping[str, Any]
 MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""No more thumbnails are added to a page once they contain this many characters in total. This
-keeps the page below 3 MB."""
+"""Total number of characters after which no more thumbnails are added to a page, so that the page
+stays below 3 MB.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ class PredictionSchema(BaseModel):
     """The prediction for one image, in the format of `vitft predict --format json`."""
 
     path: str = Field(description="file name as sent; empty if the body is a single image")
-    run: str | None = Field(None, description="name of the run that made the prediction")
+    run: str | None = Field(None, description="name of the run that produced the model")
     classes: list[ClassProbabilitySchema] | None = Field(
         None, description="classes, most probable first"
     )
@@ -55,7 +55,7 @@ class ErrorSchema(BaseModel):
 class LabelsSchema(BaseModel):
     """Facts about the model, and the limits of the server."""
 
-    run: str | None = Field(description="name of the run that makes the predictions")
+    run: str | None = Field(description="name of the run that produced the model")
     top1: float | None = Field(description="accuracy of the run on its validation images")
     notes_unlike: bool = Field(
         description="whether images that are unlike the training images are flagged"

@@ -119,8 +119,7 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none needs at least one other value of --weights, from which it takes the "
-            "architecture",
+            "--weights none has the architecture of the first other weights, but there are none",
             fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""

@@ -45,7 +45,7 @@ class ExportFormat(ABC):
     """Whether this format requires a head that reads only the last block."""
 
     def source(self, trained: TrainedRun) -> TrainedRun:
-        """Return the run to export; its head reads only the last block if the format needs this."""
+        """Return the run to export, with a head that reads only the last block if required."""
         return trained.of_last_block if self.reads_last_block else trained
 
     def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses

@@ -1,8 +1,8 @@
 """Format --torch-export, and the code that it shares with the ONNX formats.
 
 Any module that maps pixels to logits can be exported. The preprocessing and the class names are
-stored in the file as JSON. With `--with-preprocessing`, the graph takes bytes and normalises them;
-with `--with-resize`, an ONNX graph takes images of any size (`onnx_resize`).
+stored in the file as JSON. With `--with-preprocessing`, the graph accepts bytes and normalises
+them; with `--with-resize`, an ONNX graph accepts images of any size (`onnx_resize`).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ DESCRIPTION_FILE = "vitft.json"
 
 
 class NormalisingModel(nn.Module):
-    """A model that takes images as bytes (B, S, S, 3) and normalises them itself."""
+    """A model that accepts images as bytes (B, S, S, 3) and normalises them itself."""
 
     mean: Tensor
     std: Tensor
@@ -164,7 +164,7 @@ class TorchExportFormat(ExportFormat):
     """The file model.pt2, which `torch.export.load` opens without vitft."""
 
     takes_bytes: bool = False
-    """Whether the program takes bytes and normalises them itself."""
+    """Whether the program accepts bytes and normalises them itself."""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         model, example = example_of(trained, takes_bytes=self.takes_bytes)

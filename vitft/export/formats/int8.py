@@ -45,7 +45,7 @@ class Int8Format(ExportFormat):
     """
 
     takes_bytes: bool = False
-    """Whether the graph takes bytes and normalises them itself."""
+    """Whether the graph accepts bytes and normalises them itself."""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         import onnx

@@ -34,7 +34,7 @@ class OnnxFormat(ExportFormat):
     """The file model.onnx, with model.onnx.data if the weights are too large for one file."""
 
     takes_bytes: bool = False
-    """Whether the graph takes bytes and normalises them itself."""
+    """Whether the graph accepts bytes and normalises them itself."""
     any_size: bool = False
 
     def obstacle(self, card: Card) -> str:

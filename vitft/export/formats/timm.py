@@ -175,5 +175,5 @@ def timm_name(shape: ViTConfig) -> str:
 
 
 def is_clip_like(shape: ViTConfig) -> bool:
-    """Return whether timm's CLIP tower is the base of an export: it alone has an eps of 1e-5."""
+    """Return whether an export is based on timm's CLIP tower, the only one with an eps of 1e-5."""
     return shape.norm_eps == 1e-5
