@@ -44,8 +44,8 @@ def run() -> NoReturn:
 def open_closed_descriptors() -> None:
     """Open the null device in place of the standard streams that the caller has closed.
 
-    Otherwise the next file that is opened would get the number of a standard stream, and libraries
-    that write to stderr would corrupt that file.
+    Otherwise, the next file to be opened would receive the number of a standard stream, and
+    libraries that write to stderr would corrupt it.
     """
     for number in range(3):
         try:

@@ -119,7 +119,7 @@ def test_lines_of_files_that_are_gone_are_skipped_with_one_warning(
 
     assert ("a/2.jpg", 1) in [(file.path, file.label) for file in found.files]
     assert len(found.files) == len(NAMES)
-    assert "skipped 2 lines whose files are not in d: ../x.jpg and a/9.jpg" in caplog.text
+    assert "skipped 2 lines for files that are not in d: ../x.jpg and a/9.jpg" in caplog.text
 
 
 def test_a_table_of_another_folder_is_refused(folder: Folder, tmp_path: Path) -> None:

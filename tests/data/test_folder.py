@@ -207,7 +207,7 @@ def test_a_test_folder_of_other_classes_is_no_obstacle_beside_a_val_folder(tmp_p
 
     assert {file.part for file in folder.files} == {"train", "val"}
     assert folder.notes == (
-        "test/ is not used for testing: its classes differ from those of the other parts",
+        "test/ is not used for testing: its classes differ from the other parts",
     )
 
 

@@ -217,9 +217,7 @@ BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
     ("change", "kind", "message"),
     [
         pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo is given twice", id="twice"),
-        pytest.param(
-            {"weights": ["none"]}, UsageError, "needs at least one other value", id="only none"
-        ),
+        pytest.param({"weights": ["none"]}, UsageError, "but there are none", id="only none"),
         pytest.param(
             {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
         ),

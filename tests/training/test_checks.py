@@ -71,7 +71,7 @@ def test_a_class_that_was_emptied_on_disk_as_proposed_is_left_out_with_a_note(
     assert sum(",red," in row for row in rows) == (12 if each == "moved" else 6)
     error = capsys.readouterr().err
     assert "left out 1 class without images: green" in error
-    assert "skipped 6 lines whose files are not in" in error
+    assert "skipped 6 lines for files that are not in" in error
 
 
 def test_an_empty_class_of_a_split_is_left_out_if_both_parts_were_emptied(
@@ -152,5 +152,5 @@ def test_images_that_were_moved_by_hand_meanwhile_only_warn(
     check(data, table, tmp_path / "run")
 
     error = capsys.readouterr().err
-    assert "skipped 2 lines whose files are not in" in error
+    assert "skipped 2 lines for files that are not in" in error
     assert "green/002.png and green/003.png" in error

@@ -118,7 +118,7 @@ def test_a_run_without_the_note_says_so_everywhere(
 
     reason = "too few held-out images (6 of the 20 needed)"
     assert audit["out_of_distribution"]["reason"] == reason
-    assert f"images unlike the training images are not flagged: {reason}" in caplog.text
+    assert f"no images will be flagged as unlike the training images: {reason}" in caplog.text
     assert not (tmp_path / "run" / REFERENCE_FILE).exists()
     model = vitft.load(tmp_path / "run", device="cpu")
     assert "images unlike the training images are not flagged" in model.postprocess.describe()

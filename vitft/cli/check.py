@@ -38,7 +38,9 @@ def add_check(parser: Parser) -> None:
         "--weights", metavar="NAME", help="pretrained weights for checking the labels"
     )
     source.add_argument(
-        "--run", metavar="DIR", help="run directory whose pretrained weights and split are used"
+        "--run",
+        metavar="DIR",
+        help="run directory that provides the pretrained weights and the split",
     )
     labels.add_argument(
         "--cache",

@@ -44,7 +44,7 @@ def add_serve(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="additional host name to accept, e.g. that of a reverse proxy; may be repeated",
+        help="additional host name to accept, e.g. of a reverse proxy; may be repeated",
     )
     parser.add_argument(
         "--max-bytes",

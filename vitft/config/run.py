@@ -292,7 +292,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """Convert the settings to TOML.
 
-    Settings that are None are omitted, so that reading the TOML gives their defaults.
+    Settings that are None are omitted, so that reading the TOML restores their defaults.
     """
     tables = dataclasses.asdict(config)
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}

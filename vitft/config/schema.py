@@ -58,7 +58,7 @@ class SettingType:
         return self.type not in (int, float) or all(item in self.limits for item in items)
 
     def __str__(self) -> str:
-        """Return the allowed values in words, e.g. `a number above 0` or `cosine or constant`."""
+        """Return a phrase for the allowed values, e.g. `a number above 0`."""
         if self.choices:
             *others, last = map(str, self.choices)
             return f"{', '.join(others)} or {last}"

@@ -181,7 +181,7 @@ def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
     """Raise a DataError if the arrays are not labelled images of equal size.
 
-    The message gives the dtypes or shapes that were found.
+    The message contains the dtypes or shapes that were found.
     """
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:

@@ -183,7 +183,7 @@ FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
     """Write a small image folder with five kinds of flower: `folder/<kind>/0001.jpg` and so on.
 
-    The same seed gives the same bytes. Each image depends only on the seed, the kind, the number
+    The same seed produces the same bytes. Each image depends only on the seed, the kind, the number
     and the size, so a larger `per_class` only adds files.
     """
     for kind in FLOWERS_BY_KIND:

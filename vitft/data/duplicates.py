@@ -96,7 +96,7 @@ class KnownImages:
 
 
 def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
-    """Return the given index pairs whose images are near-duplicates and not blank."""
+    """Return the pairs of near-duplicates among the given index pairs, ignoring blank images."""
     if not pairs:
         return []
     blank = is_blank(fingerprints)
@@ -108,7 +108,7 @@ def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[Inde
 def hashes(fingerprints: Vectors) -> Vectors:
     """Return the perceptual hash of each fingerprint: (n,), uint64.
 
-    Each bit says whether the cosine coefficient of one low frequency is above the median.
+    Each bit indicates whether the cosine coefficient of one low frequency is above the median.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
     cell = np.arange(BRIGHTNESS_SIDE) + 0.5

@@ -53,7 +53,8 @@ def sharpness(grey: Planes) -> float:
     """Return the edge strength of a greyscale image (H, W) relative to its contrast.
 
     The result is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by
-    the standard deviation of all grey levels. An image that is too small to measure gets 1.
+    the standard deviation of all grey levels. For an image that is too small to measure, the result
+    is 1.
 
     Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom autofocusing in
     brightfield microscopy".

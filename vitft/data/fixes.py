@@ -97,7 +97,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
         )
     if found.missing and warn:
         log.warning(
-            f"{path}: skipped {count(len(found.missing), 'line')} whose files are not in "
+            f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
         )
     fixed = without_empty_classes(with_fixes(folder, found.changes))

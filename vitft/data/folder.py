@@ -206,8 +206,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
-            f"{parts['test']}/ is not used for testing: its classes differ from those "
-            "of the other parts"
+            f"{parts['test']}/ is not used for testing: its classes differ from the other parts"
         )
     if unused := [name for name in walk.folders_of("")[0] if name not in parts.values()]:
         notes.append(f"not used for training or validation: {listing(unused)}")

@@ -193,7 +193,7 @@ def find_decoder(kind: str, name: str) -> Decoder:
     """Return the decoder for a supported format.
 
     Raises:
-        ImageError: The decoder is not installed; the reason says how to install it.
+        ImageError: The decoder is not installed; the reason explains how to install it.
     """
     if kind == "HEIC":
         try:

@@ -127,7 +127,7 @@ def inspect_file(
 ) -> Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
 
-    The error gives the path of the file relative to `root`.
+    The error contains the path of the file relative to `root`.
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)

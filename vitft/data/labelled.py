@@ -1,7 +1,7 @@
 """Labelled images for evaluation, from a folder of classes, a table or an array data set.
 
 Unlike in `data.folder`, one class is enough, and a class may be empty. The caller checks that the
-class names match those of the model.
+class names match the model.
 """
 
 import os

@@ -174,7 +174,7 @@ class CropTransform:
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a random view of an RGB image: uint8 (H, W, 3).
 
-        The same image and `key` give the same view in every process.
+        The same image and `key` produce the same view in every process.
         """
         # The seed is the SHA-512 of the key, not the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))

@@ -173,7 +173,7 @@ class Walk:
     def identity(self, path: str) -> tuple[int, int] | None:
         """Return the device and inode of a folder, or None if they cannot be read.
 
-        All paths to the same folder give the same result.
+        All paths to the same folder yield the same result.
         """
         try:
             status = Path(path).stat()

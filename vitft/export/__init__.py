@@ -1,8 +1,8 @@
 """Export of trained models to files for other tools; each export is verified before it is kept.
 
 Each export is reopened with its target tool, including that tool's own preprocessing, and its
-predictions on the run's validation images are compared with those of the original. An export that
-differs by more than the tolerance of its format is removed.
+predictions on the run's validation images are compared with the original predictions. An export
+that differs by more than the tolerance of its format is removed.
 """
 
 import importlib

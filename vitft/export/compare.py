@@ -83,7 +83,7 @@ def compare_exports(
     """Return one comparison per export, in order, given the size of each export in bytes.
 
     Raises:
-        RunError: The class names of an export differ from those of the run.
+        RunError: An export and the run have different class names.
     """
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
@@ -98,7 +98,7 @@ def compare_exports(
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
-                f"the class names of the --{name} export differ from those of the run",
+                f"the --{name} export and the run have different class names",
                 fix="report this as a bug, and keep the run directory",
             )
     return [
@@ -143,7 +143,7 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Check that the predictions of an export agree with those of the original.
+    """Check that the predictions of an export agree with the original predictions.
 
     In int8, the predicted class may change on at most one image, or on the fraction `MAX_CHANGED`
     of the images if that is more. In other formats, logits may differ by at most `max_error`,

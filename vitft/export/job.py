@@ -56,7 +56,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
 
     Raises:
         RunError: The run does not exist, is damaged or has no classes; a format cannot represent
-            the model; the predictions of an export differ from those of the run by more than the
+            the model; the predictions of an export differ from the run's by more than the
             tolerance; or the folder is not writable.
         WeightsError: The repository `hf:owner/name` of the run cannot be found.
         ResourceError: The disk is full.

@@ -1,6 +1,6 @@
 """On-disk cache of fixed-size rows, keyed by digests of their inputs.
 
-A `Store` holds one row per key for one space, e.g. one combination of weights, cut, view and
+A `Store` contains one row per key for one space, e.g. one combination of weights, cut, view and
 precision. It is a folder of shards, each written once and never changed, so several processes can
 fill it at once and a crash loses only unflushed rows. Every row has a checksum that is verified
 when the row is read: a damaged row counts as missing and is computed again. Rows are memory-mapped,
@@ -52,7 +52,7 @@ def default_folder() -> Path:
     Raises:
         RunError: The home directory is needed but cannot be determined.
 
-    Source: XDG Base Directory Specification 0.8, which says that relative paths must be ignored.
+    Source: XDG Base Directory Specification 0.8, which requires relative paths to be ignored.
     """
     if own := os.environ.get("VITFT_CACHE"):
         return Path(own).expanduser() / "features"
@@ -97,7 +97,7 @@ class Shard:
 class Store:
     """Rows of one space, looked up by key.
 
-    The folder of the space holds the rows, and the settings of the space as JSON.
+    The folder of the space contains the rows and, as JSON, the settings of the space.
     """
 
     def __init__(

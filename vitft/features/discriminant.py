@@ -30,8 +30,8 @@ def solve_discriminant(
 ) -> Tensor:
     """Solve linear discriminant analysis for each of several shrinkages in (0, 1].
 
-    Rows whose `sample_weight` (n,) is zero are not used. A class without images gets the
-    logit log(0.5 / number of rows used) for every image.
+    Rows whose `sample_weight` (n,) is zero are not used. The logit of a class without images is
+    log(0.5 / number of rows used) for every image.
 
     Returns:
         The heads (S, C, D + 1), float64: weights and, in the last column, biases. Each class is

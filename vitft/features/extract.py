@@ -124,7 +124,7 @@ class Extractor:
         self.computed = 0  # number of rows not found in the cache
 
     def store(self, view: View) -> AnyStore:
-        """Return the store that holds the rows of a view."""
+        """Return the store for the rows of a view."""
         if view.settings not in self.stores:
             self.stores[view.settings] = self.open_view(view)
         return self.stores[view.settings]

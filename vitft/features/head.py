@@ -347,7 +347,7 @@ def fit_by_method(
 ) -> tuple[LinearHead, LinearHead]:
     """Fit a head to raw features (n, D), and a head that reads only the last block.
 
-    `weights` (1, n) holds the sample weights, and `standardizer` is fitted to `x`.
+    `weights` (1, n) contains the sample weights, and `standardizer` is fitted to `x`.
 
     Returns:
         The weight and bias of each head. Both heads are the same if `method` reads one block only.
@@ -368,7 +368,7 @@ def fit_logistic(
 ) -> Tensor:
     """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).
 
-    `weights` (1, n) holds the sample weights.
+    `weights` (1, n) contains the sample weights.
     """
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
     if is_large(x):  # read in place, leaving memory-mapped features on disk

@@ -38,10 +38,10 @@ def check_labels(
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Find probable label errors, scoring each image with heads that were not fitted to it.
 
-    An image whose identical copies have different labels is neither used for fitting nor reported
-    here, because the audit lists such images separately. `groups` maps the digest of each image
-    that has near-duplicates to the name of its group. `features` is a function that returns the
-    features (n, D) of images, given their digests.
+    Images with identical copies under other labels are neither used for fitting nor reported here,
+    because the audit lists them separately. `groups` maps the digest of each image that has
+    near-duplicates to the name of its group. `features` is a function that returns the features (n,
+    D) of images, given their digests.
 
     Returns:
         The label errors, and a mapping from each path to the probabilities of the classes by name.

@@ -243,9 +243,9 @@ def choose_candidate(
     """Return the candidate to use.
 
     Discriminant analysis alone is preferred to the mixture if its loss is lower by more than one
-    standard error and its accuracy is not lower. The preferred candidate is used only if its loss
-    is lower than that of the head on the last block by more than one standard error. Otherwise, the
-    head on the last block is used.
+    standard error and its accuracy is not lower. The preferred candidate is used only if it has a
+    lower loss than the head on the last block, by more than one standard error. Otherwise, the head
+    on the last block is used.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
@@ -254,7 +254,7 @@ def choose_candidate(
 
 
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
-    """Return whether the loss of `one` is lower than that of `other` by more than a standard error.
+    """Return whether `one` has a lower loss than `other`, by more than a standard error.
 
     The standard error is computed from the differences between each image's two losses.
     """

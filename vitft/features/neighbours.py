@@ -29,8 +29,8 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
 
-    `groups` (n,) holds group numbers. The votes for an image sum to 1, or to 0 if there is
-    only one group.
+    `groups` (n,) contains group numbers. The votes for an image sum to 1, or to 0 if there is only
+    one group.
     """
     known, found = F.normalize(x, dim=-1), []
     for part, own in zip(known.split(1024), groups.split(1024), strict=True):
@@ -44,7 +44,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return, for each query, the weights of the most similar images, summed by class: (m, C).
 
-    `similarity` (m, n) holds cosines, and `y` (n,) holds the class indices of the images.
+    `similarity` (m, n) contains cosines, and `y` (n,) the class indices of the images.
     """
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()

@@ -15,8 +15,8 @@ def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
     A model is at chance level unless the 95% interval of its accuracy is above the accuracy of
-    always predicting the largest class. The phrase is a predicate whose subject is the model. The
-    result is also empty for results of older runs, which do not contain the interval.
+    always predicting the largest class. The phrase can follow the words `the model`. The result is
+    also empty for results of older runs, which do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""

@@ -279,7 +279,7 @@ class UnusedFiles(TypedDict):
 class OodResults(TypedDict):
     """How often images are flagged as "unlike the training images" (see `features.ood`).
 
-    The fractions are None if the run cannot flag images; `reason` then says why.
+    The fractions are None if the run cannot flag images; `reason` then contains the reason.
     """
 
     images: Natural  # number of images to which the class statistics were fitted

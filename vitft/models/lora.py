@@ -26,7 +26,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
     The head and the pre_logits layer get no adapters. New adapters have no effect, so the outputs
-    of the model do not change. A model that already has adapters is left as it is.
+    of the model do not change. A model that already has adapters is left unchanged.
 
     Raises:
         UsageError: peft is not installed, the model has no such layers, or `spec` requests an
@@ -38,7 +38,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     if spec.keep_adapter and isinstance(model, TimmModel):
         raise UsageError(
             "--keep-adapter does not support timm models, only vitft's own Vision Transformers",
-            fix="omit --keep-adapter; the model with the merged weights is saved in any case",
+            fix="omit --keep-adapter; the model with the merged weights is always saved",
         )
     if adapted_layers(model):
         return

@@ -28,7 +28,7 @@ class TimmModel(nn.Module):
         file: Weight file in timm's format (default: random weights). timm adapts the weights to the
             image size; a classifier in the file is ignored.
         tensors: Weights in timm's format, used instead of a file. They must include all parameters
-            except those of the classifier.
+            except the classifier's.
         drop_path: Stochastic depth rate of the last block, as timm defines it, in [0, 1).
 
     Raises:

@@ -34,11 +34,11 @@ NORMS = ("LayerNorm", "LayerNormFp32")
 def timm_vit_config(name: str) -> ViTConfig:
     """Return the configuration of one of timm's architectures, e.g. `flexivit_base`.
 
-    The image size and the number of classes are those of timm's default weights.
+    The image size and the number of classes match timm's default weights.
 
     Raises:
         UsageError: timm does not have this architecture, or vitft's own model does not support it.
-            The message says why.
+            The message states the reason.
     """
     found = translate(name)
     if isinstance(found, str):
@@ -73,7 +73,7 @@ def unsupported(name: str, reason: str) -> tuple[str, str]:
     """Return the message and the fix for an architecture that only timm can build."""
     return (
         f"vitft's own Vision Transformer does not support {name}: {reason}",
-        f"use timm:{name}, with which timm builds and runs the model",
+        f"use timm:{name} to let timm build and run the model",
     )
 
 

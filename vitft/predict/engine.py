@@ -23,7 +23,7 @@ from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
 FIRST_PAGE_NOTE = "first of several pages"
-"""Note on a file with several pages, of which only the first is used."""
+"""Note on a file with several pages; only the first one is used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
 """Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""
 
@@ -78,8 +78,8 @@ class Pipeline:
         """Yield one prediction per source, in order, with an error if the image is unusable.
 
         The sources, including unusable ones, are divided into chunks of `engine.batch`, so a run
-        that is resumed after a whole number of chunks gives the same predictions. Only a few chunks
-        are in memory at a time.
+        that is resumed after a whole number of chunks produces the same predictions. Only a few
+        chunks are in memory at a time.
 
         Raises:
             RunError: The engine cannot compute the scores, or some logits are not finite.
@@ -136,7 +136,7 @@ def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
 
 
 def notes_on(data: bytes) -> tuple[str, ...]:
-    """Return a note if an image file has several pages, of which only the first is used."""
+    """Return a note if an image file has several pages, because only the first one is used."""
     return (FIRST_PAGE_NOTE,) if has_more_pages(data) else ()
 
 

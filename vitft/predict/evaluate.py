@@ -190,7 +190,7 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
-    """Check that the model knows every class of the data; the data may lack classes of the model.
+    """Check that every class of the data is a class of the model; the data may have fewer classes.
 
     Raises:
         DataError: A class is unknown to the model.
@@ -202,7 +202,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     if near := difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75):
         fix = f"rename {unknown[0]} to {near[0]} if they are the same class"
     raise DataError(
-        f"the classes of {data.source} differ from those of the model (unknown to the model: "
+        f"the classes of {data.source} do not match the model (unknown to the model: "
         f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'})",
         fix=fix,
     )
@@ -316,7 +316,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
         (data["trained_copies"], "they are nearly identical to training images"),
         (
             data["trained_paths"],
-            "they have the same paths as training images whose contents could not be compared",
+            "they have the same paths as training images, and their contents could not be compared",
         ),
     )
     total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)

@@ -108,8 +108,8 @@ def choose_engine(
 ) -> tuple[Engine, Iterator[ImageSource]]:
     """Return an engine and an iterator over all sources.
 
-    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, whichever `--engine`
-    selects. By default, it runs in NumPy if the NumPy engine supports the model and one process
+    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, as selected by
+    `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and one process
     predicts at most `FEW_IMAGES` images in float32 on the device `auto` or `cpu`, without overlays.
     In all other cases, it runs in torch.
 

@@ -193,8 +193,8 @@ def find_resume_point(
     """Check the rows of an unfinished file against `names`, and return the point to resume from.
 
     Raises:
-        RunError: The images or columns of the file differ from those of the request, or a row was
-            not written by vitft.
+        RunError: The file contains other images or columns than the request, or a row was not
+            written by vitft.
     """
     size = done = errors = 0
     point = ResumePoint()

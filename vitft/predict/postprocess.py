@@ -90,7 +90,7 @@ class Postprocess:
         if self.run is None:
             return ""
         if self.reference is None:
-            return f"{self.run.line()}; images unlike the training images are not flagged"
+            return f"{self.run.line()}; no images are flagged as unlike the training images"
         power = self.reference.power()
         note = f"; {power} are flagged as unlike the training images" if power else ""
         return self.run.line() + note

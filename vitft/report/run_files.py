@@ -119,7 +119,7 @@ class Thumbnails:
 def find_run(run: str | None) -> Path:
     """Return the directory of a run, given its path or the path of a file in it.
 
-    None stands for the latest run.
+    None means the latest run.
 
     Raises:
         RunError: The path does not belong to a run, or there is no run yet.

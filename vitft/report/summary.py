@@ -118,7 +118,10 @@ def describe_results(run: Run) -> str:
             f"{interval(test['top1_interval'])})."
         )
     if results.get("majority") is not None:
-        text += f" Always predicting the largest class would achieve {percent(results['majority'])}."
+        text += (
+            " The accuracy of always predicting the largest class is "
+            f"{percent(results['majority'])}."
+        )
     return text if chance_level(results) else f"{text} {describe_weakest(run)}".strip()
 
 

@@ -75,7 +75,7 @@ class StudyResults:
     """Results of all feature sources in a study."""
 
     plan: Plan
-    """Plan of the study, without the numbers of shots for which there are too few usable images."""
+    """Plan of the study, limited to the numbers of shots with enough usable images."""
     images: int
     test_images: int
     """Number of test images for each seed."""
@@ -279,9 +279,9 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 def lead_sentences(study: StudyResults) -> list[str]:
     """Return lines that compare the first curve with every other curve.
 
-    For each comparison, one line gives the difference at the largest number of shots. Further lines
-    list the numbers of shots at which the other curve is significantly better, and the numbers of
-    shots at which the difference is not significant.
+    For each comparison, one line states the difference at the largest number of shots. Further
+    lines list the numbers of shots at which the other curve is significantly better, and the
+    numbers of shots at which the difference is not significant.
     """
     shots, first = study.plan.shots, study.curves[0].name
     per_class = count(shots[-1], "image per class", "images per class")

@@ -155,7 +155,7 @@ def run_study(
 
 
 def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
-    """Return the plan without the numbers of shots for which there are too few usable images.
+    """Return the plan, limited to the numbers of shots with enough usable images.
 
     Raises:
         DataError: No number of shots is possible, or there is no usable test image.

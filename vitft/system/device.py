@@ -69,10 +69,9 @@ def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Disable TensorFloat-32 inside the `with` block, so that float32 is computed exactly.
 
-    By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, whose 10-bit
-    mantissa is as coarse as that of fp16. The setting applies to the whole process, so it is
-    restored on exit. It is changed only for CUDA GPUs, because several threads may compute on other
-    devices.
+    By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, which has a
+    10-bit mantissa like fp16. The setting applies to the whole process, so it is restored on exit.
+    It is changed only for CUDA GPUs, because several threads may compute on other devices.
     """
     cudnn: Any = torch.backends.cudnn
     backends = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]

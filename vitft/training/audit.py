@@ -165,7 +165,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     """Return the probable label errors, with one path per distinct image.
 
-    Images whose identical copies have different labels are left out.
+    Images with identical copies under other labels are left out.
     """
     if scored.held_out is None:
         return []

@@ -49,7 +49,7 @@ class BestWeights:
         self.epochs_since_best = 0
         self.weights: dict[str, Tensor] = {}
         self.file = ""
-        """Name of the file in `resume/` that holds `weights`; empty if they are not on disk."""
+        """Name of the file in `resume/` that contains `weights`; empty if they are not on disk."""
         self._validated = cast("RunResults", {})
         self.head_results: SolvedHeadResults | None = None
         """Results of fitting the head; reported even if a later stage yields the best weights."""

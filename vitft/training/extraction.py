@@ -1,7 +1,7 @@
 """Passes over the image files of a run, divided among its processes.
 
-Each file is read by one process. The results are gathered, so that every process knows all images
-and finds the features of all of them.
+Each file is read by one process. The results are gathered, so every process has the facts and the
+features of all images.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Reference distribution of a run's features, used to detect images unlike the training images.
+"""Reference distribution of a run's features, used to detect out-of-distribution images.
 
 The features are the pooled features of the last block of the trained model. If layers before the
 head were trained, these features are not cached; they are computed for a small, stratified sample.
@@ -68,7 +68,7 @@ def write_reference(
 def describe_reference(results: OodResults) -> str:
     """Return a log line that states how often images are flagged as unlike the training images."""
     if results["reason"] is not None:
-        return f"images unlike the training images are not flagged: {results['reason']}"
+        return f"no images will be flagged as unlike the training images: {results['reason']}"
     alarms = percent(results["false_alarms"], 0)
     text = f"flagged as unlike the training images: {alarms} of new images"
     if results["unknown_class"] is None:

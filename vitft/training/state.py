@@ -135,7 +135,7 @@ def load_trainer_state(
 
 
 def optimized_parameters(trainer: Trainer) -> list[Tensor]:
-    """Return the parameters in the order in which the optimiser numbers them."""
+    """Return the parameters in the order of the optimiser's state."""
     return [p for group in trainer.optimizer.param_groups for p in group["params"]]
 
 

@@ -80,7 +80,7 @@ class HeldOut:
 def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     """Hold out a third of the training images, and fit heads to the other images.
 
-    `method` is the method by which the head of the run was fitted to all training images.
+    `method` is the method with which the run fitted its head to all training images.
     """
     inputs, seed = context.inputs, context.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train

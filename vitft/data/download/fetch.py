@@ -240,7 +240,8 @@ def select_archive(
         )
     if url is not None and not is_url(url):
         raise UsageError(
-            f"{url!r} is not a web address", fix="use one that starts with https:// or http://"
+            f"{url!r} is not a web address",
+            fix="use an address that starts with https:// or http://",
         )
     if name is not None:
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)

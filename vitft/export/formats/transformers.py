@@ -49,7 +49,7 @@ HF_ACTIVATIONS: Mapping[Activation, str] = {
     "gelu_tanh": "gelu_pytorch_tanh",
     "quick_gelu": "quick_gelu",
 }
-"""Mapping from vitft's names of activation functions to those of transformers."""
+"""Mapping from vitft's names of activation functions to the names in transformers."""
 PROCESSOR = "TimmWrapperImageProcessor"
 
 

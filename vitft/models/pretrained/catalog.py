@@ -127,7 +127,7 @@ def find_entry(name: str) -> CatalogEntry:
 
     Raises:
         WeightsError: The name is unknown (the message suggests the five most similar names), or
-            vitft's own model does not support these weights (the message says why).
+            vitft's own model does not support these weights (the message states the reason).
     """
     rows = entries_by_name()
     if name not in rows:

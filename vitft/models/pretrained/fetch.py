@@ -46,8 +46,8 @@ class Fetched:
 def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    A copy whose digest differs from the one stated by the hub or the publisher is deleted and
-    fetched once more.
+    If the digest of a copy is not the one stated by the hub or the publisher, the copy is deleted
+    and fetched once more.
 
     Raises:
         WeightsError: The hub is unreachable or refuses the request, a bundled file is missing, the

@@ -1,6 +1,6 @@
 """Reader for weight files of any supported kind; never executes code from a file.
 
-Names and layouts remain as they are in the file; `convert` interprets them.
+Names and layouts are not changed; `convert` interprets them.
 """
 
 import re
