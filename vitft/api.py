@@ -24,7 +24,6 @@ from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
-from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
@@ -214,11 +213,10 @@ class Trained:
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The class does not exist, the image has an unsupported type, or the model is
-                a timm model, whose attention is not accessible.
+            UsageError: The class does not exist, the image has an unsupported type, or the
+                structure of the model does not allow a map.
             RunError: The relevance is not finite.
         """
-        model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
             raise UsageError(
                 f"the model has no class {about!r}",
@@ -226,7 +224,7 @@ class Trained:
             )
         view = self.view(picture_name(0, image), image)
         target = None if about is None else torch.tensor([self.classes.index(about)])
-        heat = relevance_map(model, self.predictor.inputs(view[None]), target)[0]
+        heat = relevance_map(self.predictor.model, self.predictor.inputs(view[None]), target)[0]
         return overlay(Image.fromarray(view), heat)
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:

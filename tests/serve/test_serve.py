@@ -18,6 +18,8 @@ from torch import nn
 from tests.support.serving import Client, serving
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import Postprocess, Scores
@@ -261,7 +263,19 @@ class Plain(nn.Module):
         return self.classify(self.features(x))
 
 
-def test_a_model_without_accessible_attention_is_served_without_overlays() -> None:
+def test_a_timm_model_is_served_with_overlays() -> None:
+    config = TimmConfig(timm="test_resnet", image_size=(16, 16), num_classes=3)
+    model = TimmModel(config).eval()
+    nn.init.normal_(model.head.get_parameter("weight"))
+
+    with serving(make_predictor(model=model)) as client:
+        answer = client.post("/explain", png(0))
+
+    assert answer.status == 200
+    assert Image.open(io.BytesIO(answer.body), formats=["PNG"]).size == (16, 16)
+
+
+def test_a_model_that_cannot_be_explained_is_served_without_overlays() -> None:
     plain = make_predictor(model=Plain())
 
     with serving(plain) as client:

@@ -14,6 +14,8 @@ from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
     least_confident,
@@ -88,14 +90,26 @@ def test_images_named_by_the_audit_have_thumbnails(
     assert (run.path / "thumbs" / thumb_name(train.sha256)).is_file()
 
 
-def test_other_networks_have_thumbnails_without_attention(
-    tmp_path: Path, image_folder: Path
+def test_networks_that_cannot_be_explained_have_thumbnails_without_overlays(
+    tmp_path: Path, image_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
 
-    count = keep(run, manifest, torch.nn.Linear(2, 3))
+    with caplog.at_level("INFO"):
+        count = keep(run, manifest, torch.nn.Linear(2, 3))
 
     assert count == len(list((run.path / "thumbs").iterdir())) == 6
+    assert "the report will have no relevance overlays" in caplog.text
+
+
+def test_mistakes_of_a_timm_model_have_an_overlay(tmp_path: Path, image_folder: Path) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+    config = TimmConfig(timm="test_resnet", image_size=(16, 16), num_classes=3)
+
+    keep(run, manifest, TimmModel(config))
+
+    names = [file.name for file in (run.path / "thumbs").iterdir()]
+    assert sum(name.endswith("-attention.jpg") for name in names) == 3
 
 
 def test_without_logits_there_are_no_thumbnails(

@@ -71,7 +71,7 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="plot the model's filters, position embeddings and attention distances instead",
+        help="plot a ViT's filters, position embeddings and attention distances instead",
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
@@ -160,7 +160,7 @@ def draw_images(
     target = None if args.about is None else model.class_index(args.about)
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
-        postprocess = Postprocess.for_run(args.run, model.classes, model.vit.feature_size)
+        postprocess = Postprocess.for_run(args.run, model.classes, model.net.feature_size)
         output.note(postprocess.describe())
     job = Explainer(
         model=model,

@@ -1,8 +1,10 @@
-"""Attribution maps of a Vision Transformer: one value per patch, from attention and its gradients.
+"""Attribution maps: one value per patch of the image.
 
-`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel. The
-weights equal `Attention.maps`, the logits are computed from them, and gradients flow back to them.
-This needs neither hooks nor a second implementation of the blocks.
+The maps of a Vision Transformer come from its attention and the gradients of it, and those of a
+timm model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit
+attention weights instead of a fused kernel. The weights equal `Attention.maps`, the logits are
+computed from them, and gradients flow back to them. This needs neither hooks nor a second
+implementation of the blocks.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
 grid.
@@ -21,8 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitft.explain.feature_maps import feature_relevance
 from vitft.explain.method import Method
-from vitft.models.timm_model import require_vit
+from vitft.models.timm_model import Model, TimmModel, require_vit
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
 from vitft.system.batch_limit import BatchLimit
@@ -31,6 +34,8 @@ from vitft.system.errors import RunError, UsageError
 
 MAX_WEIGHTS = 20_000_000
 """Maximum number of attention weights in memory (80 MB), over all blocks, heads and images."""
+TIMM_IMAGES = 8
+"""Number of images per backward pass of a timm model."""
 FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(dim=1),
     "max": lambda maps: maps.amax(dim=1),
@@ -54,7 +59,7 @@ def relevance_map(
     """Return the relevance of each patch for a class, scaled to [0, 1] within each image.
 
     Args:
-        model: A VisionTransformer with a head, in eval mode. It is not modified.
+        model: A model with a head, in eval mode. It is not modified.
         pixels: Normalised images (B, channels, S, S), on the same device as the model.
         target: Class indices (B,), or None for the predicted class of each image.
 
@@ -62,7 +67,7 @@ def relevance_map(
         Relevance maps (B, gh, gw), all zero if no patch is relevant to the class.
 
     Raises:
-        UsageError: The model is not a VisionTransformer or has no classes.
+        UsageError: The model has no classes, or its structure does not allow a map.
         RunError: The relevance is not finite.
     """
     return scale_maps(explain(model, pixels, Method(), target).values)
@@ -76,38 +81,58 @@ def explain(
     Only the relevance method uses the `target` classes (B,).
 
     Raises:
-        UsageError: The model is not a VisionTransformer, or lacks the classes, the block or the
-            head that the method needs.
+        UsageError: The model lacks the classes, the attention, the block or the head that the
+            method needs, or its structure does not allow a map.
         RunError: The attribution values are not finite.
         ResourceError: A single image does not fit in memory.
     """
-    vit = require_vit(model, "explain")
-    check_method(vit.config, method)
-    num_tokens = vit.config.num_prefix + vit.config.grid[0] * vit.config.grid[1]
-    size = max(1, MAX_WEIGHTS // (vit.config.depth * vit.config.heads * num_tokens**2))
+    known = model if isinstance(model, TimmModel) else require_vit(model, "explain")
+    check_method(known, method)
 
     def compute(part: slice) -> tuple[Tensor, Tensor]:
         classes = None if target is None else target[part].to(pixels.device)
         with exact_float32(pixels.device):
-            return attribute_tokens(vit, pixels[part], method, classes)
+            if isinstance(known, TimmModel):
+                return feature_relevance(known, pixels[part], classes)
+            return attribute_patches(known, pixels[part], method, classes)
 
-    found = BatchLimit(size).split(compute, len(pixels))
-    tokens, logits = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
-    values = tokens[:, vit.config.num_prefix :].unflatten(1, vit.config.grid).numpy()
-    if not np.isfinite(values).all():
+    found = BatchLimit(batch_images(known)).split(compute, len(pixels))
+    maps, logits = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
+    if not bool(torch.isfinite(maps).all()):
         raise RunError(
-            "the attention of this model contains infinite or NaN values: its training diverged",
+            "the attribution maps of this model contain infinite or NaN values: its training "
+            "diverged",
             fix="train again with a lower learning rate",
         )
-    return Attribution(values=values, logits=logits.numpy())
+    return Attribution(values=maps.numpy(), logits=logits.numpy())
 
 
-def check_method(config: ViTConfig, method: Method) -> None:
-    """Check that the model has the block, the head and the classes that the method needs.
+def batch_images(model: Model) -> int:
+    """Return how many images to explain at once, so that the tensors to keep fit in memory."""
+    if isinstance(model, TimmModel):
+        return TIMM_IMAGES
+    config = model.config
+    num_tokens = config.num_prefix + config.grid[0] * config.grid[1]
+    return max(1, MAX_WEIGHTS // (config.depth * config.heads * num_tokens**2))
+
+
+def check_method(model: Model, method: Method) -> None:
+    """Check that the model has the attention, block, head and classes that the method needs.
 
     Raises:
         UsageError: The model lacks one of them.
     """
+    config = model.config
+    if method.name == "relevance" and not config.num_classes:
+        raise UsageError(
+            "relevance needs a model with classes, but these weights have none",
+            fix="fine-tune the weights first"
+            if isinstance(model, TimmModel)
+            else "use --method rollout or --method attention, or fine-tune the weights first",
+        )
+    if method.name == "relevance":
+        return
+    config = require_vit(model, f"--method {method.name}").config
     wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
     for part, number, count in wanted:
         if number is not None and not 0 <= number < count:
@@ -115,11 +140,14 @@ def check_method(config: ViTConfig, method: Method) -> None:
                 f"the model has no {part} {number}",
                 fix=f"use --{part} with an integer from 0 to {count - 1}",
             )
-    if method.name == "relevance" and not config.num_classes:
-        raise UsageError(
-            "relevance needs a model with classes, but these weights have none",
-            fix="use --method rollout or --method attention, or fine-tune the weights first",
-        )
+
+
+def attribute_patches(
+    model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Apply the method: return the attribution maps (B, gh, gw) and the logits (B, C)."""
+    tokens, logits = attribute_tokens(model, pixels, method, target)
+    return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid), logits
 
 
 def attribute_tokens(

@@ -16,7 +16,7 @@ from vitft.explain.attribution import attention_maps, explain, relevance_map, sc
 from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
-from vitft.models.timm_model import require_vit
+from vitft.models.timm_model import TimmModel, require_vit
 from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
@@ -94,11 +94,11 @@ class Explainer:
             return
         target = None if self.target is None else torch.full((len(pixels),), self.target)
         inputs = self.model.inputs(pixels)
-        found = explain(self.model.vit, inputs, self.method, target)
+        found = explain(self.model.net, inputs, self.method, target)
         features = np.empty((len(pixels), 0), np.float32)
         if self.postprocess.reference is not None:
             with torch.no_grad():
-                features = self.model.vit.features(inputs).float().cpu().numpy()
+                features = self.model.net.features(inputs).float().cpu().numpy()
         for i, (view, heat) in enumerate(zip(pixels, found.values, strict=True)):
             yield view, heat, Scores(found.logits[i : i + 1], features[i : i + 1])
 
@@ -120,15 +120,17 @@ class Explainer:
         if len(self.tiles) < MAX_ON_SHEET:
             self.tiles.append(SheetTile((picture, blended), result.caption()))
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
-        if is_overview or self.arrays:
-            maps = self.attention(pixels)
-            if is_overview:
-                heads = heads_sheet(head_maps(self.model, maps))
-                self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
-            if self.arrays:
-                buffer = io.BytesIO()
-                np.savez(buffer, heat=heat, attention=maps, logits=scores.logits[0])
-                self.write(self.out / f"{stem}.npz", buffer.getvalue())
+        has_attention = not isinstance(self.model.net, TimmModel)
+        wanted = has_attention and (is_overview or self.arrays)
+        maps = self.attention(pixels) if wanted else None
+        if is_overview and maps is not None:
+            heads = heads_sheet(head_maps(self.model, maps))
+            self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
+        if self.arrays:
+            buffer = io.BytesIO()
+            attention = {} if maps is None else {"attention": maps}
+            np.savez(buffer, heat=heat, **attention, logits=scores.logits[0])
+            self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
     def result_for(self, path: str, file: Path, scores: Scores) -> ExplainedImage:
@@ -151,7 +153,8 @@ class Explainer:
     @torch.no_grad()
     def attention(self, pixels: Pixels) -> NDArray[np.float32]:
         """Return the attention maps (L, H, N, N) of all blocks and heads for one image."""
-        maps, _ = attention_maps(self.model.vit, self.model.inputs(pixels[None]))
+        vit = require_vit(self.model.net, "an attention map")
+        maps, _ = attention_maps(vit, self.model.inputs(pixels[None]))
         return torch.cat(maps).float().cpu().numpy()
 
     def write(self, file: Path, content: bytes) -> None:
@@ -177,7 +180,7 @@ def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.fl
     Returns:
         Maps (L, H, gh, gw), each scaled to [0, 1].
     """
-    config = model.vit.config
+    config = require_vit(model.net, "an attention map").config
     rows = slice(config.num_read) if config.pool == "cls" else slice(config.num_prefix, None)
     patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
@@ -200,18 +203,17 @@ def illustrate_predictions(
     A prediction whose `view` is None gets no overlay.
 
     Raises:
-        UsageError: The model is a timm model, whose attention is not accessible.
+        UsageError: The structure of the model does not allow a map.
         RunError: The folder is not writable, or the relevance is not finite.
         ResourceError: The disk is full.
     """
     assert isinstance(engine, Predictor)
-    model = require_vit(engine.model, "--explain")
     with writing(folder, option="--explain"):
         folder.mkdir(parents=True, exist_ok=True)
     for number, prediction in enumerate(predictions, start=1):
         if prediction.view is not None:
             torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
-            heat = relevance_map(model, engine.inputs(prediction.view[None]))[0]
+            heat = relevance_map(engine.model, engine.inputs(prediction.view[None]))[0]
             picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
             name = f"{number:06}-{safe_stem(prediction.path)}.png"
             write_atomically(folder / name, picture)

@@ -15,9 +15,7 @@ from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.weights import open_pretrained
-from vitft.models.timm_model import require_vit
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.timm_model import Model
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError
 
@@ -27,7 +25,7 @@ class ExplainedModel:
     """A model with its preprocessing and the names of its classes."""
 
     name: str
-    vit: VisionTransformer
+    net: Model
     transform: EvalTransform
     classes: tuple[str, ...]
     """Names of the outputs, or their indices if unnamed; empty if there is no head."""
@@ -36,7 +34,7 @@ class ExplainedModel:
 
     @property
     def device(self) -> torch.device:
-        return self.vit.pos_embed.device
+        return next(self.net.parameters()).device
 
     def inputs(self, pixels: Pixels) -> torch.Tensor:
         """Normalise images (B, S, S, 3) and move them to the device of the model."""
@@ -65,17 +63,17 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
     Raises:
         RunError: The run does not exist or is damaged.
         WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The model is a timm model, or the device cannot be used.
+        UsageError: The device cannot be used.
     """
     path = find_model(run)
     state, card = load_classifier(path)
-    vit = require_vit(build_model(state, card.architecture), "explain")
+    net = build_model(state, card.architecture).to(pick_device(device))
     folder = path.resolve().parent
     return ExplainedModel(
         name=folder.name if path.name == "model.safetensors" else path.stem,
-        vit=vit.to(pick_device(device)),
+        net=net,
         transform=card.transform,
-        classes=output_names(vit.config, card.classes),
+        classes=output_names(net.config.num_classes, card.classes),
         run=folder,
     )
 
@@ -93,27 +91,28 @@ def load_weights_model(
     found = locate(name)
     if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
         raise UsageError(
-            f"cannot explain {name}: these weights are for a timm model, whose attention is not "
-            "accessible",
-            fix="use weights listed by `vitft weights list`, without the timm: prefix",
+            f"cannot explain {name}: the pretrained weights of timm models can be explained only "
+            "after fine-tuning",
+            fix="fine-tune them and use --run, or use weights listed by `vitft weights list`, "
+            "without the timm: prefix",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture
     if source.unusable_head:  # its input is not the feature computed by this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
         config = replace(config, num_classes=0)
-    vit = require_vit(build_model({n: t.float() for n, t in tensors.items()}, config), "explain")
+    net = build_model({n: t.float() for n, t in tensors.items()}, config)
     return ExplainedModel(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
-        vit=vit.to(pick_device(device)),
+        net=net.to(pick_device(device)),
         transform=source.transform,
-        classes=output_names(vit.config, source.classes),
+        classes=output_names(config.num_classes, source.classes),
     )
 
 
-def output_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes, or their indices if unnamed."""
-    return classes or tuple(str(i) for i in range(config.num_classes))
+def output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of `number` classes, or their indices if unnamed."""
+    return classes or tuple(str(i) for i in range(number))
 
 
 def validation_files(run: Path | None) -> list[str]:

@@ -20,6 +20,7 @@ from vitft.data.loading import decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
 from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
+from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
@@ -42,15 +43,15 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     The attention distance is averaged over at most 128 images, evenly spaced in the list.
 
     Raises:
+        UsageError: The model is a timm model.
         RunError: The folder is not writable.
         ResourceError: The disk is full.
     """
     from vitft.report.plots import distance_png, filters_png, positions_png
 
-    filters = filters_png(*patch_filters(model.vit), title=f"{model.name}: filters")
-    positions = positions_png(
-        position_similarity(model.vit), title=f"{model.name}: position embeddings"
-    )
+    vit = require_vit(model.net, "--model")
+    filters = filters_png(*patch_filters(vit), title=f"{model.name}: filters")
+    positions = positions_png(position_similarity(vit), title=f"{model.name}: position embeddings")
     figures = {"filters.png": filters, "positions.png": positions}
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
     transform = model.transform
@@ -59,9 +60,9 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     )
     stacks = list(stack_batches(views, 8))
     batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
-    distance, count = attention_distance(model.vit, batches)
+    distance, count = attention_distance(vit, batches)
     if count:
-        config, title = model.vit.config, f"{model.name}: attention distance"
+        config, title = vit.config, f"{model.name}: attention distance"
         uniform = float(patch_distances(config.grid, config.patch_size).mean())
         figures["distance.png"] = distance_png(distance, count, uniform, title)
     with writing(out):

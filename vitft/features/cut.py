@@ -21,28 +21,35 @@ from vitft.system.device import exact_float32
 class Prefix(nn.Module):
     """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features.
 
-    Tokens are (B, N, width), and pooled features are (B, feature_size).
+    Tokens are (B, N, width), or have the shape of the block's input in a timm model. Pooled
+    features are (B, feature_size).
     """
 
     def __init__(self, model: Model, stop: int, *, autocast: bool = False) -> None:
         super().__init__()
         self.model, self.stop, self.autocast = model, stop, autocast
-        self.pooled = stop == model.config.depth
-        self.shape, self.leading = output_shape(model, pooled=self.pooled)
+        self.pooled = stop == len(model.blocks)
+        self.shape, self.leading = output_shape(model, stop)
         """Shape of the output for one image, (D,) or (N, D), and the number of leading dimensions
         that belong to the last block."""
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        if isinstance(self.model, TimmModel) or self.pooled:
+        if self.pooled:
             return self.model.features(pixels)
+        if isinstance(self.model, TimmModel):
+            return self.model.tokens_before(pixels, self.stop)
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
         """Return the SHA-256 of everything that affects the output, except pixels and precision."""
         if isinstance(self.model, TimmModel):
-            return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
-        frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
+            after = frozenset() if self.pooled else self.model.trained_after(self.stop)
+            state = self.model.net.state_dict()
+            used = {name: t for name, t in state.items() if f"net.{name}" not in after}
+            cut = "" if self.pooled else f" {self.stop}"
+            return state_digest(f"{self.model.config.without_head()}{cut}", used)
+        frozen = (f"blocks.{i}." for i in range(self.stop, len(self.model.blocks)))
         behind = (
             "head.",
             "last_head.",
@@ -69,15 +76,21 @@ class Prefix(nn.Module):
         return copy.deepcopy(self).to(torch.bfloat16)
 
 
-def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
-    """Describe the output of a `Prefix` for one image.
+def output_shape(model: Model, stop: int) -> tuple[tuple[int, ...], int]:
+    """Describe the output of a `Prefix` that stops before block `stop`, for one image.
 
     Returns:
         The shape, which is (D,) for pooled features and (N, D) for tokens, and the number of
-        leading dimensions that belong to the last block.
+        leading dimensions that belong to the last block. In a timm model, tokens have the shape of
+        the block's input, and their last dimension is counted.
     """
+    pooled = stop == len(model.blocks)
     if isinstance(model, TimmModel):
-        return (model.feature_size,), model.feature_size
+        if pooled:
+            return (model.feature_size,), model.feature_size
+        with torch.no_grad():
+            shape = tuple(model.tokens_before(model.blank(1), stop).shape[1:])
+        return shape, shape[-1]
     config = model.config
     if pooled:
         return (config.feature_size,), replace(config, read_blocks=1).feature_size
@@ -86,7 +99,7 @@ def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
 
 def last_block_size(model: Model) -> int:
     """Return the number of dimensions of a pooled feature that come from the last block."""
-    return output_shape(model, pooled=True)[1]
+    return output_shape(model, len(model.blocks))[1]
 
 
 class Suffix(nn.Module):
@@ -94,7 +107,7 @@ class Suffix(nn.Module):
 
     def __init__(self, model: Model, start: int) -> None:
         super().__init__()
-        self.start, self.pooled = start, start == model.config.depth
+        self.start, self.pooled = start, start == len(model.blocks)
         self.model = model
 
     def train(self, mode: bool = True) -> "Suffix":
@@ -102,14 +115,17 @@ class Suffix(nn.Module):
         self.training = mode
         self.model.eval()
         parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
-        if not isinstance(self.model, TimmModel):
-            parts += self.model.blocks[self.start :]
+        parts += list(self.model.blocks)[self.start :]
+        if isinstance(self.model, TimmModel) and not self.pooled:
+            after = self.model.trained_after(self.start)
+            owners = {name.rpartition(".")[0] for name in after}  # e.g. BatchNorm between stages
+            parts += [self.model.get_submodule(name) for name in sorted(owners)]
         for part in parts:
             part.train(mode)
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if isinstance(self.model, TimmModel) or self.pooled:
+        if self.pooled:
             return self.model.classify(inputs)
         return self.model.classify(self.model.finish(inputs, self.start))
 
@@ -139,7 +155,7 @@ class Cut(NamedTuple):
 
 def cut_model(model: Model, freeze: str) -> Cut:
     """Cut a model that `models.freeze.freeze_model` has frozen with the same value of `freeze`."""
-    frozen = frozen_blocks(freeze, model.config.depth)
+    frozen = frozen_blocks(freeze, len(model.blocks))
     if frozen is None:
         return Cut(None, Whole(model))
     return Cut(Prefix(model, frozen), Suffix(model, frozen))

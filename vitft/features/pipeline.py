@@ -174,10 +174,15 @@ def build_pipeline(
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model does not have the layers of the stage, or does not support activation
-            checkpointing.
+        UsageError: The model does not have the layers of the stage, cannot be cut before them, or
+            does not support activation checkpointing.
     """
     set_checkpointing(model, spec.checkpointing)
+    require(
+        not (isinstance(model, TimmModel) and spec.checkpointing and stage.startswith("blocks:")),
+        f"train.checkpointing=true cannot be combined with --freeze {stage} for timm models",
+        fix="remove train.checkpointing, or use --freeze none",
+    )
     if stage == "lora":
         add_adapters(model, spec)
     trained = freeze_model(model, stage)
@@ -271,7 +276,9 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     store = extractor.store(view)
     assert isinstance(store, Store)
     each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
-    sizes = [count(images, "image"), count(shape[0], "token"), count(shape[1], "value")]
+    sizes = [count(images, "image"), count(math.prod(shape), "value")]
+    if len(shape) == 2:  # feature maps of timm models may have more dimensions
+        sizes[1:] = [count(shape[0], "token"), count(shape[1], "value")]
     words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
     words = f"{format_bytes(images * each)} ({words})"
     found = f"; already cached: {count(here, 'image')}" if here else ""

@@ -23,6 +23,11 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
     if freeze in ("none", "lora"):
         return None
     trained = int(freeze.removeprefix("blocks:"))
+    if not depth:
+        raise UsageError(
+            f"train.freeze={freeze} cannot be used: timm does not list the blocks of this model",
+            fix="use --freeze head (linear probe), --freeze lora or --freeze none (whole model)",
+        )
     if trained > depth:
         raise UsageError(
             f"train.freeze={freeze} cannot be used: the model has only {count(depth, 'block')}",
@@ -36,22 +41,21 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
 
     Raises:
         UsageError: `freeze` is `pre_logits` but the model has no such layer, or `freeze` is
-            `blocks:N` but the model is a timm model or has fewer than N blocks.
+            `blocks:N` but the model has fewer than N blocks or cannot be cut before them.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
             "train.freeze=pre_logits cannot be used: the model has no pre_logits layer",
             fix="use --freeze head, or load weights that have this layer and add --pre-logits keep",
         )
-    if isinstance(model, TimmModel) and freeze.startswith("blocks:"):
-        raise UsageError(
-            f"train.freeze={freeze} cannot be used with timm models such as {model.config.timm}, "
-            "only with vitft's own Vision Transformers",
-            fix="use --freeze head (linear probe), --freeze lora or --freeze none (whole model)",
-        )
-    frozen = frozen_blocks(freeze, model.config.depth)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_trained(name, freeze, frozen))
+    frozen = frozen_blocks(freeze, len(model.blocks))
+    if isinstance(model, TimmModel) and freeze.startswith("blocks:") and frozen is not None:
+        after = model.trained_after(frozen)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in after)
+    else:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(is_trained(name, freeze, frozen))
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 

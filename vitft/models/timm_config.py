@@ -26,8 +26,6 @@ class TimmConfig:
     num_classes: Annotated[int, Range(ge=0)] = 0
     """Number of classes; 0 for a model without a head, which returns features."""
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
-    depth: ClassVar[int] = 0
-    """Number of blocks that can be frozen separately (always 0)."""
     pre_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -15,6 +15,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitft.models.card import AnyConfig
+from vitft.models.timm_blocks import (
+    Visit,
+    block_names,
+    input_of,
+    parameters_after,
+    resume_at,
+    visiting,
+    watch_blocks,
+)
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import UsageError
@@ -64,6 +73,11 @@ class TimmModel(nn.Module):
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
         self.net.pretrained_cfg.pop("state_dict", None)  # a second copy of the weights
+        self.block_names = block_names(self.net)
+        """Module paths of the network's blocks, in order; empty if timm does not list them."""
+        watch_blocks(self.net, self.block_names)
+        self.cuts: dict[int, frozenset[str]] = {}
+        """Results of `trained_after` for the network, by block."""
         self.pre_logits = nn.Identity()
         self.head: nn.Module = nn.Identity()
         if config.num_classes:
@@ -79,6 +93,62 @@ class TimmModel(nn.Module):
         Shapes: (B, channels, height, width) to (B, `feature_size`).
         """
         return self.net(pixels)
+
+    def trace(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Run the network and keep the tensors inside it, for gradients.
+
+        Returns:
+            The outputs (B, ...) of all blocks that return a tensor and of timm's
+            `forward_features`, in order; and the logits (B, C).
+        """
+        with visiting(Visit()) as visit:
+            last = self.net.forward_features(pixels)
+            outputs = [*visit.outputs, *([last] if isinstance(last, Tensor) else [])]
+            return outputs, self.classify(self.net.forward_head(last))
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The network's blocks, in order; empty if timm does not list them."""
+        return [self.net.get_submodule(name) for name in self.block_names]
+
+    def tokens_before(self, pixels: Tensor, block: int) -> Tensor:
+        """Run the network up to a block, and return the block's input (B, ...)."""
+        tokens = input_of(self.net, self.blocks[block], pixels)
+        assert isinstance(tokens, Tensor), "checked by `trained_after`"
+        return tokens
+
+    def finish(self, tokens: Tensor, start: int) -> Tensor:
+        """Return pooled features (B, `feature_size`), given the input (B, ...) of block `start`."""
+        pooled, _ = resume_at(self.net, self.blocks[start], tokens, self.blank(1))
+        return pooled
+
+    def blank(self, images: int) -> Tensor:
+        """Return images of zeros, on the device and in the dtype of the weights."""
+        shape = images, self.config.in_channels, *self.config.image_size
+        return next(self.net.parameters()).new_zeros(shape)
+
+    def trained_after(self, start: int) -> frozenset[str]:
+        """Return the names of the parameters of this model that are used only from a block on.
+
+        The head is included.
+
+        Raises:
+            UsageError: The network cannot be cut before this block.
+        """
+        if start not in self.cuts:
+            was_training = self.net.training
+            self.net.eval()
+            found = parameters_after(self.net, self.blocks[start], self.blank(2))
+            self.net.train(was_training)
+            if isinstance(found, str):
+                raise UsageError(
+                    f"train.freeze=blocks:{len(self.block_names) - start} cannot be used with "
+                    f"timm's {self.config.timm}: {found}",
+                    fix="use --freeze head (linear probe), --freeze lora or --freeze none (whole "
+                    "model)",
+                )
+            self.cuts[start] = frozenset(f"net.{name}" for name in found)
+        return self.cuts[start] | {n for n, _ in self.named_parameters() if n.startswith("head.")}
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
@@ -199,5 +269,5 @@ def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
     raise UsageError(
         f"{feature} needs the attention weights of vitft's own Vision Transformer, but the model "
         f"is {name}",
-        fix="use a model fine-tuned from weights listed by `vitft weights list`",
+        fix="omit it, or use a model fine-tuned from weights listed by `vitft weights list`",
     )

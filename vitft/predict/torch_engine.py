@@ -19,7 +19,7 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.predict.engine import Pipeline, Views, decode_view
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
@@ -192,8 +192,7 @@ def bf16_copy(model: Model) -> "Prefix":
     """Return a copy of the model that computes features in bf16, as feature extraction does."""
     from vitft.features.cut import Prefix  # it imports torch's optimisers
 
-    depth = 0 if isinstance(model, TimmModel) else model.config.depth
-    return Prefix(model, depth).in_precision("bf16")
+    return Prefix(model, len(model.blocks)).in_precision("bf16")
 
 
 def local_device(device: str) -> str:

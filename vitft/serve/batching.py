@@ -7,6 +7,7 @@ has a maximum length, which bounds the waiting time. Further images are refused 
 
 import asyncio
 import io
+import logging
 import os
 import queue
 import threading
@@ -22,7 +23,6 @@ from PIL import Image
 
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
-from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import (
     LoadedImage,
     Pipeline,
@@ -35,8 +35,10 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
-from vitft.system.errors import ImageError
+from vitft.system.errors import ImageError, UsageError
 from vitft.system.malloc import return_memory
+
+log = logging.getLogger(__name__)
 
 SCAN_MARKER = b"\xff\xda"
 """Marker at the start of each JPEG scan. It cannot occur in the compressed data of a scan."""
@@ -77,15 +79,16 @@ class BatchQueue:
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
         self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
+        self.can_explain = self.find_can_explain(blank)
 
-    @property
-    def can_explain(self) -> bool:
-        """Whether predictions can be explained.
-
-        Predictions of timm models cannot be explained, because their attention weights are not
-        accessible.
-        """
-        return isinstance(self.predictor.model, VisionTransformer)
+    def find_can_explain(self, blank: Views) -> bool:
+        """Return whether an image (H, W, 3) can be explained: not with every timm model."""
+        try:
+            self.relevance(blank, None)
+        except UsageError as error:
+            log.info(f"predictions cannot be explained: {error.problem}")
+            return False
+        return True
 
     async def serve(self) -> None:
         """Predict queued images until cancelled."""

@@ -16,7 +16,7 @@ from vitft.data.split import Row
 from vitft.features.folds import stratified_subset
 from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
 from vitft.metrics.results import OodResults
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import exact_float32
 from vitft.system.rundir import RunDir
@@ -109,6 +109,6 @@ def trained_features(inputs: StageInputs, model: Model, batch: Tensor, part: sli
     The batch contains inputs of the trained layers: pixels, or tokens of the frozen layers.
     """
     with exact_float32(inputs.data.device):
-        if inputs.cut.prefix is None or isinstance(model, TimmModel):
+        if inputs.cut.prefix is None:
             return model.eval().features(batch[part]).float().cpu()
         return model.eval().finish(batch[part], inputs.cut.prefix.stop).float().cpu()

@@ -77,10 +77,9 @@ def write_thumbnails(
     """
     try:
         predicted, rows = select_images(run.path, manifest)
-        own = model if isinstance(model, VisionTransformer) else None
-        if own is not None and predicted and precision == "bf16":
-            own = copy.deepcopy(own).to(torch.bfloat16)
-        maker = ThumbnailMaker(manifest, own, transform, max_pixels, predicted)
+        if isinstance(model, VisionTransformer) and predicted and precision == "bf16":
+            model = copy.deepcopy(model).to(torch.bfloat16)
+        maker = ThumbnailMaker(manifest, model, transform, max_pixels, predicted)
         return write_folder(run.path, maker, rows)
     except VitftError as error:
         log.warning(f"the report will have no thumbnails: {error.problem}")
@@ -92,8 +91,8 @@ class ThumbnailMaker:
     """Renderer of thumbnails and attention overlays for the images of a run."""
 
     manifest: Manifest
-    model: VisionTransformer | None
-    """Model whose attention is drawn; None if attention cannot be drawn for this model."""
+    model: nn.Module
+    """Model whose predictions the overlays explain."""
     transform: EvalTransform
     max_pixels: int
     predicted: Mapping[str, int]
@@ -109,16 +108,15 @@ class ThumbnailMaker:
             )
         except ImageError:
             return None
-        wanted = self.model is not None and row.sha256 in self.predicted
-        view = self.transform.pixels(image) if wanted else None
+        view = self.transform.pixels(image) if row.sha256 in self.predicted else None
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
-        """Yield the digest of each view, and a JPEG that shows attention for the predicted class.
+        """Yield the digest of each view, and a JPEG that shows relevance to the predicted class.
 
-        If attention cannot be drawn, this is logged and the iteration ends.
+        If relevance cannot be drawn, this is logged and the iteration ends.
         """
-        if self.model is None or not views:
+        if not views:
             return
         model, items = self.model.eval(), list(views.items())
         on_cpu = next(model.parameters()).device.type == "cpu"
@@ -134,12 +132,12 @@ class ThumbnailMaker:
             for drawn in in_order(draw, batches, workers=before if on_cpu else 1):
                 yield from drawn
         except VitftError as error:  # thumbnails are written without overlays
-            log.info(f"the report will have no attention overlays: {error.problem}")
+            log.info(f"the report will have no relevance overlays: {error.problem}")
         finally:
             torch.set_num_threads(before)
 
     def draw_attention(
-        self, model: VisionTransformer, views: Mapping[str, PixelArray]
+        self, model: nn.Module, views: Mapping[str, PixelArray]
     ) -> list[tuple[str, bytes]]:
         """Return the digest and the overlay of each view in a batch."""
         some = next(model.parameters())
@@ -164,8 +162,8 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
     views: dict[str, PixelArray] = {}
     count = 0
-    overlays = len(maker.predicted) if maker.model is not None else 0
-    with writing(folder), console.Progress("drawing thumbnails", len(rows) + overlays) as progress:
+    total = len(rows) + len(maker.predicted)
+    with writing(folder), console.Progress("drawing thumbnails", total) as progress:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):

@@ -1,0 +1,179 @@
+"""Attribution maps of timm models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.models.test_timm_blocks import images, random_timm
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.explain.attribution import explain, relevance_map
+from vitft.explain.feature_maps import Layout, feature_relevance, find_layout
+from vitft.explain.method import Method
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
+from vitft.models.timm_model import TimmModel
+from vitft.system.errors import UsageError
+
+GRIDS = {
+    "test_resnet": (2, 2),
+    "test_convnext": (2, 2),
+    "test_efficientnet": (2, 2),
+    "mobilevit_xxs": (2, 2),
+    "hrnet_w18_small": (2, 2),
+    "vit_tiny_r_s16_p8_224": (2, 2),
+    "eva02_tiny_patch14_224": (4, 4),
+    "poolformer_s12": (2, 2),
+}
+"""Architectures with the grids of their maps for images of 64 pixels."""
+
+
+@pytest.mark.parametrize(("name", "grid"), GRIDS.items(), ids=[*GRIDS])
+def test_each_structure_gets_a_map_of_the_class(name: str, grid: tuple[int, int]) -> None:
+    model = random_timm(name)
+    pixels = images(model)
+
+    found = [explain(model, pixels, Method(), torch.full((3,), i)) for i in range(3)]
+
+    assert found[0].values.shape == (3, *grid)
+    assert min(one.values.min() for one in found) >= 0
+    assert max(one.values.max() for one in found) > 0
+    assert any(not np.allclose(one.values, found[0].values) for one in found[1:])
+    with torch.no_grad():
+        expected = model(pixels).numpy()
+    assert found[0].logits == pytest.approx(expected, abs=1e-4 * float(np.abs(expected).max()))
+
+
+def test_without_a_class_the_predicted_one_is_explained() -> None:
+    model = random_timm("test_resnet")
+    pixels = images(model)
+
+    found = relevance_map(model, pixels)
+
+    assert np.array_equal(found, relevance_map(model, pixels, model(pixels).argmax(dim=-1)))
+    assert found.min() == 0
+
+
+def test_where_the_head_averages_positions_the_map_is_grad_cam() -> None:
+    model = random_timm("test_resnet")
+    pixels = images(model)
+    with torch.no_grad():
+        features = model.net.forward_features(pixels)  # (B, D, 2, 2)
+        expected = torch.einsum("bdij,d->bij", features, model.head.weight[1]) / 4
+
+    found, _ = feature_relevance(model, pixels, torch.ones(3, dtype=torch.long))
+
+    assert torch.allclose(found, expected.clamp(min=0), atol=1e-4)
+
+
+def test_a_map_that_only_the_class_token_reads_is_taken_before_the_last_block() -> None:
+    model = random_timm("test_vit")  # class token
+
+    found, _ = feature_relevance(model, images(model))
+
+    assert found.shape == (3, 4, 4)
+    assert bool(found.any(dim=2).any(dim=1).all())
+
+
+def test_the_map_lies_where_the_only_evidence_is() -> None:
+    model = random_timm("test_convnext", side=128)
+    blank = images(model, 1) * 0
+
+    def outside(part: tuple[slice, slice]) -> Tensor:
+        picture = blank.clone()
+        picture[0, :, part[0], part[1]] = 3
+        plain, _ = feature_relevance(model, blank, torch.tensor([0]))
+        found, _ = feature_relevance(model, picture, torch.tensor([0]))
+        return (found - plain).abs()[0]
+
+    changed = outside((slice(0, 40), slice(0, 40)))
+
+    assert changed[:2, :2].sum() > changed[2:, 2:].sum()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "layout"),
+    [
+        ((1, 512, 7, 7), (224, 224), Layout(1, 0, (7, 7))),
+        ((1, 7, 7, 768), (224, 224), Layout(3, 0, (7, 7))),
+        ((1, 768, 4, 7), (128, 224), Layout(1, 0, (4, 7))),
+        ((1, 197, 384), (224, 224), Layout(2, 1, (14, 14))),
+        ((1, 196, 384), (224, 224), Layout(2, 0, (14, 14))),
+        ((1, 8, 384), (32, 64), Layout(2, 0, (2, 4))),
+        ((1, 16, 196, 128), (224, 224), None),
+        ((1, 768), (224, 224), None),
+        ((1, 3, 384), (224, 224), None),
+    ],
+)
+def test_positions_are_found_by_the_aspect_of_the_image(
+    shape: tuple[int, ...], size: tuple[int, int], layout: Layout | None
+) -> None:
+    assert find_layout(shape, size, (1, 0)) == layout
+
+
+def test_a_structure_without_positions_is_refused() -> None:
+    with pytest.raises(UsageError, match="coat_tiny cannot be explained") as caught:
+        relevance_map(random_timm("coat_tiny", side=224), torch.zeros(1, 3, 224, 224))
+
+    assert "use another model" in caught.value.fix
+
+
+def test_methods_that_need_attention_are_refused_for_timm_models() -> None:
+    model = random_timm("test_resnet")
+
+    with pytest.raises(UsageError, match="--method rollout needs the attention weights"):
+        explain(model, images(model), Method(name="rollout"))
+
+
+# commands -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A checkpoint of a small ResNet and a photo beside it."""
+    model = random_timm("test_resnet")
+    save(tmp_path / "model.safetensors", model)
+    noise = np.random.default_rng(0).integers(0, 255, (80, 90, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.png")
+    return tmp_path / "model.safetensors"
+
+
+def save(path: Path, model: TimmModel) -> None:
+    transform = EvalTransform(image_size=model.config.image_size)
+    card = Card(architecture=model.config, transform=transform, classes=("a", "b", "c"))
+    save_checkpoint(path, model.state_dict(), card)
+
+
+def test_explain_writes_pictures_and_arrays(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run.parent / "explained"
+    photo = str(run.parent / "photo.png")
+
+    code = main(["explain", photo, "--run", str(run), "--arrays", "--out", str(out)])
+
+    assert code == 0
+    assert "relevance maps of 1 image" in capsys.readouterr().out
+    with Image.open(out / "001-photo.png") as picture:
+        assert picture.size == (64, 64)
+    with np.load(out / "001-photo.npz") as arrays:
+        assert {*arrays} == {"heat", "logits"}
+        assert arrays["heat"].shape == (2, 2)
+
+
+def test_predict_writes_pictures(run: Path) -> None:
+    out, photo = run.parent / "pictures", str(run.parent / "photo.png")
+
+    code = main(["predict", photo, "--run", str(run), "--explain", str(out)])
+
+    assert code == 0
+    assert [file.suffix for file in out.iterdir()] == [".png"]
+
+
+def test_figures_of_the_weights_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["explain", "--model", "--run", str(run)])
+
+    assert code == 2
+    assert "--model needs the attention weights" in capsys.readouterr().err

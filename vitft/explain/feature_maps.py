@@ -1,0 +1,113 @@
+"""Attribution maps of timm models: gradient times activation on a feature map of the network.
+
+This is Grad-CAM without averaging the gradient over positions (HiResCAM), so that positions which
+the head weights differently keep their own weight. If the head averages the positions, as most CNNs
+do, the two are equal. It needs no attention weights and therefore works for CNNs, hierarchical
+Transformers and MLP-Mixers alike.
+
+Notation: B images, C classes, D channels; gh and gw are the numbers of rows and columns of a
+feature map.
+
+Sources: Selvaraju et al. 2017 (Grad-CAM), https://arxiv.org/abs/1610.02391; Draelos and Carin 2020
+(HiResCAM), https://arxiv.org/abs/2011.08891.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitft.models.timm_model import TimmModel
+from vitft.system.errors import UsageError
+
+MAX_ASPECT_ERROR = 1.5
+"""Maximum ratio between the aspect ratio of a feature map and that of the image. Small maps may
+differ, because their sides are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the positions of the image are in a tensor (B, ...)."""
+
+    channels: int
+    """Dimension of the channels."""
+    prefix: int
+    """Number of tokens before the positions, e.g. 1 for a class token."""
+    grid: tuple[int, int]
+    """Numbers of rows and columns of the positions."""
+
+    def sum_channels(self, values: Tensor) -> Tensor:
+        """Return the sums over the channels at each position: (B, ...) to (B, gh, gw)."""
+        return values.sum(self.channels).flatten(1)[:, self.prefix :].unflatten(1, self.grid)
+
+
+def find_layout(
+    shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
+) -> Layout | None:
+    """Return the layout of a tensor of this shape, or None if its positions are not clear.
+
+    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The aspect
+    ratio of the positions must be about that of the image. `prefixes` are the possible numbers of
+    tokens before the positions.
+    """
+    aspect = image_size[0] / image_size[1]
+
+    def error(grid: tuple[int, int]) -> float:
+        ratio = grid[0] / grid[1] / aspect
+        return max(ratio, 1 / ratio)
+
+    layouts: list[Layout] = []
+    if len(shape) == 4:
+        layouts = [Layout(1, 0, (shape[2], shape[3])), Layout(3, 0, (shape[1], shape[2]))]
+    if len(shape) == 3:
+        for prefix in prefixes:
+            count = shape[1] - prefix
+            rows = max(1, round(math.sqrt(max(0, count) * aspect)))
+            if count > 0 and count % rows == 0:
+                layouts.append(Layout(2, prefix, (rows, count // rows)))
+    errors = [error(layout.grid) for layout in layouts]
+    if not errors or min(errors) > MAX_ASPECT_ERROR:
+        return None
+    return layouts[errors.index(min(errors))]
+
+
+def feature_relevance(
+    model: TimmModel, pixels: Tensor, target: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
+
+    The last feature map whose positions affect the class score is used. In a Transformer whose head
+    reads only the class token, this is the input of the last block. The LayerNorm that follows it
+    ignores the length of a token, so gradient times activation would be zero; the difference to the
+    mean token is used instead.
+
+    Raises:
+        UsageError: No layer of the network has positions that belong to parts of the image.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs, logits = model.trace(pixels.clone().requires_grad_())
+        wanted = logits.argmax(dim=-1) if target is None else target
+        score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
+        gradients = torch.autograd.grad(score, outputs, allow_unused=True) if outputs else ()
+    prefixes = sorted({getattr(model.net, "num_prefix_tokens", 0), 0, 1}, reverse=True)
+    size = pixels.shape[-2], pixels.shape[-1]
+    found: Tensor | None = None
+    for output, gradient in zip(reversed(outputs), reversed(gradients), strict=True):
+        layout = find_layout(output.shape, size, prefixes)
+        if layout is None or gradient is None:
+            continue
+        values = output.detach()
+        if layout.channels == 2 and output is not outputs[-1]:
+            values = values - values[:, layout.prefix :].mean(dim=1, keepdim=True)
+        found = layout.sum_channels(values * gradient).clamp(min=0)
+        if bool(layout.sum_channels(gradient.abs()).any()):
+            break
+    if found is None:
+        raise UsageError(
+            f"timm's {model.config.timm} cannot be explained: the outputs of its layers do not "
+            "belong to parts of the image",
+            fix="use another model, e.g. timm:resnet50 or one listed by `vitft weights list`",
+        )
+    return found, logits.detach()
