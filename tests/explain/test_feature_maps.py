@@ -63,7 +63,7 @@ def test_where_the_head_averages_positions_the_map_is_grad_cam() -> None:
     pixels = images(model)
     with torch.no_grad():
         features = model.net.forward_features(pixels)  # (B, D, 2, 2)
-        expected = torch.einsum("bdij,d->bij", features, model.head.weight[1]) / 4
+        expected = torch.einsum("bdij,d->bij", features, model.head.get_parameter("weight")[1]) / 4
 
     found, _ = feature_relevance(model, pixels, torch.ones(3, dtype=torch.long))
 

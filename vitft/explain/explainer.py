@@ -128,8 +128,8 @@ class Explainer:
             self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
         if self.arrays:
             buffer = io.BytesIO()
-            attention = {} if maps is None else {"attention": maps}
-            np.savez(buffer, heat=heat, **attention, logits=scores.logits[0])
+            arrays = {"heat": heat, "logits": scores.logits[0]}
+            np.savez(buffer, **(arrays if maps is None else {**arrays, "attention": maps}))  # type: ignore[arg-type]
             self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
