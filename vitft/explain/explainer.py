@@ -129,7 +129,7 @@ class Explainer:
         if self.arrays:
             buffer = io.BytesIO()
             arrays = {"heat": heat, "logits": scores.logits[0]}
-            np.savez(buffer, **(arrays if maps is None else {**arrays, "attention": maps}))  # type: ignore[arg-type]
+            np.savez(buffer, **(arrays if maps is None else {**arrays, "attention": maps}))
             self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
