@@ -25,9 +25,10 @@ class DataSpec:
     """Images and the validation split."""
 
     path: str = ""
-    """Image folder with one folder per class, or with train/ and val/, each with one folder per
-    class; a table (.csv, .tsv, .jsonl or .parquet) that lists images with their labels; or arrays:
-    an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`."""
+    """Data set: an image folder with one folder per class, optionally inside train/ and val/; a
+    table of paths and labels (.csv, .tsv, .jsonl or .parquet); or arrays (an .npz file, a folder of
+    IDX or CIFAR files, or `torchvision:CIFAR10`).
+    """
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the datasets that torchvision reads (default: `data`)."""
@@ -37,12 +38,13 @@ class DataSpec:
     path_column: str = ""
     """Column of a table that contains the path of the image; default: found by its usual names."""
     split_column: str = ""
-    """Column of a table that assigns the image to train, val or test, or `none` to ignore a column
-    with a usual name; default: found by its usual names, e.g. `split`."""
+    """Column of a table that assigns images to train, val or test; `none` to ignore such a column;
+    default: found by its usual names, e.g. `split`.
+    """
     group: str = ""
-    """Column of a table that names the group of the image, e.g. the patient or the video, or `none`
-    to ignore a column with a usual name; default: found by its usual names. A group is never
-    divided between training and validation.
+    """Column of a table that names the group of each image, e.g. the patient or the video; `none`
+    to ignore such a column; default: found by its usual names. A group is never divided between
+    training and validation.
     """
     group_by: str = ""
     """Regular expression that captures the name of an image's group in its path with one pair of
@@ -316,7 +318,8 @@ class TrainSpec:
     step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
     """Time in seconds after which an unresponsive torchrun process is considered lost; a process
-    that exits is detected at once."""
+    that exits is detected immediately.
+    """
     tracker: str = ""
     """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 

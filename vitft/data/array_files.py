@@ -172,8 +172,8 @@ def idx_array(path: Path) -> Array:
 def records_in(folder: Path) -> tuple[Path, int, str] | None:
     """Find CIFAR's binary files in a folder or in torchvision's sub-folders.
 
-    Return the folder that contains them, the number of label bytes per record and the name of the
-    file with the class names, or None if there are no such files.
+    Return the folder, the number of label bytes per record and the name of the file with the class
+    names. The result is None if there are no such files.
     """
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in RECORDS.items():

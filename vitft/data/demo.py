@@ -1,8 +1,8 @@
 """Drawings of flowers: a small labelled data set for trying vitft without a download.
 
-The five kinds of flower differ only in shape: colours, backgrounds, light, size, position and
-clutter are sampled from the same ranges for all kinds, so that neither colour histograms nor raw
-pixels separate them. The bundled weights were not trained on these drawings.
+The five kinds of flower differ only in shape. Colours, backgrounds, light, size, position and
+clutter are sampled from the same ranges for all kinds, so neither colour histograms nor raw pixels
+separate them. The bundled weights were not trained on these drawings.
 
 Lengths are in units of the image side; points of a bloom are in units of the bloom's radius,
 with y pointing down. Images are drawn at twice their size and then reduced.

@@ -1,7 +1,7 @@
 """Detect near-duplicates: recompressed, resized, brightened or slightly cropped copies.
 
-Each pair of images goes through up to three filters, from coarse to fine: the distance of their
-64-bit perceptual hashes, the correlation of their brightness planes, and the residual after fitting
+Pairs of images are filtered in three steps, from coarse to fine: by the distance of their 64-bit
+perceptual hashes, by the correlation of their brightness planes, and by the residual after fitting
 one plane to the other with a small shift, stretch and brightness change. The colours must also be
 similar, so the same shirt in another colour counts as a different image. Mirrored, rotated and
 recoloured copies (including black-and-white ones) are not detected.
@@ -21,10 +21,11 @@ from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
 HASH_BITS = 16
-"""Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
-quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge), 99% differed from
-the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different photos, 40
-differed in at most 16 bits."""
+"""Maximum number of bits in which the hashes of copies differ. It was measured on 1,600 copies of
+real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge): 99%
+differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different
+photos, 40 differed in at most 16 bits.
+"""
 CORRELATION = 0.7
 """Minimum correlation of the brightness planes; the lowest among the 1,600 copies was 0.81."""
 UNEXPLAINED = 0.05
@@ -178,9 +179,9 @@ def smooth_121(pictures: Vectors) -> Vectors:
 def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
-    The fit is linearised (Lucas and Kanade 1981): a least-squares regression of `second` on
-    `first`, a constant, the slopes of `first` along both axes (a shift) and each slope times the
-    position (a stretch). Slight cropping shifts and stretches the plane by less than a cell.
+    The fit is linearised (Lucas and Kanade 1981): `second` is regressed on `first`, a constant, the
+    slopes of `first` along both axes (a shift), and each slope times the position (a stretch).
+    Slight cropping shifts and stretches the plane by less than a cell.
     """
     side = first.shape[1]
     place = np.linspace(-1, 1, side, dtype=np.float32)[1:-1]

@@ -63,9 +63,8 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     all of its images, even if the files are already gone.
 
     Raises:
-        DataError: The table cannot be read or is invalid, has another digest than the settings,
-            belongs to another folder, leaves fewer than two classes, or does not explain an empty
-            class folder.
+        DataError: The table cannot be read, is invalid, or does not match the folder or the digest
+            in the settings; or fewer than two classes are left.
     """
     if not spec.fixes:
         return folder, spec

@@ -92,8 +92,8 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
 
     Raises:
         DataError: A folder cannot be read, there are fewer than two classes, a class is empty
-            (unless `allow_empty` is set), the parts have different classes, or `reference` is set
-            for a folder with its own split.
+            (unless `allow_empty` is set), or the folder's own split is inconsistent or conflicts
+            with `reference`.
     """
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")

@@ -86,8 +86,9 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
             f"{count(number, 'image')} with {kind} values" for kind, number in kinds.items()
         )
         log.warning(
-            f"the images have values of different types ({types}): each type is scaled by its own "
-            "fixed range; convert the images to one type to scale them by their measured range"
+            f"the images have values of different types ({types}), and each type is scaled by its "
+            "own fixed range; convert all images to one type to scale them by their measured "
+            "range"
         )
         return ()
     if not facts:

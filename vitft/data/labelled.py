@@ -85,7 +85,7 @@ def choose_part(present: Collection[str], subset: str | None, source: Path) -> P
     """Return the part to evaluate: `subset` or, by default, val if it exists and test otherwise.
 
     Raises:
-        UsageError: The data has parts, but not the requested one.
+        UsageError: The data does not have the requested part.
     """
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
@@ -101,7 +101,7 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
 
     Raises:
         DataError: There are no labelled images, or a folder cannot be read.
-        UsageError: The folder has parts, but not the requested one.
+        UsageError: The folder does not have the requested part.
     """
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
@@ -141,8 +141,8 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
 
     Raises:
         DataError: The table cannot be read, is invalid or lists no images.
-        UsageError: The table has parts, but not the requested one; or it is in Parquet, and pyarrow
-            is not installed.
+        UsageError: The table does not have the requested part, or it is in Parquet and pyarrow is
+            not installed.
     """
     table = read_label_table(source, spec)
     parts = table.parts if len(table.parts) > 1 else ()

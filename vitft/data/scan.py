@@ -32,9 +32,8 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
     script apply. If it names fixes, class folders may be empty; `apply_fixes` checks these.
 
     Raises:
-        DataError: The data is missing or unreadable, there are fewer than two classes, a class is
-            empty, the parts have different classes or share a group, or the reference split is not
-            possible.
+        DataError: The data cannot be read, has fewer than two classes, an empty class or
+            inconsistent parts, or does not allow the reference split.
         UsageError: The data is a table in Parquet, and pyarrow is not installed.
     """
     spec = spec or DataSpec()
@@ -57,9 +56,9 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
     """Return the classes and images that a table lists.
 
     Raises:
-        DataError: The table is invalid, a path leads outside the base folder, there are fewer than
-            two classes or no training images, a file is missing (unless `spec.allow_bad` is set),
-            or the reference split is requested.
+        DataError: The table is invalid, has fewer than two classes or no training images, lists
+            files that are missing or outside the base folder, or is combined with the reference
+            split.
         UsageError: The table is in Parquet, and pyarrow is not installed.
     """
     if spec.split == "reference":

@@ -68,8 +68,7 @@ def sources(
     immediately, before any expensive work. A file that does not exist becomes an error row.
 
     Raises:
-        DataError: A folder has no images, a pattern has no matches, standard input or a list is
-            empty, or a folder or list cannot be read.
+        DataError: An input contains no images, or a folder or list cannot be read.
         UsageError: Standard input is given more than once, or a table has no path column.
     """
     if inputs.count(STDIN) > 1:

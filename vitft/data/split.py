@@ -1,10 +1,9 @@
 """Split of a data set into training and validation images, recorded in a manifest.
 
-The images are split as in the reference script: of the n sorted files of each class,
-`int(n * val_rate)` are drawn for validation with a private random generator, and the rest are used
-for training, in sorted order. In addition, the random split draws at least one image from each
-class with two or more images, and keeps identical images on the same side. This module does not
-read images.
+The images are split as in the reference script: `int(n * val_rate)` of the n sorted files of each
+class are drawn for validation with a private random generator. The others are used for training, in
+sorted order. In addition, the random split draws at least one image from each class with two or
+more images, and keeps identical images on the same side. This module does not read images.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.

@@ -249,8 +249,8 @@ def relevance(
 ) -> tuple[Tensor, Tensor]:
     """Propagate attention through all blocks, weighted by its gradient for a class.
 
-    For each block, the positive part of attention times gradient is averaged over the heads and
-    multiplied by the relevance so far; the product is added to that relevance (equations 5 and 6).
+    For each block, the positive part of attention times gradient is averaged over the heads. The
+    mean is multiplied by the relevance so far, and the product is added to it (equations 5 and 6).
     The paper does not cover mean pooling. It is treated here as another attention layer, with
     weight 1 / P for every patch. If the head reads several blocks, reading the output of each is
     treated in the same way.

@@ -55,9 +55,8 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """Export a run in each format of the plan; nothing is kept unless all formats are verified.
 
     Raises:
-        RunError: The run does not exist, is damaged or has no classes; a format cannot represent
-            the model; the predictions of an export differ from the run's by more than the
-            tolerance; or the folder is not writable.
+        RunError: The run is missing or cannot be exported to a format, the predictions of an export
+            differ from the run's by more than the tolerance, or the folder is not writable.
         WeightsError: The repository `hf:owner/name` of the run cannot be found.
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.

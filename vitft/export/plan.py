@@ -67,8 +67,7 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
 
     Raises:
         UsageError: An option is missing, invalid or incompatible with another option, a library is
-            not installed, or an upload is impossible because HF_HUB_OFFLINE is set or there is no
-            hub token.
+            not installed, or the requested upload is not possible.
         RunError: The folder already contains files or is not writable.
     """
     plan = ExportPlan(
@@ -110,8 +109,8 @@ def check_push(plan: ExportPlan) -> None:
     """Check the upload options before the export begins.
 
     Raises:
-        UsageError: An option is invalid or incompatible with another option, HF_HUB_OFFLINE is set,
-            or there is no hub token.
+        UsageError: An option is invalid or incompatible with another one, HF_HUB_OFFLINE is set, or
+            there is no hub token.
     """
     repo = plan.repo
     if not repo:

@@ -65,9 +65,9 @@ class Prefix(nn.Module):
         """Return a bf16 version of the prefix if `precision` is `bf16`, otherwise the prefix.
 
         Runs in fp16 cache float32 features, because activations of large Vision Transformers may
-        exceed the range of fp16. vitft's own models are copied with bf16
-        weights, which needs less memory than autocast and is equally accurate. timm models may need
-        float32 in some layers (BatchNorm), so they use autocast.
+        exceed the range of fp16. For bf16, vitft's own models are copied with bf16 weights: this
+        needs less memory than autocast and is equally accurate. timm models use autocast, because
+        some of their layers (BatchNorm) may need float32.
         """
         if precision != "bf16":
             return self

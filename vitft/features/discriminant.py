@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from vitft.system.device import one_thread
 
 SINGLE_THREAD_VALUES = 10**7
-"""Number of values in a feature matrix below which a single thread is used: more threads would save
-less than a second, and could lose as much time on a busy machine."""
+"""Number of values in a feature matrix below which a single thread is used. More threads would save
+less than a second, and could be slower on a busy machine.
+"""
 SMALLEST_VARIANCE = 1e-6
 """Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
 class were identical."""

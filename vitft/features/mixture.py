@@ -1,8 +1,8 @@
 """Cross-validated choice between linear heads that read one block and heads that read several.
 
-The candidates are logistic regression on the features of the last block, linear discriminant
-analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
-log-probabilities. The normalisers of the log-probabilities are the same for all classes and can be
+There are three candidates: logistic regression on the features of the last block, linear
+discriminant analysis on the features of several blocks, and a mixture of the two. The mixture is a
+weighted sum of their log-probabilities. Their normalisers are the same for all classes and can be
 omitted, so every candidate is a single linear layer. The choice does not use validation images.
 
 Notation: n images, D feature dimensions, C classes, K folds; the features `x` are (n, D), and the

@@ -288,8 +288,8 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
         raise ResourceError(
             f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
             f"only {format_bytes(free)} of free space",
-            fix="choose a cache folder with more space (--cache DIR), or use --freeze head, which "
-            "caches one feature vector per image, or --freeze none, which caches nothing",
+            fix="choose a cache folder with more space (--cache DIR), or use --freeze head "
+            "(caches one feature vector per image) or --freeze none (caches nothing)",
         )
 
 

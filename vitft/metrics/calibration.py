@@ -250,10 +250,10 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     is neither among the smallest 2.5% of the simulated estimates nor among the largest 2.5%. The
     point estimate is the trial error for which the observed estimate is the simulated median.
 
-    In the trials, the deviation of accuracy from confidence has the observed sign in every bin;
-    half of its size is proportional to the observed deviation, and half is the same in all bins.
-    For the upper limit, an observed estimate below the median for perfect calibration is raised to
-    that median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
+    In the trials, the accuracy of every bin deviates from the confidence with the observed sign.
+    Half of the deviation is proportional to the observed one, and half is the same in all bins. For
+    the upper limit, an observed estimate below the median for perfect calibration is raised to that
+    median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
     observed = bins.gap
     random = np.random.default_rng(0)

@@ -99,10 +99,10 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     """Return the bootstrap-t 95% interval for the mean of independent values (n,).
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
-    long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
-    images, they covered the true mean 73 to 93 times in 100, whereas bootstrap-t intervals covered
-    it 81 to 97 times.) Standard errors of resamples that miss the tail are raised to a quarter of
-    the standard error of the data. If all values are equal, the interval has zero width.
+    long-tailed distribution of losses. BCa intervals are not skewed enough: in simulations with 60
+    images, they covered the true mean 73 to 93 times in 100, and bootstrap-t intervals 81 to 97
+    times. Standard errors of resamples that miss the tail are raised to a quarter of the standard
+    error of the data. If all values are equal, the interval has zero width.
 
     Source: Hall 1988, "Theoretical comparison of bootstrap confidence intervals", Annals of
     Statistics 16.

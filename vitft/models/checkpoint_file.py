@@ -63,8 +63,8 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     """Map a checkpoint into memory and check its card; its digest is not verified.
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft, or has another
-            checkpoint format; or its card is invalid.
+        RunError: The file is missing or damaged, was not written by vitft, has another checkpoint
+            format, or has an invalid card.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")

@@ -90,9 +90,8 @@ def new_model(
     """Return a randomly initialised model for the images of a folder, and its report.
 
     Raises:
-        DataError: No sampled image can be read; the images differ in size or are too large, and no
-            input size is given; or the number of mean or std values differs from the number of
-            channels.
+        DataError: No sampled image can be read, the input size cannot be derived from the images,
+            or the number of mean or std values differs from the number of channels.
         UsageError: The image size is not a multiple of the patch size, or other settings are
             invalid.
     """

@@ -44,8 +44,9 @@ TAIL = (
     -0.7767180176870074, 0.8124795498247189, -0.2879519273475093, 0.03335568965996974,
 )  # fmt: skip
 BEND = 0.28
-"""For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is a polynomial in 1 / (1 + BEND x) with the coefficients
-`TAIL`: a least-squares fit to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
+"""For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is approximated by a polynomial in 1 / (1 + BEND x) with
+the coefficients `TAIL`. They were fitted to scipy's erfcx; the error of x Phi(x) is below 2e-9.
+"""
 
 
 class NumpyModel:

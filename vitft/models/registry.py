@@ -61,8 +61,8 @@ def create_model(
     or pool="mean".
 
     Raises:
-        UsageError: The name or a field is unknown or not supported, a value is invalid or
-            incompatible with other values, or the image size is not a multiple of the patch size.
+        UsageError: The name or a field is unknown or not supported, or a value is invalid or
+            incompatible with other values.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():

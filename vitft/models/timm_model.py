@@ -1,9 +1,9 @@
 """Wrapper that gives any timm model the interface of vitft's own Vision Transformer.
 
-The interface consists of `config` (with `num_classes`, `image_size` and `in_channels`),
-`feature_size`, `features` (pixels to one feature vector per image), `pre_logits` (always the
-identity), `head` (a Linear, or the identity if there are no classes) and `classify` (features to
-logits); `forward` is `classify(features(pixels))`. A `state_dict` contains timm's names.
+The interface consists of the attributes `config`, `feature_size`, `pre_logits` (always the
+identity) and `head` (a Linear, or the identity if there are no classes), and of the methods
+`features` (pixels to one feature vector per image) and `classify` (features to logits). `forward`
+is `classify(features(pixels))`. A `state_dict` contains timm's names.
 
 Notation: B images, C classes.
 """
@@ -41,8 +41,8 @@ class TimmModel(nn.Module):
         drop_path: Stochastic depth rate of the last block, as timm defines it, in [0, 1).
 
     Raises:
-        UsageError: timm does not have this model or cannot build it at this size or with stochastic
-            depth, or the head of the model is not a single linear layer.
+        UsageError: timm does not have this model or cannot build it with these settings, or the
+            head of the model is not a single linear layer.
         RuntimeError: The weights do not match the architecture.
     """
 
@@ -165,8 +165,7 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: flo
     are random.
 
     Raises:
-        UsageError: timm does not have this model, or cannot build it at this size or with
-            stochastic depth.
+        UsageError: timm does not have this model, or cannot build it with these settings.
     """
     import timm  # takes seconds to import
 

@@ -109,9 +109,9 @@ def choose_engine(
     """Return an engine and an iterator over all sources.
 
     An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, as selected by
-    `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and one process
-    predicts at most `FEW_IMAGES` images in float32 on the device `auto` or `cpu`, without overlays.
-    In all other cases, it runs in torch.
+    `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and the job is
+    small: one process, at most `FEW_IMAGES` images, float32, device `auto` or `cpu`, and no
+    overlays. In all other cases, it runs in torch.
 
     Raises:
         UsageError: The engine does not support the model or an option, the device cannot be used,

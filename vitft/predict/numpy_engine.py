@@ -1,9 +1,9 @@
 """The NumPy engine: predictions for a few images on a CPU in half a second, without torch.
 
-The checkpoint is mapped into memory, and its digest is computed in a thread while images are
-decoded and scored; no scores are returned until the digest has been verified. Each image uses one
-core: the command line limits OpenBLAS to one thread, because its threads spin while they wait (on
-two cores of a busy machine, a matrix product took ten times as long).
+The checkpoint is mapped into memory. Its digest is computed in a thread while images are decoded
+and scored, and no scores are returned until it has been verified. Each image uses one core. The
+command line limits OpenBLAS to one thread, because waiting threads use CPU time: on two cores of a
+busy machine, a matrix product took ten times as long.
 """
 
 import contextlib

@@ -151,8 +151,7 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     """Check that the output file can be written without overwriting an existing file.
 
     Raises:
-        RunError: The folder does not exist; or `resume` is false, and a finished or unfinished
-            output file already exists.
+        RunError: The folder does not exist, or an output file exists and `resume` is false.
     """
     if not out.parent.is_dir():
         raise RunError(

@@ -1,8 +1,8 @@
 """Choose a probability threshold at which predictions reach a requested precision.
 
-The threshold is chosen from predictions for images that were not used to fit the model: predictions
-for the validation images and, if the head was fitted by L-BFGS, cross-validated predictions for the
-training images. This module does not import torch.
+The threshold is chosen from predictions for images that were not used to fit the model. These are
+the validation images and, if the head was fitted by L-BFGS, the training images with their
+cross-validated predictions. This module does not import torch.
 
 Notation: n is the number of predictions at or above a threshold, k is the number of mistakes among
 them, e is the number of mistakes expected from their calibrated probabilities, and p is the

@@ -158,12 +158,12 @@ class Predictor:
         """Return features and logits in bf16, or in float32 if the top two logits are close.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
-        the norm of the feature. The typical error of the gap between two logits is this norm,
-        times the distance between the two rows of the head, divided by the square root of the
-        number of values in a row. If the gap between the two largest logits of an image is below
-        `CLOSE_CALL` times its typical error, the image is computed again in float32. The estimate
-        for an image does not depend on the rest of the batch. In contrast, `training.finish`
-        recomputes validation images and uses the largest change that it observes.
+        the norm of the feature. For the gap between two logits, the typical error is this norm
+        times the distance between their rows in the head, divided by the square root of the row
+        length. If the gap between the two largest logits of an image is below `CLOSE_CALL` times
+        its typical error, the image is computed again in float32. The estimate for an image does
+        not depend on the rest of the batch. In contrast, `training.finish` recomputes validation
+        images and uses the largest change that it observes.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 

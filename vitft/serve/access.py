@@ -2,10 +2,10 @@
 
 If the user's browser shows a page of another site, the page can send requests even to a server on
 loopback. With DNS rebinding, the site resolves its own name to our address so that its page can
-read our responses; the browser then sends that name in the Host header. With CSRF, the page sends
-a cross-origin form or `fetch`; the browser then sends the page's origin in the Origin header and
-marks the request as cross-site in Sec-Fetch-Site. Our responses have no CORS headers, so pages from
-other origins cannot read them.
+read our responses. In this case, the Host header contains the name of the site. With CSRF, the page
+sends a cross-origin form or `fetch`. In this case, the Origin header contains the origin of the
+page, and Sec-Fetch-Site marks the request as cross-site. Our responses have no CORS headers, so
+pages from other origins cannot read them.
 """
 
 import ipaddress

@@ -153,8 +153,8 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
     """Return the files of a multipart/form-data body, in order.
 
     Raises:
-        FormError: The Content-Type has no boundary, or the form is damaged, incomplete or empty,
-            exceeds a limit, or has a part that is not a file.
+        FormError: The form is damaged, incomplete or empty, exceeds a limit, or has a part that is
+            not a file.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:

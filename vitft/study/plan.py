@@ -60,8 +60,8 @@ def check_study(
     """Check the data, weights, numbers and output folder of a study, and return its plan.
 
     Raises:
-        UsageError: A number is out of range, the weights cannot be combined, or the output folder
-            is inside the data folder; or the images are grouped, but not divided into parts.
+        UsageError: A number is out of range, the weights cannot be combined, the output folder is
+            inside the data folder, or the data has groups but no parts.
         DataError: The data folder cannot be used, or contains too few images.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The output folder contains files or is not writable.
@@ -107,8 +107,8 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     list.
 
     Raises:
-        UsageError: There are no names; a name is given twice; or `none` is given without other
-            weights, or together with the equivalent `random:NAME`.
+        UsageError: There are no names, a name is given twice, or `none` cannot be combined with the
+            other names.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:

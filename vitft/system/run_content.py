@@ -46,8 +46,8 @@ def read_run_json(path: Path, kind: type[Content]) -> Content | None:
     """Return the content of a run's JSON file converted to `kind`; None if there is no such file.
 
     Raises:
-        RunError: The file cannot be read, is too large or is not strict JSON, or a value has the
-            wrong type or is out of range.
+        RunError: The file cannot be read, is too large or is not strict JSON, or a value does not
+            conform to `kind`.
     """
     data = read_run_bytes(path)
     return None if data is None else checked_json(path, data, kind)
@@ -59,8 +59,8 @@ def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
     An incomplete last line is ignored. If the file does not exist, the result is empty.
 
     Raises:
-        RunError: The file cannot be read or is too large, a line is not strict JSON, or a value has
-            the wrong type or is out of range.
+        RunError: The file cannot be read or is too large, a line is not strict JSON, or a value
+            does not conform to `kind`.
     """
     lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # without an incomplete last line
     return tuple(checked_json(path, line, kind) for line in lines if line.strip())

@@ -151,8 +151,7 @@ class Stopper:
         signal is not deferred.
 
         Raises:
-            Stopped: By the end of the block, a signal has arrived or the time limit has been
-                exceeded.
+            Stopped: A signal arrived or the time limit was exceeded before the end of the block.
         """
         self.defers_all = when
         try:

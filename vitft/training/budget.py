@@ -1,10 +1,10 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first fits its head. Each candidate, which is a choice of further layers and
-their settings, is then trained on two thirds of the training images, starting from a head fitted to
-the same images, and compared with that head on the remaining third. If any candidate is clearly
-better than the head, the best candidate is trained again on all training images, starting from the
-head of the run; otherwise, only the head is trained. The validation images are not used to choose.
+A run with a budget first fits its head. It then tries candidates, i.e. further layers with their
+settings. A candidate is trained on two thirds of the training images, starting from a head fitted
+to the same images, and is compared with this head on the remaining third. If a candidate is clearly
+better, the best one is trained again on all training images, starting from the head of the run.
+Otherwise, only the head is trained. The choice does not use validation images.
 """
 
 import logging

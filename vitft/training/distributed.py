@@ -8,8 +8,8 @@ the main process solves linear heads. Gradients are summed over the processes, s
 gradient of the whole batch. Only the main process (rank 0) logs and writes the run directory.
 
 Models too large for a full copy in every process are sharded with
-`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
-every process stores a slice of each weight, gradient, moving average and optimiser state, and the
+`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+Every process stores a slice of each weight, gradient, moving average and optimiser state. The
 weights of a block are gathered only while the block is computed. The DTensor modules that this
 requires take 0.4 s to import, so only sharded runs import them.
 """

@@ -29,9 +29,10 @@ from vitft.training.distributed import ProcessGroup
 log = logging.getLogger(__name__)
 
 UNIT = 16
-"""Number of consecutive files that one process reads; a multiple of the batch sizes on CPUs, so
-that the batches do not depend on the number of processes (their size can affect the last bits of
-features)."""
+"""Number of consecutive files that one process reads. It is a multiple of the batch sizes on CPUs,
+so the batches, which can affect the last bits of features, do not depend on the number of
+processes.
+"""
 MESSAGE_BYTES = 2**26
 """Approximate maximum size of a message that sends rows to the other processes."""
 

@@ -101,8 +101,8 @@ def calibrate(
     training = None if scored is None else cross_validated_set(data, scored)
     if training is not None and not are_comparable(validation, training):
         log.info(
-            "the loss on the validation images clearly differs from the cross-validated loss on "
-            "the training images, so probabilities are calibrated on the validation images alone"
+            "probabilities are calibrated on the validation images alone, because their loss "
+            "clearly differs from the cross-validated loss on the training images"
         )
         training = None
     return calibrate_temperature(validation, training), training

@@ -131,8 +131,8 @@ class Trainer:
         Raises:
             DivergedError: The loss or the gradient is not finite; the weights have not been
                 changed.
-            ResourceError: A micro-batch does not fit in memory and cannot be made smaller, or a
-                process was lost.
+            ResourceError: Memory ran out and the micro-batches cannot be made smaller, or a process
+                was lost.
         """
         self.model.train()
         lr = self.lr
@@ -183,8 +183,8 @@ class Trainer:
             classified correctly.
 
         Raises:
-            ResourceError: A micro-batch of one image, or any micro-batch of a sharded model, does
-                not fit in memory, or a process was lost.
+            ResourceError: Memory ran out and the micro-batches cannot be made smaller, or a process
+                was lost.
         """
         while True:
             try:

@@ -71,9 +71,8 @@ def write_thumbnails(
     Files that can no longer be read are omitted. Errors are only logged, because the run itself is
     complete.
 
-    If `precision` is bf16, attention is computed in bf16, in half the time; on real photos, the
-    overlays differ from float32 overlays by one or two grey levels (out of 255) on average
-    (docs/experiments.md).
+    If `precision` is bf16, attention is computed in bf16, which halves the time. On real photos,
+    the overlays change by one or two grey levels (out of 255) on average (docs/experiments.md).
     """
     try:
         predicted, rows = select_images(run.path, manifest)

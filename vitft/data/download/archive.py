@@ -56,8 +56,8 @@ def unpack(
 
     Raises:
         DataError: The file is not an archive, is incomplete or damaged, or has an entry that is
-            refused. All of this is detected before anything is written, except for damage to the
-            contents of a file in a zip archive.
+            refused. Except for damaged file contents in a zip archive, this is detected before
+            anything is written.
         ResourceError: The disk is full or too small.
         RunError: A file cannot be written.
     """
@@ -124,8 +124,8 @@ def accepted_entries(
     """Yield each entry with the parts of its path, skipping macOS resource forks.
 
     Raises:
-        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice, or lies inside
-            an entry that is a file; or there are too many entries or bytes.
+        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice or is inside a file,
+            or the archive exceeds the limits.
     """
     content = 0
     files: set[tuple[str, ...]] = set()

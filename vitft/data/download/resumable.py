@@ -79,7 +79,7 @@ def fetch_to_part(
 
     Raises:
         DataError: The file does not exist, has a private address or the wrong size, is too large,
-            or cannot be downloaded in the allowed number of attempts.
+            or could not be downloaded after several attempts.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """

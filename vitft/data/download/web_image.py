@@ -90,8 +90,8 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     """Download the file at a web address and return its bytes.
 
     Raises:
-        ImageError: The address is refused or cannot be reached, or the response has an error
-            status, is incomplete or too large, or arrives too late.
+        ImageError: The address is refused or cannot be reached, or the response is an error,
+            incomplete, too large or too slow.
     """
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:

@@ -194,8 +194,8 @@ def two_passes(
 ) -> str:
     """Add nodes that apply the row and column filters, each followed by rounding to bytes.
 
-    Pillow 13 applies the row filter first if resizing removes at least one row and more than twice
-    as many rows as columns; otherwise, it applies the column filter first, as older versions do.
+    Older versions of Pillow always apply the column filter first. Pillow 13 applies the row filter
+    first if resizing removes at least one row, and more than twice as many rows as columns.
 
     Returns:
         The name of the views (B, C, S, S), float32 with integer values.

@@ -61,8 +61,8 @@ def resize_positions(
         on the device of `pos`.
 
     Raises:
-        WeightsError: The number of position embeddings of patches does not match `source_grid` or,
-            if that is None, is not a square number.
+        WeightsError: The position embeddings do not form the grid `source_grid` or, by default, a
+            square.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
@@ -236,8 +236,8 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
     """Adapt kernels (outputs, old, height, width) to another number of input channels.
 
-    For one channel, the kernels are summed over the input channels, so the response to a grey image
-    equals the old response to the same image repeated in all channels. For other numbers of
+    For one channel, the kernels are summed over the input channels. The response to a grey image
+    then equals the old response to the same image repeated in all channels. For other numbers of
     channels, the kernels are repeated and scaled so that the response to equal channels keeps its
     magnitude. This is timm's `adapt_input_conv`.
     """
@@ -251,8 +251,8 @@ def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
     """Resize patch kernels (D, channels, h, w) to another patch size.
 
     Resizing a patch is a linear map. The new kernels are the old ones multiplied by the
-    pseudo-inverse of this map, so they respond to a resized patch as the old kernels respond to the
-    original patch (exactly if patches become larger, otherwise approximately).
+    pseudo-inverse of this map. Their response to a resized patch equals the old response to the
+    original patch, exactly if patches become larger and otherwise approximately.
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

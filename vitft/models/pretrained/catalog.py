@@ -126,8 +126,8 @@ def find_entry(name: str) -> CatalogEntry:
     facts.
 
     Raises:
-        WeightsError: The name is unknown (the message suggests the five most similar names), or
-            vitft's own model does not support these weights (the message states the reason).
+        WeightsError: The name is unknown, or vitft's own model does not support these weights. The
+            message suggests similar names or states the reason.
     """
     rows = entries_by_name()
     if name not in rows:

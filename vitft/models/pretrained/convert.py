@@ -132,9 +132,8 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     """Detect the naming scheme of tensors; convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: The naming scheme is unknown; a name has no counterpart in vitft, or two names
-            have the same counterpart; the queries, keys and values of a block do not match; or a
-            tensor is not of a floating-point type.
+        WeightsError: The naming scheme or a name is unknown, two tensors map to the same name,
+            queries, keys and values do not match, or a tensor is not of a floating-point type.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)

@@ -1,8 +1,8 @@
 """Download of catalogue entries and hub repositories, with verification of the local files.
 
 huggingface_hub downloads and caches the files. In addition, this module checks the digest of the
-content (huggingface_hub only checks the size), retries after a reset connection or a server error
-during a download, and reports an unreachable hub within two seconds instead of 24.
+content (huggingface_hub only checks the size), retries after a connection reset or a server error,
+and reports an unreachable hub within two seconds instead of 24.
 """
 
 import contextlib

@@ -174,8 +174,8 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     """Check that the pretrained head and the pre_logits layer can be kept or dropped as requested.
 
     Raises:
-        WeightsError: The head is to be kept but cannot be used; `choice` is "keep", but there is no
-            pre_logits layer; or `choice` is "drop", but the head needs this layer.
+        WeightsError: The head cannot be used, there is no pre_logits layer to keep, or the head
+            needs the layer to be dropped.
     """
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0

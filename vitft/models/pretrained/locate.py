@@ -29,7 +29,7 @@ def check_weights_name(
     With `allow_random`, the name may begin with `random:`.
 
     Raises:
-        WeightsError: The name is unknown or invalid; the weights are not supported; or the file is
+        WeightsError: The name is unknown or invalid, the weights are not supported, or the file is
             missing, of an unsupported kind, or a pickle that is not allowed.
     """
     if isinstance(name_or_path, str) and allow_random:
@@ -48,8 +48,8 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     Catalogue names take precedence. A name that begins with `hf:` or `timm:` gets a new entry.
 
     Raises:
-        WeightsError: The name is unknown, invalid or not supported; it means random weights, which
-            no file contains; or the file is missing or of an unsupported kind.
+        WeightsError: The name is unknown or invalid, or means random weights; or the file is
+            missing or of an unsupported kind.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()

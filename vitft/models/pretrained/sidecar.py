@@ -134,9 +134,8 @@ def read_sidecar(path: Path) -> SidecarFacts:
     """Return the facts in the files next to a weight file, or defaults if there is no config.json.
 
     Raises:
-        WeightsError: A file is too large or not a JSON object; a value has the wrong type or is out
-            of range (the message names its key); or the model's activation function is not
-            supported.
+        WeightsError: A file is too large or not a JSON object, a value is invalid (the message
+            names its key), or the model's activation function is not supported.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:

@@ -43,8 +43,8 @@ def load_timm(
     are random and nothing is downloaded or read.
 
     Raises:
-        WeightsError: timm or the hub does not have the model; or the file cannot be fetched, is
-            refused or damaged, or does not match the model.
+        WeightsError: The model does not exist, or its file cannot be fetched, is refused or
+            damaged, or does not match the model.
         UsageError: The model cannot be built at this size or with stochastic depth, its head is not
             a single linear layer, or the channel statistics do not suit it.
         ResourceError: The disk is full.
