@@ -15,7 +15,7 @@ from vitft.system.text import count
 
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
-"""Kinds of fixes. The table lists fixes with the same action in this order."""
+"""Kinds of fixes, in the order in which the table lists fixes with the same action."""
 PARTS = {
     "train": "training image",
     "val": "validation image",
@@ -196,7 +196,7 @@ def identical_file_fixes(
 
 
 def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
-    """Return the label that is at least 30 times as probable as each of the others.
+    """Return the label that is at least 30 times as probable as each other label.
 
     The result is an empty string if there is no such label, or if a class that is not among the
     labels is more probable.

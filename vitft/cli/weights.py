@@ -31,7 +31,7 @@ def add_weights(parser: Parser) -> None:
 
 
 def add_list(actions: Commands) -> None:
-    """Add `vitft weights list`."""
+    """Add the command `vitft weights list`."""
     listed = actions.add_parser("list", help="list the catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
     listed.add_argument("--size", choices=sizes, help="list only models of this size")
@@ -48,7 +48,7 @@ def add_list(actions: Commands) -> None:
 
 
 def add_inspect(actions: Commands) -> None:
-    """Add `vitft weights inspect`."""
+    """Add the command `vitft weights inspect`."""
     inspected = actions.add_parser(
         "inspect",
         help="describe a weight file, and show which tensors are kept or resized on loading",

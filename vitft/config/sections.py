@@ -287,8 +287,9 @@ class TrainSpec:
     Cross-validation on the training images decides whether the head uses all of them or only the
     last block. 0 for the largest number that can be fitted quickly, up to 6."""
     cache: str = ""
-    """Folder of cached features; `none` to cache nothing. Empty for the default folder: `features`
-    in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
+    """Folder of cached features; `none` disables the cache. Default: `features` in VITFT_CACHE, or
+    `vitft/features` in XDG_CACHE_HOME or ~/.cache.
+    """
     seed: WholeNumber = 0
     """Seed for the batch order and the augmentation."""
     device: str = "auto"
@@ -307,7 +308,7 @@ class TrainSpec:
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
     lora_targets: str = "qkv,proj,fc1,fc2"
-    """Names of the linear layers that get LoRA matrices in each block."""
+    """Names of the linear layers to which LoRA is applied in each block."""
     keep_adapter: bool = False
     """Whether to also write the LoRA adapter as a folder that peft can load."""
     checkpointing: bool = False

@@ -28,7 +28,7 @@ CLASSES: Mapping[str, str] = {
     "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
     "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
 }  # fmt: skip
-"""Supported torchvision data sets, and the name of the argument that selects the part to load."""
+"""Mapping from supported torchvision data sets to the argument that selects the part to load."""
 NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",

@@ -21,8 +21,8 @@ from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
 HASH_BITS = 16
-"""Maximum number of bits in which the hashes of copies differ. It was measured on 1,600 copies of
-real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge): 99%
+"""Maximum number of bits in which the hashes of copies differ. This was derived from 1,600 copies
+of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge): 99%
 differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different
 photos, 40 differed in at most 16 bits.
 """

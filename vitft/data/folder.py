@@ -316,7 +316,7 @@ def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:
 
 
 def similar_names(names: Iterable[str]) -> str:
-    """Return, as text, the groups of names that some file systems treat as equal."""
+    """Return a description of the names that some file systems treat as equal."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

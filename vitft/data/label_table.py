@@ -28,7 +28,7 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
         "camera", "camera_id",
     ),
 }  # fmt: skip
-"""For each role, the usual names of its column; the first is preferred to the others."""
+"""Mapping from roles to the usual names of their columns, the preferred name first."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
 SETTING_OF: Mapping[str, str] = {
     "path": "data.path_column",
@@ -36,7 +36,7 @@ SETTING_OF: Mapping[str, str] = {
     "split": "data.split_column",
     "group": "data.group",
 }
-"""For each role, the setting that names its column."""
+"""Mapping from roles to the settings that name their columns."""
 FIX = (
     "use a table with the columns path and label and one image per row, with paths relative to the "
     "table"
@@ -57,14 +57,14 @@ class LabelledRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelTable:
-    """The checked rows of a table of labels, each path once."""
+    """The checked rows of a table of labels; no path occurs twice."""
 
     source: Path
     root: Path
     """Base folder of the paths."""
     rows: tuple[LabelledRow, ...]
     columns: Mapping[str, str]
-    """Name of the column of each role."""
+    """Mapping from roles to column names."""
     reader: TableReader
     notes: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class LabelTable:
     def error(
         self, problem: str, row: LabelledRow, role: str, *, fix: str = ""
     ) -> DataError | RunError:
-        """Return the error for a problem in the column of `role` of a row."""
+        """Return the error for a row with a problem in the column of `role`."""
         return self.reader.error(problem, line=row.line, column=self.columns[role], fix=fix)
 
 
@@ -130,7 +130,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
 
 
 def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
-    """Return the index of the column of each role; split and group may be missing.
+    """Return the column index of each role; the split and the group may be missing.
 
     Raises:
         DataError: A column named in the settings does not exist, the path or the label has no
@@ -181,7 +181,7 @@ class RowParser:
     reader: TableReader
     header: Sequence[str]
     roles: Mapping[str, int]
-    """Index of the column of each role."""
+    """Mapping from roles to column indices."""
     root: Path
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
     repeated: int = 0

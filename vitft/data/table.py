@@ -135,9 +135,9 @@ class TableReader:
             raise self.error(str(error)) from error
 
     def json_rows(self, text: str) -> Iterator[list[str]]:
-        """Yield the keys of all objects of a JSON Lines file as a header, then the values.
+        """Yield a header with the keys of all JSON objects, then a row for each object.
 
-        A key that an object lacks is an empty cell.
+        A missing key becomes an empty cell.
         """
         found: list[tuple[int, dict[str, Any]]] = []
         for self.line, line in enumerate(text.split("\n"), start=1):
@@ -162,7 +162,7 @@ class TableReader:
         return fields
 
     def parquet_rows(self) -> Iterator[list[str]]:
-        """Yield the column names of a Parquet file as a header, then the rows.
+        """Yield a header with the column names of a Parquet file, then its rows.
 
         Columns of nested or binary values, e.g. embedded images, are not loaded.
         """

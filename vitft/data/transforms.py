@@ -35,7 +35,7 @@ MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
 """Limits on the side ratio and on the number of pixels of the resized image. If resizing the whole
 image would exceed either limit, only the part inside the crop is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Upper limit in pixels on the longer side of `image_size` before the crop, i.e. side / `crop`."""
+"""Maximum in pixels of the longer side of `image_size` divided by `crop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1 and normalise.
 
     With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
-    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This holds
-    for images whose longer side is at most 100 times the shorter side and which have at most 67
-    million pixels after resizing.
+    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This
+    requires that the longer side is at most 100 times the shorter side, and that the resized image
+    has at most 67 million pixels.
     """
 
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)

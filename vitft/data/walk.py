@@ -30,9 +30,9 @@ class Walk:
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths with an image suffix that are not regular files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    """For each folder, the number of unused entries by suffix or by one of the kinds above."""
+    """Number of unused entries in each folder, by suffix or by one of the kinds above."""
     nested: dict[str, int] = field(default_factory=dict)
-    """For each folder with images in sub-folders, the number of these images."""
+    """Number of images in sub-folders, for each folder that has any."""
     loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)

@@ -19,9 +19,9 @@ class Method:
     discard: float = 0.0
     """Fraction in [0, 1) of each block's connections that rollout discards, weakest first."""
     block: int | None = None
-    """Block to show the attention of, counting from 0; None for the last block."""
+    """Block of the attention map, counting from 0; None for the last block."""
     head: int | None = None
-    """Head to show the attention of, counting from 0; None for all heads combined."""
+    """Head of the attention map, counting from 0; None for all heads combined."""
 
     def __post_init__(self) -> None:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}

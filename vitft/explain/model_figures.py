@@ -26,7 +26,7 @@ from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
 MAX_DISTANCE_IMAGES = 128
-"""Maximum number of images over which to average the attention distance, as in the paper."""
+"""Maximum number of images for averaging the attention distance, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class ExportComparison:
     correct: tuple[int, int]
     """Numbers of images classified correctly by the original and by the export."""
     size: int
-    """Total size of the files in bytes."""
+    """Total size of the export's files in bytes."""
     speed: float
     """Images per second, excluding preprocessing."""
     original_speed: float

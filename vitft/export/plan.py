@@ -34,7 +34,7 @@ GRAPH_FORMATS = ("onnx", "torch-export", "int8")
 HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
-"""Default number of validation images on which exports are compared with the original."""
+"""Default number of validation images used to compare exports with the original."""
 MAX_LICENCE = 100
 """Maximum number of characters in the name of a licence."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

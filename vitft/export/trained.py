@@ -82,7 +82,7 @@ def without_paths(card: Card) -> Card:
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """An image on which to compare predictions."""
+    """An image for comparing predictions."""
 
     image: Image.Image
     label: int

@@ -2,10 +2,10 @@
 
 A `Store` contains one row per key for one space, e.g. one combination of weights, cut, view and
 precision. It is a folder of shards, each written once and never changed, so several processes can
-fill it at once and a crash loses only unflushed rows. Every row has a checksum that is verified
-when the row is read: a damaged row counts as missing and is computed again. Rows are memory-mapped,
-not loaded. Each mapped shard uses a file descriptor, so only the most recently used shards are
-mapped.
+fill it concurrently and a crash loses only unflushed rows. Every row has a checksum that is
+verified when the row is read: a damaged row counts as missing and is computed again. Rows are
+memory-mapped, not loaded. Each mapped shard uses a file descriptor, so only the most recently used
+shards are mapped.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def default_folder() -> Path:
 
     If the environment variable VITFT_CACHE is set, the result is $VITFT_CACHE/features. Otherwise,
     it is `vitft/features` in the user's cache folder: XDG_CACHE_HOME, or ~/.cache if that variable
-    is unset or holds a relative path.
+    is unset or contains a relative path.
 
     Raises:
         RunError: The home directory is needed but cannot be determined.
@@ -192,7 +192,7 @@ class Store:
                 self.open_shard(path)
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether there is a row for a key; a damaged row counts as well."""
+        """Return whether there is a row for a key, even a damaged one."""
         return key in self.waiting or key in self.places
 
     def get(self, key: bytes) -> CachedRows | None:
@@ -271,7 +271,7 @@ class JoinedStore:
         return np.concatenate([parts[0], parts[1]])
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether both parts of a row exist; damaged parts count as well."""
+        """Return whether both parts of a row exist, even if they are damaged."""
         return key in self.leading and key in self.rest
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:

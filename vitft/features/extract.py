@@ -49,8 +49,7 @@ from vitft.system.errors import DataError, DivergedError, ImageError
 LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
 FEATURES_VERSION = "1"
-"""Part of every store's settings; incremented when the features change although all other
-settings stay the same."""
+"""Version in the settings of every store, incremented when the computation of features changes."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (docs/experiments.md)."""

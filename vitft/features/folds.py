@@ -59,7 +59,7 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
 
 
 def spread(values: Indices, label: Indices) -> Indices:
-    """Return the difference between the largest and the smallest value of each label (0 to C)."""
+    """Return the range (largest minus smallest) of the values of each label, by label."""
     low = np.full(label.max() + 1, values.max())
     high = np.full(label.max() + 1, values.min())
     np.minimum.at(low, label, values)

@@ -197,7 +197,7 @@ def build_pipeline(
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Switch activation checkpointing, which affects only training, on or off.
+    """Enable or disable activation checkpointing, which affects only training.
 
     Raises:
         UsageError: The model is a timm model without activation checkpointing.

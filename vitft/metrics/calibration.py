@@ -33,11 +33,11 @@ CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected."""
 PRIOR_SPREADS = (0.3, 0.5)
-"""Standard deviations of the prior on the logarithm of the temperature, a normal distribution with
-mean 0. The first is used if the temperature is fitted to validation images only, the second if it
-is also fitted to cross-validated training images. Models trained in steps need temperatures near 1,
-and heads fitted by L-BFGS need temperatures from 0.3 to 1.5 (docs/experiments.md). With 150 images,
-the prior has hardly any effect."""
+"""Standard deviations of the normal prior on the logarithm of the temperature, which has mean 0.
+The first is used for validation images alone, the second if cross-validated training images are
+added. Models trained in steps need temperatures near 1, and heads fitted by L-BFGS need 0.3 to 1.5
+(docs/experiments.md). With 150 images, the prior has hardly any effect.
+"""
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
 SIMULATIONS, TRIALS = 1000, 48
@@ -147,7 +147,7 @@ def fit_temperature(
 
 
 def find_root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of `rising` between `low` and `high`, to a relative precision of 1e-4.
+    """Return the root of a function between `low` and `high`, to a relative precision of 1e-4.
 
     The function must be negative below the root and positive above it; `low` must be positive.
 

@@ -65,8 +65,8 @@ def student_t_quantile(freedom: int) -> float:
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
     """Return the 95% interval for the mean of independent fractions, given as (correct, total).
 
-    The distances from the fractions to the lower ends of their Wilson intervals are added in
-    quadrature, and so are the distances to the upper ends.
+    The distances between the fractions and the lower ends of their Wilson intervals are added in
+    quadrature; the same applies to the upper ends.
 
     Source: Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function
     of binomial proportions", Computational Statistics & Data Analysis 53.

@@ -39,7 +39,7 @@ class CalibrationBin(TypedDict):
 
 
 class CalibrationMetrics(TypedDict):
-    """How well the probabilities are calibrated."""
+    """Calibration of the predicted probabilities."""
 
     ece: Annotated[
         float, Range(ge=-1, le=1)
@@ -218,8 +218,9 @@ class EvaluatedData(TypedDict):
     trained_copies: int | None
     """Number of images left out because they are near-duplicates of training images."""
     trained_paths: int | None
-    """Number of images left out because a training image with the same path can no longer be read,
-    so that the two cannot be compared."""
+    """Number of images left out because a training image with the same path can no longer be read
+    for a comparison.
+    """
     validated: int | None
     """Number of scored images that are validation images of the run or near-duplicates of them;
     None if the split is unknown."""

@@ -82,7 +82,7 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
 
 
 def as_float32(facts: TensorFacts) -> TensorFacts:
-    """Return the shape of a tensor and its type after converting half precision to float32."""
+    """Return a tensor's shape, and its type with float32 in place of half precision."""
     return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 

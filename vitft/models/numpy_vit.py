@@ -258,7 +258,7 @@ GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
     "gelu_tanh": gelu_tanh,
     "quick_gelu": sigmoid_gelu,
 }
-"""The functions of `activations` in NumPy."""
+"""NumPy versions of the functions in `activations`."""
 
 
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:

@@ -82,7 +82,7 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
     block = net.blocks[0]
     kind = type(block).__name__
     if kind not in ("Block", "EvaBlock"):
-        return [f"another kind of block ({kind})"]
+        return [f"an unsupported kind of block ({kind})"]
     parts = {
         **embedding_parts(net),
         **attention_parts(block.attn, net.embed_dim),
@@ -115,7 +115,7 @@ def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN
     kind = type(attention).__name__
     qkv = getattr(attention, "qkv", None)
     return {
-        f"another kind of attention ({kind})": kind not in ("Attention", "EvaAttention"),
+        f"an unsupported kind of attention ({kind})": kind not in ("Attention", "EvaAttention"),
         "separate projections for queries, keys and values": qkv is None,
         "heads that are not D / H wide": qkv is not None and qkv.out_features != 3 * width,
         "normalised queries and keys": is_module(attention, "q_norm"),

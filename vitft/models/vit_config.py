@@ -19,8 +19,9 @@ Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 LATER: Mapping[str, bool] = {"later": True}
-"""Metadata of fields that older models lack. While such a field has its default value, it is left
-out of cards and digests, so both are the same as before the field existed."""
+"""Metadata of fields that older models lack. Cards and digests omit such a field if it has its
+default value, so they remain valid for older models.
+"""
 MAX_PATCHES = 16384
 """Maximum number of patches per image, e.g. in a grid of 128 x 128."""
 
@@ -106,8 +107,9 @@ class ViTConfig:
     """
     class_token: bool = field(default=True, repr=False, metadata=LATER)
     norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
-    """Whether the last LayerNorm is applied to the tokens before their mean is taken (SigLIP with
-    average pooling), instead of to the mean; only if `pool` is mean."""
+    """Whether the last LayerNorm is applied before mean pooling (SigLIP with average pooling)
+    instead of after it; requires mean pooling.
+    """
     embed_norm: bool = field(default=False, repr=False, metadata=LATER)
     """Whether a LayerNorm follows the position embeddings, as in CLIP. The patch projection then
     has no bias."""

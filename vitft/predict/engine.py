@@ -36,7 +36,7 @@ class Engine(Protocol):
     workers: int
     """Number of threads that read and decode images; with 0, the calling thread does this."""
     in_workers: bool
-    """Whether each worker also scores the batch it has decoded, on one core."""
+    """Whether each worker also scores the batch that it has decoded, using one core."""
 
     transform: EvalTransform
     classes: tuple[str, ...]

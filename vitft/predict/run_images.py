@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
-"""Note on an image with the same path as a training image whose fingerprint is not known."""
+"""Note on an image that has the path of a training image with an unknown fingerprint."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
 """Maximum number of images of a run whose fingerprints are compared, to limit time and memory."""
@@ -55,13 +55,13 @@ class RunImages:
     splits: Mapping[str, str]
     """Mapping from digests to `train` or `val`."""
     train_paths: frozenset[str]
-    """Paths of the training images whose fingerprints are not known."""
+    """Paths of the training images without known fingerprints."""
     known: KnownImages
     """Known fingerprints of training and validation images."""
     known_splits: tuple[str, ...]
     """Split (`train` or `val`) of each image in `known`."""
     grey_range: GreyRange = ()
-    """Grey range of the model's transform, with which images are decoded for a comparison."""
+    """Grey range of the model's transform, used to decode images for a comparison."""
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:

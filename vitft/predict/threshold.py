@@ -161,7 +161,7 @@ def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats)
 
 
 def needed_images(answers: Answers, precision: float) -> int | None:
-    """Return about how many images a threshold needs, or None if more images would not help.
+    """Return the approximate number of images needed, or None if more images would not help.
 
     With m times as many images and the same distribution of probabilities, the number of spare
     mistakes is m times as large. The result is rounded up to two significant digits.

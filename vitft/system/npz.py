@@ -10,7 +10,7 @@ import numpy as np
 from vitft.system.files import open_regular
 
 MAX_EXPANSION = 20
-"""Ratio of unpacked to packed size above which an archive is rejected."""
+"""Ratio of unpacked to packed size above which a large archive is rejected."""
 SMALL_BYTES, LARGEST_BYTES = 2**26, 16 * 2**30
 """Unpacked size in bytes up to which any ratio is accepted, and maximum unpacked size in bytes."""
 

@@ -100,8 +100,8 @@ class WeightAverage:
     """Exponential moving average (EMA) of weights over training steps.
 
     Args:
-        weights: Trained parameters and running statistics. With averaged parameters and the
-            statistics of the latest ones, BatchNorm would normalise with the wrong statistics.
+        weights: Trained parameters and running statistics. Both are averaged, because averaged
+            parameters do not match the statistics of the latest ones.
         decay: Maximum decay per step, from 0 to 1; with 0, no average is computed.
     """
 

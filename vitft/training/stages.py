@@ -45,7 +45,7 @@ class ScoredImages:
 
     features: Tensor
     held_out: HeldOutLogits | None
-    """None if there are too few images per class."""
+    """Held-out logits; None if there are too few images per class."""
 
 
 @dataclass(slots=True, kw_only=True)

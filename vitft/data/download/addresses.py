@@ -1,4 +1,4 @@
-"""Refusal of downloads from this machine or its local network.
+"""Protection against downloads from this machine or its local network.
 
 An address from an untrusted list or from a redirect can point to a host that is not reachable from
 the internet, such as a router or a cloud metadata service. Host names are therefore resolved and

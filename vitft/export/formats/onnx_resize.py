@@ -9,9 +9,8 @@ measured on the user's images, and the export is rejected if they exceed `MAX_GR
 caller must decode the image, apply the EXIF rotation and handle very elongated images
 (`transforms.MAX_ASPECT`).
 
-Notation: B images, C colour channels. An image has the sides h and w; the part of it on which the
-view depends has the sides h' and w'. The resized image has the sides H and W, and the view has the
-sides S and S.
+Notation: B images, C colour channels. The sides are h and w for an image, h' and w' for the part of
+it that affects the view, H and W for the resized image, and S for the view.
 """
 
 from collections.abc import Iterable
@@ -44,7 +43,7 @@ GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 
 
 def resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize as the model's transform does, or "" if it can."""
+    """Return why a graph cannot resize like the model's transform, or "" if it can."""
     transform = card.transform
     if transform.interpolation not in RESIZED:
         return f"the graph cannot resize with {transform.interpolation} interpolation"

@@ -83,7 +83,7 @@ def timm_obstacle(card: Card) -> str:
             "pre_logits": shape.pre_logits,
             "a post-norm encoder": shape.norm == "post",
             "a distillation token": shape.distilled,
-            "a LayerNorm eps other than 1e-6 and 1e-5": shape.norm_eps not in (1e-6, 1e-5),
+            "a LayerNorm eps other than 1e-6 or 1e-5": shape.norm_eps not in (1e-6, 1e-5),
             "a hybrid stem with a LayerNorm eps of 1e-5": shape.stem is not None
             and shape.norm_eps == 1e-5,
             "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),

@@ -53,7 +53,7 @@ class CatalogEntry:
     sha256: str = ""
     """Digest from the publisher; empty if only the hub provides a digest."""
     local: str = ""
-    """Path of the user's own file, which replaces the published one (timm:NAME=FILE)."""
+    """Path of the user's own file, used instead of the published file (timm:NAME=FILE)."""
     was: str = ""
     """File name of the same weights in older tools."""
 

@@ -1,4 +1,4 @@
-"""Use of the Hugging Face Hub client: plain HTTP, readable errors and a progress bar."""
+"""Wrapper of the Hugging Face Hub client: plain HTTP, readable errors and a progress bar."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from vitft.system.errors import ResourceError, WeightsError
 
 @contextlib.contextmanager
 def plain_http() -> Iterator[None]:
-    """Inside `with`, use plain HTTP instead of Xet, with fewer log messages and shorter timeouts.
+    """Use plain HTTP instead of Xet inside the `with` block, with fewer logs and shorter timeouts.
 
     The Xet client waits indefinitely if its storage cannot be reached. Every repository can also be
     read over plain HTTP, and vitft verifies the digest in any case.

@@ -45,7 +45,8 @@ def check_weights_name(
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     """Return the catalogue entry or the path of the weight file for a name or path.
 
-    Catalogue names take precedence. A name that begins with `hf:` or `timm:` gets a new entry.
+    Catalogue names take precedence. For a name that begins with `hf:` or `timm:`, an entry is
+    created.
 
     Raises:
         WeightsError: The name is unknown or invalid, or means random weights; or the file is
