@@ -1,10 +1,10 @@
 """Attribution maps: one value per patch of the image.
 
-The maps of a Vision Transformer come from its attention and the gradients of it, and those of a
-timm model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit
-attention weights instead of a fused kernel. The weights equal `Attention.maps`, the logits are
-computed from them, and gradients flow back to them. This needs neither hooks nor a second
-implementation of the blocks.
+The maps of a Vision Transformer are computed from attention and its gradients, the maps of a timm
+model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit attention
+weights instead of a fused kernel. The weights equal `Attention.maps`, the logits are computed from
+them, and gradients flow back to them. This needs neither hooks nor a second implementation of the
+blocks.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
 grid.
@@ -81,8 +81,8 @@ def explain(
     Only the relevance method uses the `target` classes (B,).
 
     Raises:
-        UsageError: The model lacks the classes, the attention, the block or the head that the
-            method needs, or its structure does not allow a map.
+        UsageError: The model lacks something that the method needs, or its structure does not allow
+            a map.
         RunError: The attribution values are not finite.
         ResourceError: A single image does not fit in memory.
     """

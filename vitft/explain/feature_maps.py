@@ -1,9 +1,9 @@
 """Attribution maps of timm models: gradient times activation on a feature map of the network.
 
-This is Grad-CAM without averaging the gradient over positions (HiResCAM), so that positions which
-the head weights differently keep their own weight. If the head averages the positions, as most CNNs
-do, the two are equal. It needs no attention weights and therefore works for CNNs, hierarchical
-Transformers and MLP-Mixers alike.
+This is Grad-CAM without averaging the gradient over positions (HiResCAM), so each position keeps
+its own weight. If the head averages the positions, as in most CNNs, the two methods are equal.
+Attention weights are not needed, so the method supports CNNs, hierarchical Transformers and
+MLP-Mixers.
 
 Notation: B images, C classes, D channels; gh and gw are the numbers of rows and columns of a
 feature map.
@@ -23,13 +23,14 @@ from vitft.models.timm_model import TimmModel
 from vitft.system.errors import UsageError
 
 MAX_ASPECT_ERROR = 1.5
-"""Maximum ratio between the aspect ratio of a feature map and that of the image. Small maps may
-differ, because their sides are rounded."""
+"""Maximum ratio between the aspect ratios of a feature map and the image. The aspect ratios of
+small maps differ because their sides are rounded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the positions of the image are in a tensor (B, ...)."""
+    """Location of the image positions in a tensor (B, ...)."""
 
     channels: int
     """Dimension of the channels."""
@@ -46,10 +47,10 @@ class Layout:
 def find_layout(
     shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
 ) -> Layout | None:
-    """Return the layout of a tensor of this shape, or None if its positions are not clear.
+    """Return the layout of a tensor of this shape, or None if the layout is not clear.
 
-    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The aspect
-    ratio of the positions must be about that of the image. `prefixes` are the possible numbers of
+    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The positions
+    must have about the same aspect ratio as the image. `prefixes` are the possible numbers of
     tokens before the positions.
     """
     aspect = image_size[0] / image_size[1]
@@ -79,9 +80,9 @@ def feature_relevance(
     """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
 
     The last feature map whose positions affect the class score is used. In a Transformer whose head
-    reads only the class token, this is the input of the last block. The LayerNorm that follows it
-    ignores the length of a token, so gradient times activation would be zero; the difference to the
-    mean token is used instead.
+    reads only the class token, this is the input of the last block. The LayerNorm of this block
+    ignores the length of a token, so gradient times activation would be zero. The difference from
+    the mean token is used instead.
 
     Raises:
         UsageError: No layer of the network has positions that belong to parts of the image.

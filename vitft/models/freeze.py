@@ -40,8 +40,8 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
     """Set `requires_grad` of every parameter and return the names of the trainable parameters.
 
     Raises:
-        UsageError: `freeze` is `pre_logits` but the model has no such layer, or `freeze` is
-            `blocks:N` but the model has fewer than N blocks or cannot be cut before them.
+        UsageError: The model does not have the layers named by `freeze`, or cannot be cut before
+            them.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(

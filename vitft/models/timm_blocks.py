@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What happens at the blocks of a network during one forward pass."""
+    """Actions at the blocks of a network during one forward pass."""
 
     at: nn.Module | None = None
     """Block whose input is replaced, or at which the pass stops."""
@@ -34,7 +34,7 @@ class Visit:
 
 
 COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
-"""Regular expressions of the blocks of networks whose parameters timm does not group."""
+"""Regular expressions for the names of blocks, used if timm does not group the parameters."""
 
 
 class BlockReachedError(Exception):
@@ -50,7 +50,7 @@ VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
 
 @contextlib.contextmanager
 def visiting(visit: Visit) -> Iterator[Visit]:
-    """Let `visit` act on the passes of this thread until the context ends."""
+    """Activate `visit` for the forward passes of this thread until the context ends."""
     token = VISIT.set(visit)
     try:
         yield visit
@@ -107,7 +107,7 @@ def resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) 
     timm's code before the block runs on `pixels`, a single image of any content.
 
     Returns:
-        The output of the network for `tokens`, and how often the network called the block.
+        The output of the network for `tokens`, and the number of calls of the block.
     """
     with visiting(Visit(at=block, tokens=tokens)) as visit:
         return net(pixels), visit.calls
@@ -122,8 +122,8 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
         pixels: Two images (2, channels, H, W) of any content.
 
     Returns:
-        The names; or, if the network cannot be cut there, the reason as a clause. autograd shows
-        both: what the output depends on, with the block's input as a constant.
+        The names; or, if the network cannot be cut there, the reason as a clause. Both are found by
+        autograd, which shows what the output depends on if the block's input is a constant.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
     with torch.inference_mode(False), torch.enable_grad(), all_trained(parameters):
@@ -148,7 +148,7 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
 
 
 def depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
-    """Return for each input whether the output was computed from it."""
+    """Return, for each input, whether the output was computed from it."""
     if not output.requires_grad:
         return [False] * len(inputs)
     gradients = torch.autograd.grad(output.sum(), inputs, retain_graph=True, allow_unused=True)
@@ -171,7 +171,7 @@ def all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def on_call(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Stop the pass or replace the input, if the active visit asks for it at this block."""
+    """Stop the pass or replace the input if the active visit requests this at the block."""
     visit = VISIT.get()
     if visit is None or visit.at is not block:
         return None

@@ -95,7 +95,7 @@ class TimmModel(nn.Module):
         return self.net(pixels)
 
     def trace(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Run the network and keep the tensors inside it, for gradients.
+        """Run the network, and keep its intermediate tensors for gradients.
 
         Returns:
             The outputs (B, ...) of all blocks that return a tensor and of timm's
