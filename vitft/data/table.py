@@ -65,8 +65,7 @@ class TableReader:
     """Reader of a table, row by row; the first row is the header.
 
     The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything
-        else
-    for CSV. Values that are not text are converted: missing values to empty cells, numbers to
+    else for CSV. Values that are not text are converted: missing values to empty cells, numbers to
     decimal text, and values without a textual form to `NotText`.
 
     Args:
