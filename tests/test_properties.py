@@ -19,7 +19,8 @@ from vitft.config.run import (
     read_toml,
     to_toml,
 )
-from vitft.data.split import Manifest, Row, draw
+from vitft.data.draw import draw
+from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.features.cache import key_of
 from vitft.models.card import Card, parse_card

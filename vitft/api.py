@@ -49,7 +49,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     out: str | os.PathLike[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     seed: int | None = None,
-    split: Literal["random", "reference"] | None = None,
+    split: Literal["content", "random", "reference"] | None = None,
+    like: str | os.PathLike[str] | None = None,
     val_from: Literal["auto", "test"] | None = None,
     fixes: str | os.PathLike[str] | None = None,
     group_duplicates: bool | None = None,
@@ -86,7 +87,9 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe, or path of a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
-        split: Method of choosing the validation images.
+        split: Method of choosing the validation images: `content`, `random` or `reference`.
+        like: Run directory whose validation images are kept out of training and are validation
+            images again.
         val_from: Source of validation images for data with a test part but no validation part:
             `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.

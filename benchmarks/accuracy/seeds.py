@@ -40,10 +40,13 @@ def run_arm(
     *,
     image_size: int | None = None,
 ) -> Arm:
-    """Fine-tune with the given settings and split seed, with a feature cache shared by all arms."""
+    """Fine-tune with the given settings and split seed, with a feature cache shared by all arms.
+
+    The split is random, with which all published tables were made.
+    """
     table = {
         **settings,
-        "data": {"path": str(data), "seed": seed},
+        "data": {"path": str(data), "split": "random", "seed": seed},
         "weights": {"name": str(weights)} | ({"image_size": image_size} if image_size else {}),
         "train": {"cache": str(into / "cache"), **settings.get("train", {})},
     }

@@ -250,7 +250,9 @@ def test_group_duplicates_is_refused_where_the_split_is_given(
     assert finetune(data, tiny_weights, "run", "--group-duplicates", *more) == 2
 
     said = capsys.readouterr().err
-    assert ("needs data.split=random" if kind == "reference" else "has its own split") in said
+    assert (
+        "the reference split, which is fixed" if kind == "reference" else "has its own split"
+    ) in said
 
 
 def test_a_run_logs_the_findings_about_its_images(

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.data.test_folder import touch
-from tests.data.test_split import good
+from tests.data.test_split import DRAWN, Mode, good
 from vitft.config.sections import DataSpec
+from vitft.data.draw import joined_groups
 from vitft.data.folder import File, Folder, assign_parts
 from vitft.data.inspection import InspectedFolder
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, joined_groups, split
+from vitft.data.split import Manifest, split
 from vitft.study.plan import Plan, check_study
 from vitft.system.errors import DataError, UsageError
 
@@ -28,8 +29,10 @@ def inspected(groups: dict[str, list[str]]) -> InspectedFolder:
     return InspectedFolder(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
 
 
-def split_it(found: InspectedFolder, seed: int = 0, rate: float = 0.2) -> Manifest:
-    spec = DataSpec(seed=seed, val_rate=rate)
+def split_it(
+    found: InspectedFolder, seed: int = 0, rate: float = 0.2, mode: Mode = "content"
+) -> Manifest:
+    spec = DataSpec(split=mode, seed=seed, val_rate=rate)
     return split(found, spec, groups=joined_groups(found.good, {}))
 
 
@@ -42,27 +45,29 @@ def sides(found: InspectedFolder, manifest: Manifest) -> dict[str, set[str]]:
     return result
 
 
+@pytest.mark.parametrize("mode", DRAWN)
 @pytest.mark.parametrize("seed", range(20))
-def test_no_group_is_ever_on_both_sides(seed: int) -> None:
+def test_no_group_is_ever_on_both_sides(seed: int, mode: Mode) -> None:
     draw = random.Random(seed)
     sizes = {name: draw.randint(20, 60) for name in ("a", "b", "c")}
     found = inspected(
         {name: [f"g{draw.randrange(15)}" for _ in range(n)] for name, n in sizes.items()}
     )
 
-    manifest = split_it(found, seed)
+    manifest = split_it(found, seed, mode=mode)
 
     assert all(len(parts) == 1 for parts in sides(found, manifest).values())
     for label in range(3):
         assert {row.split for row in manifest.rows if row.label == label} == {"train", "val"}
 
 
+@pytest.mark.parametrize("mode", DRAWN)
 @pytest.mark.parametrize("seed", range(10))
-def test_the_fraction_held_out_is_within_half_a_group(seed: int) -> None:
+def test_the_fraction_held_out_is_within_half_a_group(seed: int, mode: Mode) -> None:
     # 10 patients with 5 images of each of two classes: 2 patients are a fifth
     found = inspected({name: [f"p{i // 5}" for i in range(50)] for name in ("a", "b")})
 
-    manifest = split_it(found, seed)
+    manifest = split_it(found, seed, mode=mode)
 
     assert len(manifest.val) == 20
     assert len(set(map(tuple, sides(found, manifest).values()))) == 2

@@ -13,12 +13,15 @@ from typing import Literal
 import pytest
 
 from vitft.config.sections import DataSpec
+from vitft.data.draw import draw
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
 from vitft.data.parts import Part
-from vitft.data.split import Manifest, Row, draw, leaks, log_split, split, write_class_indices
+from vitft.data.split import Manifest, Row, leaks, log_split, split, write_class_indices
 from vitft.system.errors import DataError, RunError
 
+Mode = Literal["content", "random", "reference"]
+DRAWN: tuple[Mode, ...] = ("content", "random")
 FLOWERS = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
 SHA = "0" * 64
 # Names that break naive writers: separators, line ends, quotes, emoji, bidi, non-UTF-8, NFC/NFD.
@@ -89,10 +92,10 @@ def test_the_reference_draw_is_met_exactly(
 
 
 @pytest.mark.parametrize("mode", ["reference", "random"])
-def test_a_split_of_the_flowers_has_the_reference_counts_and_files(mode: str) -> None:
+def test_a_split_of_the_flowers_has_the_reference_counts_and_files(mode: Mode) -> None:
     found = checked(FLOWERS, reference=mode == "reference")
 
-    manifest = split(found, DataSpec(split=mode))  # type: ignore[arg-type]
+    manifest = split(found, DataSpec(split=mode))
 
     assert (len(manifest.train), len(manifest.val)) == (2939, 731)
     assert held_back(manifest) == [126, 179, 128, 139, 159]
@@ -321,50 +324,57 @@ COPIES = (
 )
 
 
+@pytest.mark.parametrize("mode", DRAWN)
 @pytest.mark.parametrize("seed", range(20))
-def test_identical_files_are_on_one_side_of_a_random_split(seed: int) -> None:
-    manifest = split(with_copies({"a": 50, "b": 50}, *COPIES), DataSpec(seed=seed))
+def test_identical_files_are_on_one_side_of_the_split(seed: int, mode: Mode) -> None:
+    copies = with_copies({"a": 50, "b": 50}, *COPIES)
+
+    manifest = split(copies, DataSpec(split=mode, seed=seed))
 
     assert leaks(manifest).across == ()
     assert all(8 <= count <= 13 for count in held_back(manifest))  # a fifth, give or take a group
 
 
-def test_without_copies_the_split_is_the_plain_draw() -> None:
+def test_without_copies_the_random_split_is_the_plain_draw() -> None:
     plain = checked({"a": 50, "b": 31})
 
-    manifest = split(plain, DataSpec(seed=3))
+    manifest = split(plain, DataSpec(split="random", seed=3))
 
     drawn = draw([50, 31], 0.2, 3)
     wanted = {f"{name}/{i:03}.jpg" for name, picks in zip("ab", drawn, strict=True) for i in picks}
     assert {row.path for row in manifest.val} == wanted
 
 
-def test_near_duplicates_stay_together_if_their_groups_are_given() -> None:
+@pytest.mark.parametrize("mode", DRAWN)
+def test_near_duplicates_stay_together_if_their_groups_are_given(mode: Mode) -> None:
     plain = checked({"a": 50, "b": 50})
     names = {file.path: file.sha256 for file in plain.good}
     groups = {names[path]: group[0] for group in COPIES for path in group}
 
     for seed in range(10):
-        manifest = split(plain, DataSpec(seed=seed), groups=groups)
+        manifest = split(plain, DataSpec(split=mode, seed=seed), groups=groups)
 
         side = {row.path: row.split for row in manifest.rows}
         assert all(len({side[path] for path in group}) == 1 for group in COPIES)
 
 
-def test_a_group_validates_as_often_as_a_single_image() -> None:
+@pytest.mark.parametrize("mode", DRAWN)
+def test_a_group_validates_as_often_as_a_single_image(mode: Mode) -> None:
     folder = with_copies({"a": 50, "b": 50}, *COPIES)
 
-    drawn = [{row.path for row in split(folder, DataSpec(seed=seed)).val} for seed in range(400)]
+    specs = [DataSpec(split=mode, seed=seed) for seed in range(400)]
+    drawn = [{row.path for row in split(folder, spec).val} for spec in specs]
 
     share = sum("b/033.jpg" in paths for paths in drawn) / 400
     assert share == pytest.approx(0.2, abs=0.06)  # three standard deviations of 400 draws
 
 
-def test_a_class_of_copies_and_one_more_still_has_both_sides() -> None:
+@pytest.mark.parametrize("mode", DRAWN)
+def test_a_class_of_copies_and_one_more_still_has_both_sides(mode: Mode) -> None:
     folder = with_copies({"a": 4, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
 
     for seed in range(10):
-        manifest = split(folder, DataSpec(seed=seed))
+        manifest = split(folder, DataSpec(split=mode, seed=seed))
 
         assert {row.split for row in manifest.rows if row.label == 0} == {"train", "val"}
         assert leaks(manifest).across == ()

@@ -74,6 +74,19 @@ def test_each_file_is_opened_by_one_process_only(
     assert max(map(len, ranks)) <= (48 if size == 2 else 32)
 
 
+def test_two_processes_hold_out_what_an_earlier_run_held_out(
+    home: Path, runs: dict[int, list[dict[str, Any]]]
+) -> None:
+    assert runs
+    for size in (1, 2):
+        finish(
+            home, size, f"like{size}", "--like", "run1", "--cache", f"cache{size}", "--seed", "5"
+        )
+
+    one, other = ((home / f"like{size}" / "split.csv").read_text() for size in (1, 2))
+    assert one == other == (home / "run1" / "split.csv").read_text()
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_each_distinct_image_is_computed_and_cached_once(
     home: Path, runs: dict[int, list[dict[str, Any]]], size: int

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from vitft.check.audit import AuditedImage, audit_images, propose_fixes
 from vitft.config.run import Config, checked_run_config
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.data.draw import joined_groups
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, joined_groups
+from vitft.data.split import Manifest
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console

@@ -76,7 +76,7 @@ def check_command(args: argparse.Namespace) -> int:
     fixes = fixes_path(Path(args.out).expanduser(), data)
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
-    spec = replace(spec, split="random", allow_bad=True)  # unreadable files are findings
+    spec = replace(spec, split="content", allow_bad=True)  # unreadable files are findings
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 

@@ -73,8 +73,16 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.split",
-        "how to choose the validation images: random, or reference (as in "
+        "how to choose the validation images: content (images keep their side when files are "
+        "added, removed or renamed), random (as earlier versions did), or reference (as in "
         "WZMIAOMIAO/deep-learning-for-image-processing)",
+    ),
+    Option(
+        "data.like",
+        "run directory whose validation images are kept out of training and are validation images "
+        "again, e.g. after images were added",
+        metavar="RUN",
+        default="-",
     ),
     Option(
         "data.val_from",

@@ -50,13 +50,19 @@ class DataSpec:
     """Regular expression that captures the name of an image's group in its path with one pair of
     parentheses, e.g. `patient([0-9]+)`; replaces the column `data.group`.
     """
-    split: Literal["random", "reference"] = "random"
-    """Method of choosing the validation images: `random`, from all readable images, or
-    `reference`, as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
+    split: Literal["content", "random", "reference"] = "content"
+    """Method of choosing the validation images: `content`, by a hash of the bytes of each readable
+    image, so that images keep their side when files are added, removed or renamed; `random`, by
+    their positions in the sorted list of readable images, as earlier versions did; or `reference`,
+    as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
     val_from: Literal["auto", "test"] = "auto"
     """Source of validation images for data with a test part but no validation part: `auto` to draw
     them from the training part and evaluate the test images once, at the end; `test` to validate on
     the test images."""
+    like: str = ""
+    """Directory of an earlier run, whose held-out images and their near-duplicates are held out
+    again. Its training images are training images again, and of new images as many are held out as
+    `data.val_rate` requires."""
     val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
     """Fraction of each class held out for validation."""
     seed: WholeNumber = 0
@@ -66,7 +72,7 @@ class DataSpec:
     allow_bad: bool = False
     """Whether to continue when more than a tenth of the files are unreadable."""
     group_duplicates: bool = False
-    """Whether to keep near-duplicates on the same side of a random split, as is always done for
+    """Whether to keep near-duplicates on the same side of the split, as is always done for
     identical files."""
     fixes: str = ""
     """CSV file of images to drop or relabel, as written by `vitft check`."""
@@ -77,13 +83,18 @@ class DataSpec:
         check_values(self, "data")
         require(
             not (self.group_duplicates and self.split == "reference"),
-            "data.group_duplicates=true needs data.split=random: the reference split is fixed",
-            fix="use data.split=random, or remove data.group_duplicates",
+            "data.group_duplicates=true cannot be used with the reference split, which is fixed",
+            fix="use data.split=content, or remove data.group_duplicates",
         )
         require(
             not (self.group_by and self.split == "reference"),
-            "data.group_by needs data.split=random: the reference split is fixed",
-            fix="use data.split=random, or remove data.group_by",
+            "data.group_by cannot be used with the reference split, which is fixed",
+            fix="use data.split=content, or remove data.group_by",
+        )
+        require(
+            not self.like or self.split == "content",
+            f"data.like cannot be combined with data.split={self.split}",
+            fix="remove one of them",
         )
         require(
             not (self.group_by and self.group),

@@ -1,19 +1,14 @@
 """Split of a data set into training and validation images, recorded in a manifest.
 
-The images are split as in the reference script: `int(n * val_rate)` of the n sorted files of each
-class are drawn for validation with a private random generator. The others are used for training, in
-sorted order. In addition, the random split draws at least one image from each class with two or
-more images, and keeps identical images on the same side. This module does not read images.
-
-Source: WZMIAOMIAO/deep-learning-for-image-processing,
-pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
+Of the n images of each class, `int(n * val_rate)` are held out for validation. Except for the
+reference split, at least one image of each class with two or more images is held out, and identical
+images are kept on the same side. `data.draw` chooses the images. This module does not read images.
 """
 
 import hashlib
 import json
 import logging
 import os
-import random
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
@@ -23,7 +18,13 @@ from typing import Literal, NamedTuple, Self, cast, get_args
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
-from vitft.data.duplicates import group_names
+from vitft.data.draw import (
+    FormerSplit,
+    draw_groups,
+    draw_paths,
+    keep_groups_together,
+    ordered_groups,
+)
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.table import TableReader, base_folder, encode_table
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
+GROUP_COLUMN = "group"
+"""Last column of the table, written only if an image has a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Row:
     split: SplitName
     sha256: str
     """Hexadecimal SHA-256 digest of the file's bytes."""
+    group: str = ""
+    """Name of the user's group (patient, video, ...); empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,13 @@ class Manifest:
 
     def to_csv(self) -> bytes:
         """Return the table as CSV, with class names as labels."""
-        rows = ((row.path, self.classes[row.label], row.split, row.sha256) for row in self.rows)
-        return encode_table(MANIFEST_COLUMNS, rows)
+        grouped = any(row.group for row in self.rows)
+        columns = (*MANIFEST_COLUMNS, GROUP_COLUMN) if grouped else MANIFEST_COLUMNS
+        rows = (
+            (row.path, self.classes[row.label], row.split, row.sha256, row.group)[: len(columns)]
+            for row in self.rows
+        )
+        return encode_table(columns, rows)
 
     def write(self, path: Path) -> None:
         """Write the table atomically."""
@@ -107,18 +117,19 @@ class Manifest:
             fix="restore the file written by vitft",
         )
         lines = iter(table)
-        if tuple(next(lines, ())) != MANIFEST_COLUMNS:
+        header = tuple(next(lines, ()))
+        if header not in (MANIFEST_COLUMNS, (*MANIFEST_COLUMNS, GROUP_COLUMN)):
             raise table.error(f"the header must be {','.join(MANIFEST_COLUMNS)}")
         found: dict[str, list[str]] = {}
         for cells in lines:
-            if problem := row_problem(cells, found):
+            if problem := row_problem(cells, found, len(header)):
                 raise table.error(problem)
             found[cells[0]] = cells
-        classes = sorted({label for _, label, _, _ in found.values()})
+        classes = sorted({cells[1] for cells in found.values()})
         index = {name: number for number, name in enumerate(classes)}
         rows = (
-            Row(name, index[label], cast("SplitName", part), sha256)
-            for name, label, part, sha256 in found.values()
+            Row(name, index[label], cast("SplitName", part), sha256, *group)
+            for name, label, part, sha256, *group in found.values()
         )
         return cls(root, tuple(classes), tuple(rows))
 
@@ -142,11 +153,11 @@ def run_manifest(run: Path) -> Manifest | None:
     return Manifest.read(path, base_folder(folder, str(section["root"])))
 
 
-def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
+def row_problem(cells: Sequence[str], seen: Container[str], columns: int) -> str:
     """Return the problem with a row, or an empty string if there is none."""
-    if len(cells) != len(MANIFEST_COLUMNS):
-        return f"{count(len(cells), 'cell')} instead of {len(MANIFEST_COLUMNS)}"
-    name, _, part, sha256 = cells
+    if len(cells) != columns:
+        return f"{count(len(cells), 'cell')} instead of {columns}"
+    name, _, part, sha256 = cells[: len(MANIFEST_COLUMNS)]
     if not name or name.startswith("/") or ".." in name.split("/"):
         return f"the path {name!r} does not point inside the data folder"
     if name in seen:
@@ -157,43 +168,55 @@ def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
 
 
 def split(
-    checked: InspectedFolder, spec: DataSpec, *, groups: Mapping[str, str] | None = None
+    checked: InspectedFolder,
+    spec: DataSpec,
+    *,
+    groups: Mapping[str, str] | None = None,
+    former: FormerSplit | None = None,
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test part are always used for the final test. A folder with train and val parts
-    keeps these parts.
+    Images in a test part are always used for the final test, and a folder with its own train and
+    val parts keeps these parts. Otherwise, validation images are chosen by content or at random
+    from the readable images, at least one from every class that has two or more. All images of a
+    group are assigned to the same side: whole groups are drawn by content and if the user has
+    defined groups; otherwise, a group of near-duplicates is assigned to the side of its first
+    image. The reference split draws from all files, readable or not, exactly as the reference
+    script does, and drops the unreadable files afterwards.
 
-    The random split draws at least one validation image from every class with two or more readable
-    images. It then moves each group of near-duplicates to the side of its first image. If the user
-    has defined groups, whole groups are drawn instead. The reference split draws from all files, as
-    the reference script does, and drops the unreadable files afterwards.
-
-    `groups` maps digests to group names, as returned by `joined_groups`; without it, only identical
-    files are grouped.
+    Args:
+        checked: The inspected images.
+        spec: Settings of the split.
+        groups: Names of groups by digest, as returned by `joined_groups`; without it, only
+            identical files are grouped.
+        former: Split of an earlier run. Its held-out images are held out again, and its training
+            images are training images again, unless a class would have no validation images.
 
     Raises:
         DataError: A class has no training images or no validation images. For the reference split,
             validation images of a single class are enough.
     """
-    folder = checked.folder
+    folder, groups = checked.folder, groups or {}
     assert folder.reference == (spec.split == "reference"), "scanned for a different kind of split"
+    files: Sequence[InspectedFile] = checked.good
+    if former is not None:
+        files = former.assign(files, groups, divided=folder.layout == "split")
+    undecided = [file for file in files if file.part != "test"]
     if folder.layout == "split":
-        held_back = {file.path for file in checked.good if file.part == "val"}
+        held_back = {file.path for file in files if file.part == "val"}
+    elif folder.reference:
+        held_back = draw_paths(folder.files, spec, at_least=0)
     else:
-        good = [file for file in checked.good if file.part != "test"]
-        files = folder.files if folder.reference else good
-        by_class: list[list[str]] = [[] for _ in folder.classes]
-        for file in files:
-            by_class[file.label].append(file.path)
-        at_least = 0 if folder.reference else 1
-        drawn = draw(list(map(len, by_class)), spec.val_rate, spec.seed, at_least=at_least)
-        held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
-        if any(file.group for file in good):
-            held_back = draw_groups(good, groups or {}, spec)
-        if not folder.reference:
-            held_back = keep_groups_together(good, held_back, groups or {})
-    rows = tuple(Row(f.path, f.label, split_of(f, held_back), f.sha256) for f in checked.good)
+        members = ordered_groups(undecided, groups, spec)
+        if spec.split == "content" or any(file.group for file in undecided):
+            drawn = draw_groups(members, spec)
+        else:
+            drawn = draw_paths(undecided, spec, at_least=1)
+        held_back = keep_groups_together(members, drawn)
+    rows = tuple(
+        Row(file.path, file.label, split_of(file, held_back), file.sha256, file.group)
+        for file in files
+    )
     manifest = Manifest(folder.root, folder.classes, rows)
     check_split_classes(manifest, checked)
     return manifest
@@ -204,99 +227,6 @@ def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
     if file.part == "test":
         return "test"
     return "val" if file.path in held_back else "train"
-
-
-def draw(
-    counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
-) -> list[list[int]]:
-    """Draw the validation images, and return their indices in the sorted list of each class.
-
-    Args:
-        counts: Number of files of each class.
-        val_rate: Fraction of each class to draw; the number of images is rounded down.
-        seed: Seed of the random generator.
-        at_least: Minimum number of images to draw from each class, leaving at least one.
-    """
-    stream = random.Random(seed)
-    return [
-        stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
-        for n in counts
-    ]
-
-
-def joined_groups(
-    files: Sequence[InspectedFile], duplicates: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Map digests to groups that must not be divided: the user's groups and duplicates.
-
-    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
-    and is returned unchanged if the user has not defined groups. Digests without a group may be
-    missing.
-    """
-    if not any(file.group for file in files):
-        return duplicates
-    digests = list(dict.fromkeys(file.sha256 for file in files))
-    place = {digest: i for i, digest in enumerate(digests)}
-    first: dict[tuple[str, str], int] = {}
-    keys = [(("user", file.group), file.sha256) for file in files if file.group]
-    keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
-    pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
-    return group_names(digests, pairs)
-
-
-def draw_groups(
-    files: Sequence[InspectedFile], groups: Mapping[str, str], spec: DataSpec
-) -> set[str]:
-    """Draw whole groups for validation, and return the paths of their images.
-
-    The groups are shuffled with the seed of the split and considered one by one. A group is drawn
-    if this brings the numbers of validation images closer to their targets, summed over the
-    classes. The target of a class is `spec.val_rate` of its images, rounded down, but at least one.
-    """
-    members: dict[str, list[InspectedFile]] = {}
-    for file in files:
-        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-    counts = Counter(file.label for file in files)
-    lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
-    order = list(members.values())
-    random.Random(spec.seed).shuffle(order)
-    drawn: set[str] = set()
-    for group in order:
-        own = Counter(file.label for file in group)
-        change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
-        if change < 0:
-            drawn.update(file.path for file in group)
-            for label, n in own.items():
-                lacking[label] -= n
-    return drawn
-
-
-def keep_groups_together(
-    files: Sequence[InspectedFile], drawn: Set[str], groups: Mapping[str, str]
-) -> set[str]:
-    """Move each group to the side of its first image, and return the validation paths.
-
-    A group is thus assigned to validation with the same probability as a single image. If all
-    images of a class are then on one side, the first suitable group with an image of that class is
-    moved to the other side. A group is suitable if the side that it leaves keeps at least one image
-    of each class in the group.
-    """
-    members: dict[str, list[InspectedFile]] = {}
-    for file in files:
-        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-    side = {name: group[0].path in drawn for name, group in members.items()}  # True: validation
-    have = Counter((f.label, side[name]) for name, group in members.items() for f in group)
-    for lacking in sorted({(file.label, wanted) for file in files for wanted in (True, False)}):
-        for name, group in members.items() if not have[lacking] else ():
-            label, wanted = lacking
-            counts = Counter(file.label for file in group)
-            spared = all(have[other, not wanted] > n for other, n in counts.items())
-            if label in counts and side[name] != wanted and spared:
-                side[name] = wanted
-                have.update({(other, wanted): n for other, n in counts.items()})
-                have.subtract({(other, not wanted): n for other, n in counts.items()})
-                break
-    return {f.path for name, group in members.items() if side[name] for f in group}
 
 
 def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:

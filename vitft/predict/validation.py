@@ -6,7 +6,7 @@ same mistakes in the same order. This module does not import torch or open image
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,7 @@ def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
     if unknown := {*manifest.classes} - {*classes}:
         raise damaged_file(path, f"class {min(unknown)!r} is not in class_indices.json")
     index = {name: number for number, name in enumerate(classes)}
-    return tuple(
-        Row(row.path, index[manifest.classes[row.label]], row.split, row.sha256)
-        for row in manifest.rows
-    )
+    return tuple(replace(row, label=index[manifest.classes[row.label]]) for row in manifest.rows)
 
 
 def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:

@@ -23,10 +23,19 @@ from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run, read_environment
+from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
 
 RESUME_CHANGES = frozenset(
-    {"data.path", "data.root", "train.device", "train.cache", "train.tracker", "train.timeout"}
+    {
+        "data.path",
+        "data.root",
+        "data.like",
+        "train.device",
+        "train.cache",
+        "train.tracker",
+        "train.timeout",
+    }
 )
 """Settings that may change whenever a run is resumed; new data paths must contain the same
 images.
@@ -41,7 +50,7 @@ def check_request(config: Config, out: str | None) -> Path:
             tracker is missing, or the run directory is inside the data folder.
         DataError: The data folder, its classes or the file `data.fixes` cannot be used.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
-        RunError: The run directory is not empty or not writable.
+        RunError: The run directory is not empty or not writable, or `data.like` is not a run.
     """
     if not config.data.path:
         raise UsageError(
@@ -65,6 +74,8 @@ def check_request(config: Config, out: str | None) -> Path:
             f"--group-duplicates cannot be used: {config.data.path} has its own split",
             fix="remove the option; `vitft check` lists copies on both sides of the split",
         )
+    if config.data.like:
+        like_manifest(config.data.like)
     if config.weights.name != "none":
         check_weights_name(
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
@@ -145,6 +156,8 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     check_trackers(config.train.trackers)
     data = data_path(config.data.path, config.data.root)
     scan(data, config.data)
+    if config.data.like:
+        like_manifest(config.data.like)
     return (None if status == "finished" and not extended else config), path
 
 

@@ -45,6 +45,8 @@ class Inspection:
     duplicates: Mapping[str, str]
     """Mapping from the digests of images that have near copies to the names of their groups; empty
     if `data.group_duplicates` is not set."""
+    fingerprints: Fingerprints | None
+    """Fingerprints of the readable images, if they were computed."""
     computed: int
     """Number of images whose features were computed, by any process."""
 
@@ -91,13 +93,19 @@ def inspect_shards(
     duplicates: Mapping[str, str] = {}
     if fingerprints is not None:
         fingerprints.merge(inspected.good, group.gather(fingerprints.by_digest))
-        duplicates = group.main_only(fingerprints.duplicate_groups)
+        if data.group_duplicates:
+            duplicates = group.main_only(fingerprints.duplicate_groups)
     computed = 0
     if extractor is not None:
         share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
         computed = sum(group.gather(extractor.computed))
         log_cached_features(inspected, computed)
-    return Inspection(inspected=inspected, duplicates=duplicates, computed=computed)
+    return Inspection(
+        inspected=inspected,
+        duplicates=duplicates,
+        fingerprints=fingerprints,
+        computed=computed,
+    )
 
 
 def compute_views(

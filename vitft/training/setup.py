@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
+from vitft.data.draw import draw, joined_groups
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
-from vitft.data.inspection import InspectedFolder, log_inspection
+from vitft.data.inspection import log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import draw, joined_groups, log_split, split
+from vitft.data.split import log_split, split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
 from vitft.features.cache import default_folder, prune
@@ -49,6 +50,7 @@ from vitft.training.extraction import (
     inspect_shards,
     shared_grey_range,
 )
+from vitft.training.like import check_matches, former_split
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +132,13 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
 
 
 def with_absolute_paths(spec: DataSpec) -> DataSpec:
-    """Return the settings with the absolute path of the data and of the base folder of a table."""
+    """Return the settings with absolute paths of the data, a table's base folder and `like`."""
     data = data_path(spec.path, spec.root).resolve()
     root = (
         str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
     )
-    return replace(spec, path=str(data), root=root)
+    like = str(Path(spec.like).expanduser().resolve()) if spec.like else ""  # `latest` moves on
+    return replace(spec, path=str(data), root=root, like=like)
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:
@@ -160,7 +163,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     started = time.monotonic()
     found = inspect_images(setup, extractor, group)
     extraction_s = time.monotonic() - started
-    data = split_images(setup, found.inspected, found.duplicates, group)
+    data = split_images(setup, found, group)
     inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, config, config.train.stages[0])
     group.barrier()
@@ -184,7 +187,7 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
     """Inspect all images, extract their features if there is an extractor, and log the results."""
     data, transform = setup.config.data, setup.report.transform
     fingerprints = None
-    if data.group_duplicates:
+    if data.group_duplicates or data.like:
         fingerprints = Fingerprints(setup.config.train.cache, transform.grey_range)
     found = inspect_shards(
         setup.folder,
@@ -195,19 +198,28 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
         fingerprints=fingerprints,
     )
     log_inspection(found.inspected)
-    if fingerprints is not None:
+    if data.group_duplicates:
         copies = count(len(found.duplicates), "image")
         log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
     return found
 
 
-def split_images(
-    setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
-) -> Dataset:
-    """Split the readable images into training, validation and test sets, and log the split."""
-    config = setup.config
-    groups = joined_groups(inspected.good, duplicates)
-    manifest = split(inspected, config.data, groups=groups)
+def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Dataset:
+    """Split the readable images into training, validation and test sets, and log the split.
+
+    Raises:
+        DataError: The images cannot be split, or no image was held out by the run `data.like`.
+        RunError: The run `data.like` is damaged.
+    """
+    config, inspected, duplicates = setup.config, found.inspected, found.duplicates
+    groups, former = joined_groups(inspected.good, duplicates), None
+    if config.data.like and (fingerprints := found.fingerprints) is not None:
+        like, max_pixels = config.data.like, config.data.max_pixels
+        former = group.main_only(
+            lambda: former_split(like, inspected, fingerprints, max_pixels=max_pixels)
+        )
+        check_matches(like, former, inspected)
+    manifest = split(inspected, config.data, groups=groups, former=former)
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))

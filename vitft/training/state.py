@@ -327,16 +327,23 @@ def remove_states(folder: Path) -> None:
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
     """Check that the images, classes and split are the same as at the start of the run.
 
+    If split.csv was written by a version that did not record groups, it is written again with them.
+
     Raises:
         RunError: The images, the classes or the split have changed.
     """
     before = Manifest.read(run.split, manifest.root)
     if before.digest == manifest.digest:
         return
+    grouped = any(row.group for row in before.rows)
     old, new = (
-        {(r.path, r.sha256, r.split, m.classes[r.label]) for r in m.rows}
+        {(r.path, r.sha256, r.split, m.classes[r.label], grouped and r.group) for r in m.rows}
         for m in (before, manifest)
     )
+    if old == new and not grouped and before.classes == manifest.classes:
+        if run.writes:
+            manifest.write(run.split)
+        return
     changed = sorted({path for path, *_ in old ^ new})
     what = "1 image has" if len(changed) == 1 else f"{len(changed):,} images have"
     raise RunError(

@@ -1,0 +1,192 @@
+"""Choice of the validation images: by content, at random, or as in the reference script.
+
+By content, the images are ordered by a hash of their bytes and the seed, and the first of each
+class are held out. An image therefore keeps its side when files are renamed, and only a few images
+next to the boundary change sides when others are added or removed. At random, positions in the
+sorted list of files are drawn with a private random generator, as in the reference script.
+
+Source: WZMIAOMIAO/deep-learning-for-image-processing,
+pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
+"""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from vitft.config.sections import DataSpec
+from vitft.data.duplicates import group_names
+from vitft.data.folder import File
+from vitft.data.inspection import InspectedFile
+from vitft.data.parts import Part
+
+
+def draw(
+    counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
+) -> list[list[int]]:
+    """Draw the validation images, and return their indices in the sorted list of each class.
+
+    Args:
+        counts: Number of files of each class.
+        val_rate: Fraction of each class to draw; the number of images is rounded down.
+        seed: Seed of the random generator.
+        at_least: Minimum number of images to draw from each class, leaving at least one.
+    """
+    stream = random.Random(seed)
+    return [
+        stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
+        for n in counts
+    ]
+
+
+def draw_paths(
+    files: Sequence[File] | Sequence[InspectedFile], spec: DataSpec, *, at_least: int
+) -> set[str]:
+    """Draw single files of each class for validation (see `draw`), and return their paths."""
+    by_class: dict[int, list[str]] = {}
+    for file in files:
+        by_class.setdefault(file.label, []).append(file.path)
+    paths = [by_class[label] for label in sorted(by_class)]
+    drawn = draw(list(map(len, paths)), spec.val_rate, spec.seed, at_least=at_least)
+    return {own[i] for own, picks in zip(paths, drawn, strict=True) for i in picks}
+
+
+def joined_groups(
+    files: Sequence[InspectedFile], duplicates: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Map digests to the names of groups that must not be split: the user's groups and duplicates.
+
+    Two images are in the same group if a chain of the user's groups and of the groups of
+    near-duplicates (`duplicates`, by digest) connects them. Digests that are alone may be missing.
+    If the user has not defined groups, `duplicates` is returned.
+    """
+    if not any(file.group for file in files):
+        return duplicates
+    digests = list(dict.fromkeys(file.sha256 for file in files))
+    place = {digest: i for i, digest in enumerate(digests)}
+    first: dict[tuple[str, str], int] = {}
+    keys = [(("user", file.group), file.sha256) for file in files if file.group]
+    keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
+    pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
+    return group_names(digests, pairs)
+
+
+def ordered_groups(
+    files: Sequence[InspectedFile], groups: Mapping[str, str], spec: DataSpec
+) -> list[list[InspectedFile]]:
+    """Return the files of each group; identical files are always in one group.
+
+    With `spec.split` content, the order depends only on the contents of each group and the seed: it
+    is that of the hashes of the seed and one member, which is the user's group or, outside the
+    user's groups, the image with the smallest digest. So a group has the same chance to come first
+    however many images it has. Otherwise, the order is that of the files.
+    """
+    members: dict[str, list[InspectedFile]] = {}
+    for file in files:
+        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+    if spec.split != "content":
+        return list(members.values())
+
+    def place(group: Sequence[InspectedFile]) -> bytes:
+        names = {hash_of(f"group {f.group}").hex() if f.group else f.sha256 for f in group}
+        return hash_of(f"{spec.seed} {min(names)}")
+
+    return sorted(members.values(), key=place)
+
+
+def hash_of(text: str) -> bytes:
+    """Return the SHA-256 digest of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> set[str]:
+    """Draw whole groups for validation, and return the paths of their images.
+
+    The groups are drawn in the given order or, with `spec.split` random, in an order that the seed
+    of the split shuffles. A group is drawn if this brings the number of validation images, summed
+    over the distances in all classes, closer to the wanted number: the fraction `spec.val_rate` of
+    the class, rounded down, but at least one. Files whose part is `val` are always drawn, and files
+    whose part is `train` never.
+    """
+    counts = Counter(file.label for group in members for file in group)
+    lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
+    order = list(members)
+    if spec.split == "random":
+        random.Random(spec.seed).shuffle(order)
+    order.sort(key=lambda group: group[0].part != "val")
+    drawn: set[str] = set()
+    for group in order:
+        own = Counter(file.label for file in group)
+        change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
+        if group[0].part == "val" or (change < 0 and group[0].part != "train"):
+            drawn.update(file.path for file in group)
+            for label, n in own.items():
+                lacking[label] -= n
+    return drawn
+
+
+def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
+    """Move each group to the side of its first image, and return the validation paths.
+
+    A group is thus assigned to validation with the same probability as a single image. If all
+    images of a class are then on one side, the first suitable group with an image of that class is
+    moved to the other side. A group is suitable if the side that it leaves keeps at least one image
+    of each class in the group, and if its part is not `val`.
+    """
+    side = [group[0].path in drawn for group in members]  # True: validation
+    sided = list(zip(members, side, strict=True))
+    have = Counter((file.label, is_val) for group, is_val in sided for file in group)
+    labels = {file.label for group in members for file in group}
+    for label, wanted in sorted((label, wanted) for label in labels for wanted in (True, False)):
+        for i, group in enumerate(members) if not have[label, wanted] else ():
+            counts = Counter(file.label for file in group)
+            spared = all(have[other, not wanted] > n for other, n in counts.items())
+            is_free = side[i] != wanted and group[0].part != "val"
+            if label in counts and is_free and spared:
+                side[i] = wanted
+                have.update({(other, wanted): n for other, n in counts.items()})
+                have.subtract({(other, not wanted): n for other, n in counts.items()})
+                break
+    return {f.path for group, is_val in zip(members, side, strict=True) if is_val for f in group}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerSplit:
+    """The sides on which an earlier run had images and groups (see the setting `data.like`)."""
+
+    parts: Mapping[str, Part]
+    """Mapping from digests to `train`, `val` or `test`. Near-duplicates of held-out images have the
+    part of these images."""
+    groups: Mapping[str, Part]
+    """Mapping from the names of the user's groups to `train`, `val` or `test`."""
+
+    def part_of(self, group: Sequence[InspectedFile]) -> Part:
+        """Return the part of a group, or an empty string if all its images are new.
+
+        A group with an image that was held out is held out.
+        """
+        found = {self.parts.get(file.sha256, "") for file in group}
+        found |= {self.groups.get(file.group, "") for file in group if file.group}
+        order: tuple[Part, ...] = ("test", "val", "train")
+        return next((part for part in order if part in found), "")
+
+    def assign(
+        self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
+    ) -> list[InspectedFile]:
+        """Return the files with the parts that the earlier run had them in.
+
+        Test images of the data stay test images. If the data is `divided` into parts of its own,
+        only training images that were held out change their part.
+        """
+        members: dict[str, list[InspectedFile]] = {}
+        for file in files:
+            if file.part != "test":
+                members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+        parts = {f.path: self.part_of(group) for group in members.values() for f in group}
+        assigned = []
+        for file in files:
+            part = parts.get(file.path, "")
+            moves = part in ("val", "test") and file.part == "train" if divided else part
+            assigned.append(replace(file, part=part) if moves else file)
+        return assigned

@@ -1,0 +1,116 @@
+"""The setting `data.like`: images that an earlier run held out are held out again.
+
+Images are recognised by the digest of their bytes, near-duplicates of held-out images by their
+fingerprints. If the fingerprint of a held-out image is not known, an image with the same path is
+assumed to be the same image, as in `vitft evaluate`. This module does not import torch.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vitft.data.draw import FormerSplit
+from vitft.data.duplicates import KnownImages
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.data.parts import Part
+from vitft.data.split import Manifest, run_manifest
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.system.errors import DataError, RunError
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
+
+
+def like_manifest(like: str) -> Manifest:
+    """Return the split of the run that `data.like` names.
+
+    Raises:
+        RunError: The path is not a run directory, or a file in it is damaged.
+    """
+    manifest = run_manifest(Path(like).expanduser())
+    if manifest is None:
+        raise RunError(
+            f"{like} is not a run directory: config.toml or split.csv is missing",
+            fix="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
+        )
+    return manifest
+
+
+def former_split(
+    like: str, inspected: InspectedFolder, fingerprints: Fingerprints, *, max_pixels: int
+) -> FormerSplit:
+    """Return the sides on which an earlier run had the images, and log how many are held out again.
+
+    Args:
+        like: Directory of the earlier run.
+        inspected: The images of the new run.
+        fingerprints: Fingerprints of these images.
+        max_pixels: Maximum number of pixels of an image of the earlier run.
+
+    Raises:
+        RunError: The directory is not that of a run, a file in it is damaged, or the cache cannot
+            be written.
+        ResourceError: The cache cannot be written.
+    """
+    manifest = like_manifest(like)
+    held = [row for row in manifest.rows if row.split != "train"]
+    rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out ones prevail
+    parts: dict[str, Part] = {row.sha256: row.split for row in rows}
+    copies = held_out_copies(manifest, parts, inspected.good, fingerprints, max_pixels=max_pixels)
+    digests = {row.sha256 for row in held}
+    again = len(digests & {file.sha256 for file in inspected.good})
+    also = f", and {count(len(copies), 'copy', 'copies')} of such images" if copies else ""
+    log.info(f"held out as in {like}: {again:,} of {count(len(digests), 'image')}{also}")
+    groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
+    return FormerSplit(parts=parts | copies, groups=groups)
+
+
+def held_out_copies(
+    manifest: Manifest,
+    parts: Mapping[str, Part],
+    files: Sequence[InspectedFile],
+    fingerprints: Fingerprints,
+    *,
+    max_pixels: int,
+) -> dict[str, Part]:
+    """Map the digests of copies of held-out images to the parts of these images.
+
+    Held-out images that are not among `files` are read from the data folder of their run, if they
+    are still there, and their fingerprints are added to `fingerprints`.
+
+    Args:
+        manifest: Split of the earlier run.
+        parts: Part of each image of the earlier run, by digest.
+        files: The images of the new run.
+        fingerprints: Fingerprints of these images.
+        max_pixels: Maximum number of pixels of an image.
+    """
+    held = [row for row in manifest.rows if parts[row.sha256] != "train"]
+    gone = tuple(
+        File(row.path, row.label) for row in held if row.sha256 not in fingerprints.by_digest
+    )
+    folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
+    fingerprint_folder(folder, fingerprints, max_pixels=max_pixels)
+    lost = {row.path: row.sha256 for row in held if row.sha256 not in fingerprints.by_digest}
+    seen = list({row.sha256 for row in held if row.sha256 in fingerprints.by_digest})
+    known = KnownImages(fingerprints.table(seen))
+    copies: dict[str, Part] = {}
+    for file in files:
+        if parts.get(file.sha256, "train") != "train":
+            continue
+        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
+        if file.path in lost and file.sha256 not in parts:
+            near.add(parts[lost[file.path]])
+        if near:
+            copies[file.sha256] = "test" if "test" in near else "val"
+    return copies
+
+
+def check_matches(like: str, former: FormerSplit, inspected: InspectedFolder) -> None:
+    """Raise a DataError if no image of the data was held out by the earlier run."""
+    if not any(former.part_of([file]) in ("val", "test") for file in inspected.good):
+        raise DataError(
+            f"none of the images in {inspected.folder.source} was held out by {like}",
+            fix="use data that contains the validation images of that run, or remove --like",
+        )
