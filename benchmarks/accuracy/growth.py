@@ -46,10 +46,10 @@ def renamed(photos: Photos, seed: int) -> list[InspectedFile]:
 
 
 CHANGES: dict[str, Callable[[Photos, int], tuple[Photos, Photos]]] = {
-    "1 % more": lambda photos, seed: (thinned(photos, 1 / 1.01, seed), photos),
-    "10 % more": lambda photos, seed: (thinned(photos, 1 / 1.1, seed), photos),
-    "100 % more": lambda photos, seed: (thinned(photos, 1 / 2, seed), photos),
-    "10 % fewer": lambda photos, seed: (photos, thinned(photos, 0.9, seed)),
+    "1% more": lambda photos, seed: (thinned(photos, 1 / 1.01, seed), photos),
+    "10% more": lambda photos, seed: (thinned(photos, 1 / 1.1, seed), photos),
+    "100% more": lambda photos, seed: (thinned(photos, 1 / 2, seed), photos),
+    "10% fewer": lambda photos, seed: (photos, thinned(photos, 0.9, seed)),
     "all renamed": lambda photos, seed: (photos, renamed(photos, seed)),
 }
 """The photos before and after each change."""
@@ -89,7 +89,7 @@ def measure(found: InspectedFolder, seeds: int) -> None:
                     farthest = max(farthest, *both)
         content, drawn = (100 * sum(f) / seeds for f in kept.values())
         low = 100 * min(kept["content"])
-        print(f"| {name} | {content:.1f} % ({low:.1f}) | {drawn:.1f} % | {farthest:.1f} |")
+        print(f"| {name} | {content:.1f}% ({low:.1f}) | {drawn:.1f}% | {farthest:.1f} |")
 
 
 if __name__ == "__main__":

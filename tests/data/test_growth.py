@@ -108,7 +108,7 @@ def test_few_photos_change_sides_when_others_are_removed() -> None:
     kept = total = 0
     for seed in range(20):
         before = split_of(photos(240), seed=seed)
-        left = random.Random(seed).sample(photos(240), 648)  # 90 %
+        left = random.Random(seed).sample(photos(240), 648)  # 90%
 
         after = split_of(left, seed=seed)
 
