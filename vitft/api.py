@@ -37,8 +37,7 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | 
 """A path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
 
 A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and contains uint8 values, or
-floats from 0 to 1 that are not normalised. If both (3, H, W) and (H, W, 3) fit, it is read as (3,
-H, W).
+floats from 0 to 1 that are not normalised. An ambiguous shape is read as (3, H, W).
 """
 
 

@@ -121,9 +121,8 @@ def fit_reference(
     Args:
         features: Inputs of the head.
         labels: Class indices.
-        held_out: Mask (n,) of the images whose features represent new images well: all images if
-            the layers before the head are frozen, otherwise the images on which the model was not
-            trained.
+        held_out: Mask (n,) of the images that represent new images: all images if the layers before
+            the head are frozen, otherwise the images not used for training.
         groups: Group numbers (n,), shared by near-duplicates, which are held out together.
         trained: Whether the features were trained on these classes; recorded in the results.
 

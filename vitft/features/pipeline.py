@@ -255,7 +255,7 @@ def inspect_dataset(
 
 
 def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
-    """Log how many features were in the cache, if any, given the number of computed features."""
+    """Log how many features were read from the cache, given the number of computed features."""
     images = len({file.sha256 for file in inspected.good})
     if cached := images - computed:
         log.info(f"features from the cache: {cached:,} of {count(images, 'image')}")

@@ -71,9 +71,9 @@ def calibrate_temperature(
     """Fit the temperature to validation images and any cross-validated training predictions.
 
     The result is the most probable temperature, given the log losses and a prior. The prior matters
-    only if there are few images: without it, the temperature would approach 0 if all of them were
-    predicted correctly. If the most probable temperature is outside `TEMPERATURES`,
-    the result is 1, with a note.
+    only for few images. Without it, the temperature would approach 0 whenever all images are
+    predicted correctly. If the most probable temperature is outside `TEMPERATURES`, the result is
+    1, with a note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.

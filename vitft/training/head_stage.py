@@ -183,9 +183,9 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
     Cross-validation fits heads to unaugmented views of 80% of the images, without a training loop.
-    The logits are representative only if the head of the best weights was fitted in the same way;
-    otherwise, and in all processes except the main one, the result is None. `first` contains the
-    inputs of the first stage; a run resumed after that stage uses them to compute the logits again.
+    The result is None if the head of the best weights was fitted differently, and in all processes
+    except the main one. `first` contains the inputs of the first stage; a run resumed after that
+    stage uses them to compute the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1

@@ -80,10 +80,9 @@ def run_finetuning(
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
 
-    On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the best weights, if any,
-    and the training state are saved, and `resume` continues from there. Random number generators,
-    thread counts and signal handlers are restored at the end, but malloc settings are not (see
-    `system.malloc`).
+    On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the training state and any
+    best weights are saved, so that the run can be resumed. Random number generators, thread counts
+    and signal handlers are restored at the end, but malloc settings are not (see `system.malloc`).
 
     Args:
         config: The settings; for a resumed run, those in its directory.

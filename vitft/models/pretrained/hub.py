@@ -71,7 +71,7 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
     """Raise a `WeightsError` for errors that the hub reports; let connection errors pass through.
 
     Raises:
-        WeightsError: The hub refuses access; the repository, revision or file does not exist; or
+        WeightsError: The hub refuses access, the repository, revision or file does not exist, or
             the response does not come from a hub.
     """
     from huggingface_hub import constants, errors

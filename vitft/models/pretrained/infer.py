@@ -36,8 +36,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: A required tensor is missing; the shapes are inconsistent or belong to an
-            unsupported architecture; or the number of heads is unknown.
+        WeightsError: A required tensor is missing, the shapes are inconsistent or not supported, or
+            the number of heads is unknown.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)

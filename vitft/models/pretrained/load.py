@@ -174,8 +174,8 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     """Check that the pretrained head and the pre_logits layer can be kept or dropped as requested.
 
     Raises:
-        WeightsError: The head cannot be used, there is no pre_logits layer to keep, or the head
-            needs the layer to be dropped.
+        WeightsError: The head cannot be used, there is no pre_logits layer to keep, or this layer
+            cannot be dropped because the head needs it.
     """
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0

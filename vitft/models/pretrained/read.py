@@ -52,8 +52,8 @@ def read_weights(
         digest: Actual digest of the file, if already computed.
 
     Raises:
-        WeightsError: The file is missing, damaged, refused or of an unsupported kind; its digest is
-            not the expected one; or a value is not finite.
+        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has another
+            digest, or contains a value that is not finite.
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
