@@ -121,7 +121,7 @@ def test_a_run_without_the_note_says_so_everywhere(
     assert f"no images will be flagged as unlike the training images: {reason}" in caplog.text
     assert not (tmp_path / "run" / REFERENCE_FILE).exists()
     model = vitft.load(tmp_path / "run", device="cpu")
-    assert "images unlike the training images are not flagged" in model.postprocess.describe()
+    assert "no images are flagged as unlike the training images" in model.postprocess.describe()
     page = write_report(tmp_path / "run").read_text()
     assert f"does not flag images that are unlike the training images: {reason}." in page
 
