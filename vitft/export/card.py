@@ -5,16 +5,24 @@ characters that might have a special meaning are replaced by character reference
 """
 
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from vitft.data.split import run_manifest
 from vitft.export.compare import ExportComparison
+from vitft.export.facts import (
+    accuracy_sentence,
+    catalog_origin,
+    class_rows,
+    data_name,
+    data_sentence,
+    licence_sentence,
+    model_sentence,
+    pretrained_licence,
+    results_of,
+    view_sentence,
+)
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan
 from vitft.export.snippets import (
@@ -30,13 +38,10 @@ from vitft.export.snippets import (
 )
 from vitft.export.trained import TrainedRun
 from vitft.metrics.chance import chance_level
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults, read_results
+from vitft.metrics.results import RunResults
 from vitft.models.card import Card, Provenance
-from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
-from vitft.models.timm_config import TimmConfig
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count, interval
 
 MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file contains all of them."""
@@ -48,6 +53,10 @@ LICENCES = (
 """Licence identifiers of the hub; any other licence is declared as `other` with its name."""
 
 
+PAGE_USE = (
+    "Open index.html in a browser, from the disk or from any web server. It needs no network and "
+    "sends nothing: images stay on the device. Other libraries cannot open it."
+)
 LIBRARIES = {
     "timm": "timm",
     "transformers": "transformers",
@@ -82,39 +91,14 @@ def write_readme(
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
     body = "\n".join(
         [
-            *introduction(trained, results),
+            *introduction(trained, results, row.name),
             *usage_section(trained.card, row.name, plan),
-            *data_section(trained, results, data),
+            *data_section(trained, results),
             *results_section(results, row),
             *licence_section(trained.card, plan.licence),
         ]
     )
     write_atomically(folder / "README.md", f"---\n{header}---\n\n{body}\n")
-
-
-def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the results of a run, or None if it has none.
-
-    The accuracy is measured with the exported head, which may read fewer blocks than the original.
-
-    Raises:
-        RunError: The file eval.json is damaged.
-    """
-    results, shape = read_results(trained.run / "eval.json"), trained.card.architecture
-    choice = results.get("head") if results else None
-    if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
-        return results
-    top1, images = choice["last_block_top1"], results["images"]
-    if top1 is None:
-        return results
-    bounds = wilson_interval(round(top1 * images), images)
-    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
-
-
-def data_name(run: Path) -> str:
-    """Return the name of the image folder without its path, or `images` if it is unknown."""
-    manifest = run_manifest(run)
-    return manifest.root.name if manifest and manifest.root.name else "images"
 
 
 def header_of(
@@ -142,22 +126,6 @@ def header_of(
     return header
 
 
-def catalog_origin(weights: Provenance) -> CatalogEntry | None:
-    """Return the catalogue entry of the pretrained weights, found by name or digest, or None."""
-    rows = entries_by_name()
-    for name in (weights.get("name", ""), weights.get("from", "")):
-        if name in rows:
-            return rows[name]
-    digest = weights.get("sha256", "")
-    return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
-
-
-def pretrained_licence(weights: Provenance) -> str:
-    """Return the licence of the pretrained weights, or an empty string if it is not known."""
-    entry = catalog_origin(weights)
-    return weights.get("licence", "") or (entry.licence if entry else "")
-
-
 def base_model(weights: Provenance) -> str:
     """Return the hub repository of the pretrained weights, or an empty string if it is unknown."""
     source = weights.get("source")
@@ -183,35 +151,19 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
     }
 
 
-def introduction(trained: TrainedRun, results: RunResults | None) -> list[str]:
+def introduction(trained: TrainedRun, results: RunResults | None, form: str) -> list[str]:
     """Return the lines that describe the model, its training, and whether it is at chance level."""
     card = trained.card
-    shape, transform = card.architecture, card.transform
-    kind = (
-        f"timm model {markdown_text(shape.timm)}"
-        if isinstance(shape, TimmConfig)
-        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and a patch "
-        f"size of {shape.patch_size[0]} pixels"
-    )
-    origin = Path(card.weights.get("name", "")).name
-    if origin == "model":  # the file name model.safetensors conveys no information
-        origin = card.weights.get("from", "")
-    history = f"fine-tuned from {markdown_text(origin)}" if origin else "fine-tuned"
-    if origin == "none" or origin.startswith("random:"):
-        history = "trained from random weights"
-    num_classes = len(card.classes)
     clause = chance_level(results) if results else ""
+    by = "The page does" if form == "html" else "The programs below do"
     caution = f"**This model is at chance level:** it {markdown_text(clause)}."
     return [
-        f"# An image classifier with {num_classes} classes",
+        f"# An image classifier with {len(card.classes)} classes",
         "",
-        f"{kind}, {history} with vitft {version('vitft')}.",
+        model_sentence(card, markdown_text),
         "",
         *([caution, ""] if clause else []),
-        f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
-        f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
-        f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
-        f"{list(transform.mean)} and std {list(transform.std)}. The programs below do this.",
+        f"{view_sentence(card)} {by} this.",
         "",
     ]
 
@@ -219,6 +171,8 @@ def introduction(trained: TrainedRun, results: RunResults | None) -> list[str]:
 def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
     """Return the lines with complete programs for the libraries that open this format."""
     lines = ["## Use", ""]
+    if form == "html":
+        return [*lines, PAGE_USE, ""]
     snippets = usage_snippets(card, form, plan)
     if not plan.repo:
         lines += ["Put an image called photo.jpg in this folder, and run the programs there.", ""]
@@ -246,27 +200,18 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     return [own] if timm_obstacle(card) else [timm_snippet(transform, plan.repo), own]
 
 
-def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> list[str]:
+def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
     """Return the lines on the training data: its name, its size and a table of the classes."""
-    classes = trained.card.classes
-    images = count_images(trained.run)
-    figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
-    sizes = {part: images[part].total() for part in ("train", "val", "test")}
-    counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
-    if sizes["test"]:
-        counted += f", plus {sizes['test']} for testing"
     rows = [
-        f"| {markdown_text(name)} | {images['train'][name] or '–'} | {images['val'][name] or '–'} "
-        f"| {percent(figures.get(name, {}).get('recall'))} "
-        f"| {percent(figures.get(name, {}).get('precision'))} |"
-        for name in classes[:MAX_CLASSES_LISTED]
+        " ".join(("|", markdown_text(name), "|", " | ".join(cells), "|"))
+        for name, *cells in class_rows(trained, results)[:MAX_CLASSES_LISTED]
     ]
-    hidden = len(classes) - MAX_CLASSES_LISTED
+    hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
     more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
     return [
         "## Data and classes",
         "",
-        f"The data is the image folder {markdown_text(data)}{counted if sizes['train'] else ''}. "
+        f"{data_sentence(trained, markdown_text)} "
         "The images are not included. The classes are listed in the order of the model's outputs.",
         "",
         "| class | training images | validation images | recall | precision |",
@@ -275,16 +220,6 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
         *more,
         "",
     ]
-
-
-def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Count the images per class in each part; all counts are 0 if the split is unknown."""
-    found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
-    if (manifest := run_manifest(run)) is None:
-        return found
-    for row in manifest.rows:
-        found[row.split][manifest.classes[row.label]] += 1
-    return found
 
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
@@ -298,33 +233,12 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
     )
     if not results:
         return [same, ""]
-    selected = (
-        " The epoch was selected on the same images, so the accuracy is slightly optimistic."
-        if results.get("selected_on_validation")
-        else ""
-    )
-    return [
-        "## Results",
-        "",
-        f"Accuracy {percent(results['top1'])} (95% interval "
-        f"{interval(results['top1_interval'])}) on "
-        f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
-        f"{percent(results.get('majority', 0))}.{selected}",
-        "",
-        same,
-        "",
-    ]
+    return ["## Results", "", accuracy_sentence(results), "", same, ""]
 
 
 def licence_section(card: Card, chosen: str) -> list[str]:
     """Return the lines on the licences of this model and of the pretrained weights."""
-    known = pretrained_licence(card.weights)
-    pretrained = f"pretrained weights: {markdown_text(known)}" if known else ""
-    if chosen:
-        also = f" ({pretrained})" if pretrained and known != chosen else ""
-        return ["## Licence", "", f"{markdown_text(chosen)}{also}."]
-    text = f"Same licence as the {pretrained}." if pretrained else "Not stated."
-    return ["## Licence", "", text]
+    return ["## Licence", "", licence_sentence(card, chosen, markdown_text)]
 
 
 def markdown_text(words: str) -> str:

@@ -8,6 +8,7 @@ from vitft.export.card import write_readme
 from vitft.export.compare import (
     MAX_ERROR,
     MAX_ERROR_RESIZED,
+    MAX_ERROR_ROUNDED,
     ExportComparison,
     check_comparison,
     compare_exports,
@@ -88,14 +89,22 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
             rows += compare_with(source, group, sizes, plan)
         for row in rows:
-            is_resized = plan.with_resize or row.name == "transformers-js"
-            check_comparison(row, max_error=MAX_ERROR_RESIZED if is_resized else MAX_ERROR)
+            check_comparison(row, max_error=max_error_of(row.name, plan))
         notes = export_notes(trained, plan, rows)
+        notes += [note for each in formats.values() for note in each.notes()]
         for row in rows:
             if row.name in formats:
                 folder = fresh if len(formats) == 1 else fresh / row.name
                 write_readme(formats[row.name].source(trained), folder, row, plan)
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
+
+
+def max_error_of(name: str, plan: ExportPlan) -> float:
+    """Return the maximum relative logit difference of a format."""
+    if name == "html":
+        return MAX_ERROR_ROUNDED
+    is_resized = plan.with_resize or name == "transformers-js"
+    return MAX_ERROR_RESIZED if is_resized else MAX_ERROR
 
 
 def compare_with(

@@ -16,6 +16,7 @@ EXPORT_FORMATS = {
     "timm": "a folder for timm.create_model('local-dir:DIR', pretrained=True) and the hub",
     "transformers": "a folder for transformers.pipeline('image-classification', DIR)",
     "transformers-js": "a folder for transformers.js, in Node and in browsers",
+    "html": "one web page that classifies images in a browser, without a network",
     "onnx": "an ONNX graph for onnxruntime and other tools (any batch size)",
     "torch-export": "a program for torch.export.load (any batch size)",
     "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",

@@ -2,6 +2,7 @@
 
 from vitft.export.formats.base import ExportFormat
 from vitft.export.formats.graph import TorchExportFormat
+from vitft.export.formats.html import HtmlFormat
 from vitft.export.formats.int8 import Int8Format
 from vitft.export.formats.onnx import OnnxFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
@@ -18,6 +19,7 @@ def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
         "timm": TimmFormat(),
         "transformers": TransformersFormat(),
         "transformers-js": TransformersJsFormat(),
+        "html": HtmlFormat(plan.images, plan.licence),
         "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
         "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
         "int8": Int8Format(takes_bytes=takes_bytes),

@@ -60,6 +60,10 @@ class ExportFormat(ABC):
     def open(self, folder: Path) -> OpenedModel:
         """Use the format's target tool to open a folder written by `write`."""
 
+    def notes(self) -> list[str]:
+        """Return notes for the user on the files that `write` has written."""
+        return []
+
     def open_int8(self, folder: Path) -> OpenedModel | None:  # noqa: ARG002 - for subclasses
         """Open the 8-bit graph in the folder, or return None if the format does not include one."""
         return None

@@ -6,8 +6,8 @@ The HTML contains no class or file names. The script inserts them later, as text
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.report.cards import cards_script, cards_style, read_asset
 from vitft.report.html import digest_source
-from vitft.report.palette import DARK, LIGHT, css_variables
 
 HERE = Path(__file__).parent
 
@@ -22,14 +22,9 @@ class ServedPage:
 
 def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
     """Return the page for uploads of at most `max_bytes`, with or without relevance overlays."""
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    css = (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    ) + read_asset("page.css")
-    script = read_asset("page.js")
+    css, script = cards_style(), cards_script() + read_asset(HERE, "page.js")
     html = (
-        read_asset("page.html")
+        read_asset(HERE, "page.html")
         .replace("{css}", css)
         .replace("{script}", script)
         .replace("{max_bytes}", str(max_bytes))
@@ -41,8 +36,3 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
         "frame-ancestors 'none'; require-trusted-types-for 'script'"
     )
     return ServedPage(html, policy)
-
-
-def read_asset(name: str) -> str:
-    """Return the text of a file in this folder."""
-    return (HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,155 @@
+"""Facts about a run as sentences, for the README of an export and for exported pages.
+
+Names of classes, folders and weights can contain any character. The function `literal`, which most
+functions here take, converts such a name to text that is displayed literally.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from vitft.data.split import run_manifest
+from vitft.export.trained import TrainedRun
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import RunResults, read_results
+from vitft.models.card import Card, Provenance
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
+from vitft.models.timm_config import TimmConfig
+from vitft.system.text import count, interval, percent
+
+Literal = Callable[[str], str]
+"""Function that converts a name to text that is displayed literally."""
+
+
+def results_of(trained: TrainedRun) -> RunResults | None:
+    """Return the results of a run, or None if it has none.
+
+    The accuracy is measured with the exported head, which may read fewer blocks than the original.
+
+    Raises:
+        RunError: The file eval.json is damaged.
+    """
+    results, shape = read_results(trained.run / "eval.json"), trained.card.architecture
+    choice = results.get("head") if results else None
+    if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+        return results
+    top1, images = choice["last_block_top1"], results["images"]
+    if top1 is None:
+        return results
+    bounds = wilson_interval(round(top1 * images), images)
+    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
+
+
+def data_name(run: Path) -> str:
+    """Return the name of the image folder without its path, or `images` if it is unknown."""
+    manifest = run_manifest(run)
+    return manifest.root.name if manifest and manifest.root.name else "images"
+
+
+def count_images(run: Path) -> dict[str, Counter[str]]:
+    """Count the images per class in each part; all counts are 0 if the split is unknown."""
+    found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
+    if (manifest := run_manifest(run)) is None:
+        return found
+    for row in manifest.rows:
+        found[row.split][manifest.classes[row.label]] += 1
+    return found
+
+
+def model_sentence(card: Card, literal: Literal) -> str:
+    """Return a sentence on the architecture and the origin of a model."""
+    shape = card.architecture
+    kind = (
+        f"timm model {literal(shape.timm)}"
+        if isinstance(shape, TimmConfig)
+        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and a patch "
+        f"size of {shape.patch_size[0]} pixels"
+    )
+    origin = Path(card.weights.get("name", "")).name
+    if origin == "model":  # the file name model.safetensors conveys no information
+        origin = card.weights.get("from", "")
+    history = f"fine-tuned from {literal(origin)}" if origin else "fine-tuned"
+    if origin == "none" or origin.startswith("random:"):
+        history = "trained from random weights"
+    return f"{kind}, {history} with vitft {version('vitft')}."
+
+
+def view_sentence(card: Card) -> str:
+    """Return a sentence on the preprocessing of images."""
+    transform = card.transform
+    return (
+        f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
+        f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
+        f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
+        f"{list(transform.mean)} and std {list(transform.std)}."
+    )
+
+
+def data_sentence(trained: TrainedRun, literal: Literal) -> str:
+    """Return a sentence on the name and size of the data."""
+    images = count_images(trained.run)
+    sizes = {part: images[part].total() for part in ("train", "val", "test")}
+    counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
+    if sizes["test"]:
+        counted += f", plus {sizes['test']} for testing"
+    name = literal(data_name(trained.run))
+    return f"The data is the image folder {name}{counted if sizes['train'] else ''}."
+
+
+def class_rows(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
+    """Return a row per class: its name, training and validation images, recall and precision."""
+    images = count_images(trained.run)
+    figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
+    return [
+        (
+            name,
+            str(images["train"][name] or "–"),
+            str(images["val"][name] or "–"),
+            percent(figures.get(name, {}).get("recall")),
+            percent(figures.get(name, {}).get("precision")),
+        )
+        for name in trained.card.classes
+    ]
+
+
+def accuracy_sentence(results: RunResults) -> str:
+    """Return a sentence on the accuracy on the validation images, with its interval."""
+    selected = (
+        " The epoch was selected on the same images, so the accuracy is slightly optimistic."
+        if results.get("selected_on_validation")
+        else ""
+    )
+    return (
+        f"Accuracy {percent(results['top1'])} (95% interval "
+        f"{interval(results['top1_interval'])}) on "
+        f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
+        f"{percent(results.get('majority', 0))}.{selected}"
+    )
+
+
+def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
+    """Return a sentence on the licences of a model and of its pretrained weights."""
+    known = pretrained_licence(card.weights)
+    pretrained = f"pretrained weights: {literal(known)}" if known else ""
+    if chosen:
+        also = f" ({pretrained})" if pretrained and known != chosen else ""
+        return f"{literal(chosen)}{also}."
+    return f"Same licence as the {pretrained}." if pretrained else "Not stated."
+
+
+def catalog_origin(weights: Provenance) -> CatalogEntry | None:
+    """Return the catalogue entry of the pretrained weights, found by name or digest, or None."""
+    rows = entries_by_name()
+    for name in (weights.get("name", ""), weights.get("from", "")):
+        if name in rows:
+            return rows[name]
+    digest = weights.get("sha256", "")
+    return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
+
+
+def pretrained_licence(weights: Provenance) -> str:
+    """Return the licence of the pretrained weights, or an empty string if it is not known."""
+    entry = catalog_origin(weights)
+    return weights.get("licence", "") or (entry.licence if entry else "")

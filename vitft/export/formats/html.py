@@ -1,0 +1,330 @@
+"""Format --html: one page that classifies images in a browser, without a network or a server.
+
+The page contains the model, an engine in plain JavaScript (`export.page`) and facts about the run.
+Python cannot run the engine, so the export is verified with its twin, `models.numpy_vit`, on the
+weights in the page. When the page is opened, it compares its own logits for a test pattern with
+those of NumPy.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+from PIL import Image
+
+from vitft.data.transforms import EvalTransform
+from vitft.export.facts import (
+    accuracy_sentence,
+    class_rows,
+    data_name,
+    data_sentence,
+    licence_sentence,
+    model_sentence,
+    results_of,
+    view_sentence,
+)
+from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel, first_unsupported
+from vitft.export.formats.html_weights import (
+    BLOCK,
+    Bits,
+    StoredTensors,
+    read_tensors,
+    store_tensors,
+)
+from vitft.export.formats.onnx_resize import RESIZED
+from vitft.export.page import build_page, read_page
+from vitft.export.trained import TrainedRun, comparison_images
+from vitft.features.ood import Reference, read_reference
+from vitft.metrics.calibration import softmax
+from vitft.metrics.chance import chance_level
+from vitft.models.card import Card
+from vitft.models.numpy_vit import (
+    Float32Array,
+    NumpyModel,
+    Uint8Array,
+    normalise,
+    numpy_supports,
+    strictly,
+)
+from vitft.models.vit_config import ViTConfig, stated_fields
+from vitft.predict.postprocess import not_finite
+from vitft.system.errors import RunError
+from vitft.system.files import write_atomically
+from vitft.system.structure import structured
+from vitft.system.text import count, listing, percent
+
+PAGE_FILE = "index.html"
+KNOWN_FIELDS = frozenset((
+    "activation", "class_token", "convs", "depth", "distilled", "drop_path", "embed_norm", "heads",
+    "image_size", "in_channels", "layer_scale", "mlp_ratio", "norm", "norm_before_pool", "norm_eps",
+    "num_classes", "patch_size", "pool", "pre_logits", "prefix_positions", "qkv_bias",
+    "read_blocks", "registers", "stem", "width",
+))  # fmt: skip
+"""Fields of `ViTConfig` that `page/model.js` implements, or that do not concern it."""
+MAX_PAGE_BYTES = 130_000_000
+"""Maximum size of the page, enough for a ViT-B in 8 bits. Browsers need several times as much
+memory, for the text, the decoded weights and the model."""
+MAX_CHANGE = 0.01
+"""Maximum change of a probability by 8-bit weights; if it is exceeded, 16 bits are used."""
+WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
+"""Memory for the copies of the model in workers, which classify several images at a time."""
+SPEED = 1.2e9
+"""Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
+BATCH_SIZE = 8
+ROWS_FIRST = 13
+"""First version of Pillow that resizes the rows of tall images first."""
+PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number of bits per weight, and the measurement that led to it."""
+
+    bits: Bits
+    reason: str
+
+
+class HtmlFormat(ExportFormat):
+    """The file index.html.
+
+    Args:
+        images: Number of validation images on which 8-bit weights are tried.
+        licence: Licence of the model; if empty, that of the pretrained weights is stated.
+    """
+
+    def __init__(self, images: int, licence: str) -> None:
+        self.images, self.licence = images, licence
+        self.written: list[str] = []
+
+    def obstacle(self, card: Card) -> str:
+        shape = card.architecture
+        if not isinstance(shape, ViTConfig):
+            return "the page can only run vitft's own Vision Transformer, not a timm model"
+        unknown = stated_fields(shape).keys() - KNOWN_FIELDS
+        interpolation = card.transform.interpolation
+        return first_unsupported(
+            {
+                "the page cannot run the ResNet of a hybrid": shape.stem is not None,
+                "the page cannot run a convolutional stem": bool(shape.convs),
+                f"the page does not support {', '.join(sorted(unknown))}": bool(unknown),
+                "the page can only run models with 1 or 3 channels and at most 4,096 patches":
+                    not numpy_supports(card),
+                f"the page cannot resize with {interpolation} interpolation":
+                    interpolation not in RESIZED,
+            }
+        )  # fmt: skip
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        config = trained.card.architecture
+        assert isinstance(config, ViTConfig)
+        weights = weights_of(trained)
+        parameters = sum(tensor.size for tensor in weights.values())
+        check_size(page_bytes(parameters, 8), "even with weights in 8 bits")
+        reference = read_reference(trained.run, config.feature_size)
+        try:
+            precision = choose_precision(trained, weights, self.images)
+            content = store_model(weights, reference, precision.bits)
+            check_size(4 * len(content.data) / 3, precision.reason)
+            meta = {
+                **facts_of(trained, reference, precision, self.licence),
+                **engine_input(trained.card, reference, content),
+            }
+        except FloatingPointError as error:
+            raise not_finite() from error
+        write_atomically(folder / PAGE_FILE, build_page(meta, content.data))
+        self.written = [f"--html: {precision.reason}", speed_note(config)]
+
+    def open(self, folder: Path) -> OpenedModel:
+        meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
+        model = NumpyModel(config_of(meta), read_tensors(meta["tensors"], data))
+        transform = EvalTransform.from_json(meta["transform"])
+        return OpenedModel(
+            by=f"NumPy {np.__version__}",
+            classes=tuple(meta["classes"]),
+            prepare=lambda image: input_of(transform, image),
+            logits=lambda inputs: np.asarray(scores(model, inputs)),
+        )
+
+    def notes(self) -> list[str]:
+        return self.written
+
+
+def weights_of(trained: TrainedRun) -> dict[str, Float32Array]:
+    """Return the tensors that the run's head needs, as arrays."""
+    state = trained.state.items()
+    return {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
+
+
+def config_of(meta: Mapping[str, Any]) -> ViTConfig:
+    """Return the architecture that a page contains."""
+    known = {field.name for field in fields(ViTConfig)}
+    shape = {name: value for name, value in meta["config"].items() if name in known}
+    config: ViTConfig = structured(shape, ViTConfig, "config")
+    return config
+
+
+def input_of(transform: EvalTransform, image: Image.Image) -> Float32Array:
+    """Return an image as input of the model: float32 (S, S, channels)."""
+    return normalise(transform.pixels(image), transform)
+
+
+def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
+    """Return the logits (B, C) of normalised views (B, S, S, channels).
+
+    Raises:
+        FloatingPointError: The computation overflows.
+    """
+    return strictly(model.classify)(strictly(model.features)(inputs))
+
+
+# size and precision ------------------------------------------------------------------------------
+
+
+def page_bytes(parameters: int, bits: Bits) -> float:
+    """Return the approximate size of a page in bytes: base64 takes 4 bytes for each 3."""
+    return parameters * (bits / 8 + 4 / BLOCK) * 4 / 3
+
+
+def check_size(size: float, how: str) -> None:
+    """Raise a RunError if a page of `size` bytes is too large; `how` says how it is stored."""
+    if size > MAX_PAGE_BYTES:
+        raise RunError(
+            f"--html would write a page of {size / 1e6:,.0f} MB, {how}; the limit is "
+            f"{MAX_PAGE_BYTES / 1e6:.0f} MB, because browsers need several times as much memory",
+            fix="fine-tune a smaller model, such as ViT-S or ViT-B, or use --transformers-js on a "
+            "web server",
+        )
+
+
+def choose_precision(
+    trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
+) -> Precision:
+    """Choose 8 bits if they change no class and hardly any probability of validation images.
+
+    Raises:
+        FloatingPointError: The computation overflows.
+        RunError: The run's config.toml or split.csv is damaged.
+    """
+    config = trained.card.architecture
+    assert isinstance(config, ViTConfig)
+    rounded = read_tensors(*store_tensors(weights, 8))
+    models = NumpyModel(config, weights), NumpyModel(config, rounded)
+    samples, labels = comparison_images(trained, images), list[int]()
+    found = list[NumericArray]()
+    while batch := list(islice(samples, BATCH_SIZE)):
+        if batch[0].label < 0:
+            return Precision(16, "weights in 16 bits: no validation images to try 8 bits on")
+        labels += [sample.label for sample in batch]
+        inputs = np.stack([input_of(trained.card.transform, sample.image) for sample in batch])
+        logits = np.stack([scores(model, inputs) for model in models])  # (2, B, C)
+        found.append(softmax(logits.astype(np.float64)))
+    probabilities = np.concatenate(found, axis=1)  # (2, n, C)
+    before, after = probabilities.argmax(axis=2)
+    changed, moved = (
+        int((before != after).sum()),
+        float(np.abs(np.diff(probabilities, axis=0)).max()),
+    )
+    accuracies = [percent(float((each == np.array(labels)).mean())) for each in (before, after)]
+    measured = (
+        f"8 bits change {count(changed, 'predicted class', 'predicted classes')} and probabilities "
+        f"by up to {moved:.3f} on {count(len(labels), 'validation image')} (accuracy "
+        f"{accuracies[1]} instead of {accuracies[0]})"
+    )
+    bits: Bits = 8 if changed == 0 and moved <= MAX_CHANGE else 16
+    return Precision(bits, f"weights in {bits} bits; {measured}")
+
+
+def speed_note(config: ViTConfig) -> str:
+    """Return a note on the time that the engine needs for an image."""
+    tokens, width = config.num_prefix + math.prod(config.grid), config.width
+    layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
+    products = config.depth * (layers + 2 * tokens**2 * width)
+    return (
+        f"--html: an image takes {products / 1e9:.1f} billion multiply-adds, about "
+        f"{max(0.1, products / SPEED):.1f} s in a browser on one core of a laptop"
+    )
+
+
+# contents of the page ----------------------------------------------------------------------------
+
+
+def store_model(
+    weights: Mapping[str, Float32Array], reference: Reference | None, bits: Bits
+) -> StoredTensors:
+    """Store the weights and, in 16 bits, the statistics for out-of-distribution notes."""
+    statistics = {} if reference is None else {
+        f"reference.{name}": np.asarray(getattr(reference, name), np.float32)
+        for name in ("centre", "within", "means")
+    }  # fmt: skip
+    return store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
+
+
+def engine_input(card: Card, reference: Reference | None, content: StoredTensors) -> dict[str, Any]:
+    """Return what the engine needs apart from the weights, with the logits of its self-test.
+
+    Raises:
+        FloatingPointError: The computation overflows.
+    """
+    config = card.architecture
+    assert isinstance(config, ViTConfig)
+    model = NumpyModel(config, read_tensors(*content))
+    size = sum(tensor.nbytes for tensor in model.weights.values())
+    logits = scores(model, normalise(test_pattern(card.transform), card.transform))
+    return {
+        "config": {
+            **asdict(config), "num_read": config.num_read, "num_prefix": config.num_prefix
+        },
+        "transform": card.transform.to_json(),
+        "rows_first": int(PIL.__version__.split(".")[0]) >= ROWS_FIRST,
+        "classes": card.classes,
+        "tensors": content.described,
+        "limit": None if reference is None else reference.limit,
+        "self_test": logits[0].tolist(),
+        "workers": max(1, min(MAX_WORKERS, WORKER_BYTES // size)),
+    }  # fmt: skip
+
+
+def test_pattern(transform: EvalTransform) -> Uint8Array:
+    """Return the view (1, S, S, channels) on which the page tests itself."""
+    height, width = transform.image_size
+    i = np.arange(height * width * transform.channels)
+    pattern = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8)
+    return pattern.reshape(1, height, width, transform.channels)
+
+
+def facts_of(
+    trained: TrainedRun, reference: Reference | None, precision: Precision, licence: str
+) -> dict[str, Any]:
+    """Return the facts that the page shows about the model."""
+    card, results = trained.card, results_of(trained)
+    accuracy = accuracy_sentence(results) if results else "Not measured."
+    clause = chance_level(results) if results else ""
+    power = reference.power() if reference else ""
+    flagged = f"{power} are flagged.".capitalize() if power else (
+        "Flagged; how many images of unknown classes are flagged was not measured."
+        if reference else "Not flagged: the run has no statistics of the training images."
+    )  # fmt: skip
+    licensed = licence_sentence(card, licence, str)
+    classes = count(len(card.classes), "class", "classes")
+    return {
+        "title": f"{data_name(trained.run)}: image classifier",
+        "summary": f"{classes}: {listing(card.classes, 12)}. {accuracy}",
+        "caution": f"This model is at chance level: it {clause}." if clause else "",
+        "licence": f"Licence of the model: {licensed} Program of this page: {PROGRAM_LICENCE}.",
+        "facts": [
+            ("Model", model_sentence(card, str)),
+            ("Images", view_sentence(card)),
+            ("Data", data_sentence(trained, str)),
+            ("Accuracy", accuracy),
+            ("Images unlike the training images", flagged),
+            ("Weights", f"{precision.reason}."),
+            ("Licence", licensed),
+        ],
+        "table": class_rows(trained, results),
+    }

@@ -1,0 +1,31 @@
+"""Style sheet and script of pages on which a person chooses images and reads predictions.
+
+Two pages use them: that of the server (`serve.page`) and that of `export --html` (`export.page`).
+Each page appends its own script, which defines how an image is classified.
+"""
+
+from pathlib import Path
+
+from vitft.report.palette import DARK, LIGHT, css_variables
+
+HERE = Path(__file__).parent
+
+
+def cards_style() -> str:
+    """Return the style sheet, with the colours for light and dark mode."""
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        + read_asset(HERE, "cards.css")
+    )
+
+
+def cards_script() -> str:
+    """Return the script that queues the chosen images and shows their predictions."""
+    return read_asset(HERE, "cards.js")
+
+
+def read_asset(folder: Path, name: str) -> str:
+    """Return the text of a file in the folder of a page."""
+    return (folder / name).read_text(encoding="utf-8")
