@@ -115,8 +115,9 @@ def test_every_tool_opens_its_folder_alone_and_answers_image_by_image_as_predict
 def test_every_export_is_compared_on_all_validation_images(done: Exported) -> None:
     assert [row.name for row in done.rows if ", " not in row.name] == [*EXPORT_FORMATS]
     assert {row.images for row in done.rows} == {6}
-    resized = ("transformers-js", "transformers-js, int8")  # compared on views of their own
-    exact = [row for row in done.rows if row.name not in ("int8", *resized)]
+    # Graphs for transformers.js resize images themselves, and pages have rounded weights.
+    close = ("int8", "transformers-js", "transformers-js, int8", "html")
+    exact = [row for row in done.rows if row.name not in close]
     assert all(row.difference < 1e-5 and row.changed == 0 for row in exact)
     assert all(row.size > 0 and row.speed > 0 and row.original_speed > 0 for row in done.rows)
 
@@ -133,7 +134,7 @@ def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
 
-    assert len(files) == 21
+    assert len(files) == 23
     for path in files:
         content = path.read_bytes()
         assert not [place for place in places if place.encode() in content], path

@@ -18,11 +18,13 @@ CLASSES = ("blue", "green", "red")
 FOREIGN = "unlike the training images"
 
 
-def make_reference_run(folder: Path, model: VisionTransformer) -> Path:
+def make_reference_run(
+    folder: Path, model: VisionTransformer, classes: tuple[str, ...] = CLASSES
+) -> Path:
     """Write `folder/run`, and images that it knows (0.png to 2.png) and does not (foreign.png)."""
     model.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     card = Card(
-        architecture=model.config, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES
+        architecture=model.config, transform=EvalTransform(image_size=(16, 16)), classes=classes
     )
     run = folder / "run"
     run.mkdir()

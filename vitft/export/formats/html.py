@@ -219,25 +219,26 @@ def choose_precision(
     found = list[NumericArray]()
     while batch := list(islice(samples, BATCH_SIZE)):
         if batch[0].label < 0:
-            return Precision(16, "weights in 16 bits: no validation images to try 8 bits on")
+            return Precision(
+                16, "weights in 16 bits, because there are no validation images to try 8 on"
+            )
         labels += [sample.label for sample in batch]
         inputs = np.stack([input_of(trained.card.transform, sample.image) for sample in batch])
         logits = np.stack([scores(model, inputs) for model in models])  # (2, B, C)
         found.append(softmax(logits.astype(np.float64)))
     probabilities = np.concatenate(found, axis=1)  # (2, n, C)
     before, after = probabilities.argmax(axis=2)
-    changed, moved = (
-        int((before != after).sum()),
-        float(np.abs(np.diff(probabilities, axis=0)).max()),
-    )
-    accuracies = [percent(float((each == np.array(labels)).mean())) for each in (before, after)]
+    changed, truth = int((before != after).sum()), np.array(labels)
+    moved = float(np.abs(probabilities[0] - probabilities[1]).max())
+    accuracies = [percent(float((each == truth).mean())) for each in (after, before)]
     measured = (
-        f"8 bits change {count(changed, 'predicted class', 'predicted classes')} and probabilities "
-        f"by up to {moved:.3f} on {count(len(labels), 'validation image')} (accuracy "
-        f"{accuracies[1]} instead of {accuracies[0]})"
+        f"change {count(changed, 'predicted class', 'predicted classes')} and probabilities by up "
+        f"to {moved:.3f} ({count(len(truth), 'validation image')}; accuracy "
+        f"{' instead of '.join(dict.fromkeys(accuracies))})"
     )
-    bits: Bits = 8 if changed == 0 and moved <= MAX_CHANGE else 16
-    return Precision(bits, f"weights in {bits} bits; {measured}")
+    if changed == 0 and moved <= MAX_CHANGE:
+        return Precision(8, f"weights in 8 bits, which {measured}")
+    return Precision(16, f"weights in 16 bits, because 8 bits would {measured}")
 
 
 def speed_note(config: ViTConfig) -> str:
@@ -275,7 +276,7 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
     assert isinstance(config, ViTConfig)
     model = NumpyModel(config, read_tensors(*content))
     size = sum(tensor.nbytes for tensor in model.weights.values())
-    logits = scores(model, normalise(test_pattern(card.transform), card.transform))
+    logits = scores(model, normalise(self_test_view(card.transform), card.transform))
     return {
         "config": {
             **asdict(config), "num_read": config.num_read, "num_prefix": config.num_prefix
@@ -290,7 +291,7 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
     }  # fmt: skip
 
 
-def test_pattern(transform: EvalTransform) -> Uint8Array:
+def self_test_view(transform: EvalTransform) -> Uint8Array:
     """Return the view (1, S, S, channels) on which the page tests itself."""
     height, width = transform.image_size
     i = np.arange(height * width * transform.channels)
@@ -323,7 +324,7 @@ def facts_of(
             ("Data", data_sentence(trained, str)),
             ("Accuracy", accuracy),
             ("Images unlike the training images", flagged),
-            ("Weights", f"{precision.reason}."),
+            ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
             ("Licence", licensed),
         ],
         "table": class_rows(trained, results),

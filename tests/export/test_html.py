@@ -1,0 +1,392 @@
+"""The page of `export --html`: its engine in Node, its contents, and the page in Chromium."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.models.test_numpy_vit import KINDS, model_of
+from tests.support.chromium import Chromium
+from tests.support.export_run import make_run, tiny
+from tests.support.reference_run import FOREIGN, make_reference_run
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.export import Exported, export_run
+from vitft.export.formats import html
+from vitft.export.formats.html import engine_input, scores, store_model
+from vitft.export.formats.html_weights import Bits, read_tensors, store_tensors
+from vitft.export.page import engine, read_page
+from vitft.export.plan import plan_export
+from vitft.features.ood import Reference
+from vitft.models.card import Card
+from vitft.models.numpy_vit import NumpyModel, normalise
+from vitft.models.vit import VisionTransformer
+from vitft.report.html import digest_source
+from vitft.system.console import visible
+from vitft.system.errors import RunError
+
+HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{script}\u202e\\")
+"""Class names that mean something in HTML, in a template, or to the direction of text."""
+NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+# Runs the function `run` of the code in stdin, which follows the engine, and prints its result.
+HARNESS = """
+globalThis.self = {};
+globalThis.OffscreenCanvas = class {  // gives back the pixels that were put into it
+  constructor(width, height) { Object.assign(this, { width, height }); }
+  getContext() {
+    let kept;
+    return {
+      createImageData: (width, height) => ({ data: new Uint8ClampedArray(4 * width * height) }),
+      putImageData: (image) => { kept = image; },
+      getImageData: () => kept,
+    };
+  }
+};
+const request = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const run = new Function(request.engine + ";" + request.code);
+Promise.resolve(run(request)).catch((error) => ({ problem: error.message }))
+  .then((answer) => console.log(JSON.stringify(answer)));
+"""
+
+
+def in_node(code: str, **request: Any) -> Any:
+    """Return what JavaScript code returns that follows the engine; `request` is its argument."""
+    done = subprocess.run(
+        [str(NODE), "-e", HARNESS],
+        input=json.dumps({"engine": engine(), "code": f"return ({code})(arguments[0])", **request}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def parts_of(data: bytes) -> list[str]:
+    """Return bytes as base64 text in two parts, as a page contains them."""
+    middle = len(data) // 6 * 3
+    return [base64.b64encode(part).decode() for part in (data[:middle], data[middle:])]
+
+
+# the engine --------------------------------------------------------------------------------------
+
+LATER = [
+    pytest.param({"activation": "gelu_tanh"}, id="GELU with tanh"),
+    pytest.param({"activation": "quick_gelu", "embed_norm": True}, id="CLIP"),
+    pytest.param({"pool": "mean", "class_token": False, "norm_before_pool": True}, id="SigLIP"),
+    pytest.param({"in_channels": 1}, id="grey"),
+    pytest.param({"width": 30, "heads": 5}, id="a width that is no multiple of four"),
+]
+CLASSIFY = """async ({ meta, parts, views }) => {
+  const warning = load(meta, parts);
+  return { warning, rows: views.map((view) => {
+    const { feature, logits } = scores(Uint8Array.from(view));
+    const distance = reference ? distanceOf(feature, reference) : null;
+    return { feature: [...feature], logits: [...logits], distance };
+  }) };
+}"""
+
+
+@needs_node
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("settings", [*KINDS, *LATER])
+def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits: Bits) -> None:
+    model = model_of(**settings)
+    config, size = model.config, model.config.feature_size
+    channels = config.in_channels
+    transform = EvalTransform(
+        image_size=(24, 32), mean=(0.4, 0.5, 0.6)[:channels], std=(0.2, 0.25, 0.3)[:channels]
+    )
+    card = Card(architecture=config, transform=transform, classes=tuple("abcde"))
+    noise = np.random.default_rng(0).normal(size=(3, size, size)).astype(np.float32)
+    reference = Reference(centre=noise[0, 0], means=noise[1, :4], within=noise[2], limit=1.0)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    content = store_model(weights, reference, bits)
+    views = np.random.default_rng(1).integers(0, 256, (2, 24, 32, channels), np.uint8)
+
+    meta = engine_input(card, reference, content)
+    found = in_node(
+        CLASSIFY, meta=meta, parts=parts_of(content.data), views=views.reshape(2, -1).tolist()
+    )
+
+    tensors = read_tensors(*content)
+    twin = NumpyModel(config, tensors)
+    features = twin.features(normalise(views, transform))
+    logits = scores(twin, normalise(views, transform))
+    stored = replace(
+        reference, **{n: tensors[f"reference.{n}"] for n in ("centre", "means", "within")}
+    )
+    assert found["warning"] == ""
+    for row, feature, logit, distance in zip(
+        found["rows"], features, logits, stored.distances(features), strict=True
+    ):
+        assert row["feature"] == pytest.approx(feature.tolist(), abs=1e-5)
+        assert row["logits"] == pytest.approx(logit.tolist(), abs=2e-5)
+        assert row["distance"] == pytest.approx(distance, rel=1e-4)
+
+
+@needs_node
+def test_a_page_whose_weights_were_changed_fails_its_self_test() -> None:
+    model = model_of()
+    card = Card(
+        architecture=model.config,
+        transform=EvalTransform(image_size=(24, 32)),
+        classes=tuple("abcde"),
+    )
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    content = store_model(weights, None, 16)
+    other = store_model({**weights, "head.weight": -weights["head.weight"]}, None, 16)
+
+    meta = engine_input(card, None, content)
+    changed, short = (
+        in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=[])
+        for data in (other.data, content.data[:-4])
+    )
+
+    assert "the self-test failed" in changed["problem"]
+    assert short["problem"]
+
+
+@needs_node
+def test_resizing_equals_pillow_byte_for_byte() -> None:
+    random, cases, expected = np.random.default_rng(1), list[dict[str, Any]](), list[Any]()
+    sides = [
+        (60, 40), (20, 23), (31, 20), (32, 32), (35, 35), (17, 190), (900, 7), (6, 700), (64, 48),
+        (36, 32), (100, 35), (35, 300),
+    ]  # fmt: skip
+    for i in range(72):
+        channels = 1 if i % 4 == 3 else 3
+        transform = EvalTransform(
+            image_size=((32, 32), (24, 40))[i // 12 % 2],
+            crop=(0.9, 1.0, 0.875)[i % 3],
+            interpolation=("bicubic", "bilinear", "lanczos")[i // 24],
+            fit=("crop", "squash")[i % 5 == 0],
+            mean=(0.5,) * channels,
+            std=(0.5,) * channels,
+        )
+        width, height = sides[i % len(sides)]
+        image = random.integers(0, 2, (height, width, 3), dtype=np.uint8) * 255  # overshoots
+        if i % 2:
+            image = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        fields = {"width": width, "height": height, "data": image.ravel().tolist()}
+        cases.append({**fields, "transform": transform.to_json()})
+        expected.append(transform.pixels(Image.fromarray(image))[..., :channels].ravel().tolist())
+
+    found = in_node(
+        """({ cases, rowsFirst }) => cases.map(({ width, height, data, transform }) => {
+          const image = { width, height, data: Uint8Array.from(data), channels: 3 };
+          return [...viewOf(image, transform, rowsFirst).data];
+        })""",
+        cases=cases,
+        rowsFirst=int(Image.__version__.split(".")[0]) >= html.ROWS_FIRST,
+    )
+
+    assert [
+        i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]
+    ] == []
+
+
+def test_matrices_are_stored_closely_and_vectors_exactly() -> None:
+    random = np.random.default_rng(0)
+    tensors = {"a": random.normal(size=(6, 128)), "b": random.normal(size=(5, 7)), "c": np.ones(3)}
+    floats = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+
+    for bits, limit in ((8, 1 / 254), (16, 1 / 2048)):
+        found = read_tensors(*store_tensors(floats, bits))
+        for name, tensor in floats.items():
+            assert np.abs(found[name] - tensor).max() <= limit * np.abs(tensor).max() * 1.001
+        assert (found["c"] == floats["c"]).all()
+
+
+# the export --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The page of a run with hostile class names."""
+    root = tmp_path_factory.mktemp("made")
+    run = make_run(root, classes=HOSTILE)
+    return export_run(str(run), plan_export(["html"], str(root / "page")))
+
+
+class Elements(HTMLParser):
+    """The start tags of a page, and the text of its scripts and style sheets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[dict[str, str | None], str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("script", "style") and data.strip():
+            self.texts.append((self.tags[-1][1], data))
+
+
+def test_the_export_is_one_page_and_its_readme(done: Exported) -> None:
+    assert sorted(path.name for path in done.folder.iterdir()) == ["README.md", "index.html"]
+    assert "Open index.html in a browser" in (done.folder / "README.md").read_text()
+    assert done.changed == 0
+    assert done.difference < 0.03 * done.rows[0].largest
+
+
+def test_hostile_names_are_only_in_the_json_of_the_page(done: Exported) -> None:
+    page = (done.folder / "index.html").read_text()
+    found = Elements()
+    found.feed(page)
+
+    scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+    run = [text for attributes, text in found.texts if attributes == {}]
+    assert [attributes for attributes in scripts if "type" not in attributes] == [{}]  # our own
+    assert {a["type"] for a in scripts if a} == {
+        "application/json", "text/plain", "application/octet-stream",
+    }  # fmt: skip
+    assert not [name for name in HOSTILE if name in page]
+    assert not any(key.startswith("on") for _, attributes in found.tags for key in attributes)
+    assert read_page(page)[0]["classes"] == [*HOSTILE]
+    policy = next(
+        a["content"] or "" for tag, a in found.tags if tag == "meta" and "http-equiv" in a
+    )
+    assert {digest_source(text) for text in run} == {*re.findall(r"'sha256-[^']*'", policy)}
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_page_names_no_address_and_no_path(done: Exported) -> None:
+    page = (done.folder / "index.html").read_text()
+
+    assert {*re.findall(r"https?://[^\s'\"]*", page)} == {"http://www.w3.org/2000/svg"}
+    assert str(done.folder.parent) not in page
+
+
+@pytest.mark.parametrize(("limit", "bits"), [(0.01, 8), (1e-9, 16)])
+def test_weights_have_8_bits_if_these_hardly_change_a_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, bits: int
+) -> None:
+    monkeypatch.setattr(html, "MAX_CHANGE", limit)
+
+    done = export_run(str(make_run(tmp_path)), plan_export(["html"], str(tmp_path / "page")))
+
+    page = (tmp_path / "page" / "index.html").read_text()
+    kinds = {tensor["type"] for tensor in read_page(page)[0]["tensors"]}
+    assert kinds == {"f32", "i8" if bits == 8 else "f16"}
+    assert re.match(rf"--html: weights in {bits} bits, .*change 0 predicted .*6 val", done.notes[0])
+
+
+def test_weights_have_16_bits_if_there_is_no_image_to_try_8_bits_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    shutil.rmtree(tmp_path / "photos")
+
+    done = export_run(str(run), plan_export(["html"], str(tmp_path / "page")))
+
+    assert (
+        done.notes[0]
+        == "--html: weights in 16 bits, because there are no validation images to try 8 on"
+    )
+
+
+def test_a_hybrid_and_nearest_interpolation_are_refused(tmp_path: Path) -> None:
+    hybrid = replace(tiny(3), image_size=(32, 32), patch_size=(16, 16), stem=())
+    cases = {
+        "cannot run the ResNet of a hybrid": make_run(tmp_path / "a", config=hybrid),
+        "cannot resize with nearest": make_run(tmp_path / "b", interpolation="nearest"),
+    }
+    for reason, run in cases.items():
+        with pytest.raises(RunError, match=reason):
+            export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_part_of_a_model_that_the_engine_does_not_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, config=tiny(3, activation="quick_gelu"))
+    monkeypatch.setattr(html, "KNOWN_FIELDS", html.KNOWN_FIELDS - {"activation"})
+
+    with pytest.raises(RunError, match="does not support activation"):
+        export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
+
+
+def test_a_page_that_would_be_too_large_is_refused_with_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    monkeypatch.setattr(html, "MAX_PAGE_BYTES", 20_000)
+
+    with pytest.raises(RunError, match=r"page of .* MB, even with weights in 8 bits; the limit"):
+        export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
+    assert not (tmp_path / "x").exists()
+
+
+# the page in a browser ---------------------------------------------------------------------------
+
+SHOWN = """Array.from(document.querySelectorAll(".card"), (card) => ({
+  name: card.querySelector("h2").textContent,
+  classes: Array.from(card.querySelectorAll(".name"), (name) => name.textContent),
+  answer: JSON.parse(card.dataset.prediction || "null"),
+  notes: Array.from(card.querySelectorAll(".notes, .problem"), (note) => note.textContent),
+}))"""
+
+
+def draw(folder: Path) -> list[Path]:
+    """Images that a browser and vitft must open alike: turned by EXIF, transparent and CMYK."""
+    random = np.random.default_rng(2)
+    coarse = Image.fromarray(random.integers(0, 256, (5, 7, 4), dtype=np.uint8), "RGBA")
+    image = coarse.resize((70, 50), Image.Resampling.BICUBIC)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    image.convert("RGB").save(folder / "turned.jpg", exif=turned, quality=95)
+    image.save(folder / "transparent.png")
+    image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    Image.fromarray(random.integers(0, 65536, (40, 40)).astype(np.uint16)).save(folder / "wide.png")
+    (folder / "text.png").write_text("not an image")
+    return [folder / name for name in ("turned.jpg", "transparent.png", "cmyk.jpg", "wide.png")]
+
+
+@needs_chromium
+def test_a_browser_without_a_network_answers_as_predict_does(
+    tmp_path: Path, tiny_vit: VisionTransformer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_reference_run(tmp_path, tiny_vit, HOSTILE)
+    folder = export_run(str(run), plan_export(["html"], str(tmp_path / "page"))).folder
+    images = [*(tmp_path / f"{name}.png" for name in ("0", "1", "foreign")), *draw(tmp_path)]
+    options = ["--run", str(run), "--top-k", "3", "--format", "jsonl"]
+    assert main(["predict", *map(str, images), *options]) == 0
+    expected = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    with Chromium(str(CHROMIUM), tmp_path / "profile", folder / "index.html") as browser:
+        browser.choose("#files", *images, tmp_path / "text.png")
+        browser.wait_for("document.querySelectorAll('#cards .classes, #cards .problem').length > 7")
+        shown = browser.evaluate(SHOWN)
+        foreign_elements = browser.evaluate("document.querySelectorAll('[onerror]').length")
+        complaints = browser.complaints()
+        blocked = browser.evaluate("fetch('https://example.com').then(() => false, () => true)")
+
+    assert complaints == []  # no violation of the content security policy, no error
+    assert blocked
+    assert foreign_elements == 0
+    *shown, text = shown
+    assert text["notes"] == ["this browser cannot open the file as an image"]
+    for row, want in zip(shown, expected, strict=True):
+        assert row["classes"] == [visible(each["class"]) for each in want["classes"]], row["name"]
+        found = {each["class"]: each["probability"] for each in row["answer"]["classes"]}
+        for each in want["classes"]:
+            assert found[each["class"]] == pytest.approx(each["probability"], abs=0.01), row["name"]
+        assert (FOREIGN in "".join(row["notes"])) == (FOREIGN in want.get("notes", [])), row["name"]
+    assert "16-bit image, which the browser reduced to 8 bits" in shown[-1]["notes"][0]
