@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -126,9 +127,8 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
     twin = NumpyModel(config, tensors)
     features = twin.features(normalise(views, transform))
     logits = scores(twin, normalise(views, transform))
-    stored = replace(
-        reference, **{n: tensors[f"reference.{n}"] for n in ("centre", "means", "within")}
-    )
+    centre, means, within = (tensors[f"reference.{n}"] for n in ("centre", "means", "within"))
+    stored = replace(reference, centre=centre, means=means, within=within)
     assert found["warning"] == ""
     for row, feature, logit, distance in zip(
         found["rows"], features, logits, stored.distances(features), strict=True
@@ -191,7 +191,7 @@ def test_resizing_equals_pillow_byte_for_byte() -> None:
           return [...viewOf(image, transform, rowsFirst).data];
         })""",
         cases=cases,
-        rowsFirst=int(Image.__version__.split(".")[0]) >= html.ROWS_FIRST,
+        rowsFirst=int(PIL.__version__.split(".")[0]) >= html.ROWS_FIRST,
     )
 
     assert [
@@ -204,7 +204,8 @@ def test_matrices_are_stored_closely_and_vectors_exactly() -> None:
     tensors = {"a": random.normal(size=(6, 128)), "b": random.normal(size=(5, 7)), "c": np.ones(3)}
     floats = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
 
-    for bits, limit in ((8, 1 / 254), (16, 1 / 2048)):
+    limits: dict[Bits, float] = {8: 1 / 254, 16: 1 / 2048}
+    for bits, limit in limits.items():
         found = read_tensors(*store_tensors(floats, bits))
         for name, tensor in floats.items():
             assert np.abs(found[name] - tensor).max() <= limit * np.abs(tensor).max() * 1.001
