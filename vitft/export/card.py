@@ -14,7 +14,7 @@ from vitft.export.compare import ExportComparison
 from vitft.export.facts import (
     accuracy_sentence,
     catalog_origin,
-    class_rows,
+    class_figures,
     data_name,
     data_sentence,
     licence_sentence,
@@ -204,7 +204,7 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
     """Return the lines on the training data: its name, its size and a table of the classes."""
     rows = [
         " ".join(("|", markdown_text(name), "|", " | ".join(cells), "|"))
-        for name, *cells in class_rows(trained, results)[:MAX_CLASSES_LISTED]
+        for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
     ]
     hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
     more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []

@@ -98,7 +98,7 @@ def data_sentence(trained: TrainedRun, literal: Literal) -> str:
     return f"The data is the image folder {name}{counted if sizes['train'] else ''}."
 
 
-def class_rows(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
+def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
     """Return a row per class: its name, training and validation images, recall and precision."""
     images = count_images(trained.run)
     figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})

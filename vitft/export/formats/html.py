@@ -21,7 +21,7 @@ from PIL import Image
 from vitft.data.transforms import EvalTransform
 from vitft.export.facts import (
     accuracy_sentence,
-    class_rows,
+    class_figures,
     data_name,
     data_sentence,
     licence_sentence,
@@ -38,7 +38,7 @@ from vitft.export.formats.html_weights import (
     store_tensors,
 )
 from vitft.export.formats.onnx_resize import RESIZED
-from vitft.export.page import build_page, read_page
+from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.ood import Reference, read_reference
 from vitft.metrics.calibration import softmax
@@ -76,7 +76,7 @@ WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
 """Memory for the copies of the model in workers, which classify several images at a time."""
 SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
-BATCH_SIZE = 8
+IMAGES_AT_ONCE = 8
 ROWS_FIRST = 13
 """First version of Pillow that resizes the rows of tall images first."""
 PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
@@ -125,19 +125,19 @@ class HtmlFormat(ExportFormat):
         assert isinstance(config, ViTConfig)
         weights = weights_of(trained)
         parameters = sum(tensor.size for tensor in weights.values())
-        check_size(page_bytes(parameters, 8), "even with weights in 8 bits")
+        refuse_large(page_bytes(parameters, 8), "even with weights in 8 bits")
         reference = read_reference(trained.run, config.feature_size)
         try:
             precision = choose_precision(trained, weights, self.images)
             content = store_model(weights, reference, precision.bits)
-            check_size(4 * len(content.data) / 3, precision.reason)
+            refuse_large(4 * len(content.data) / 3, precision.reason)
             meta = {
-                **facts_of(trained, reference, precision, self.licence),
+                **page_facts(trained, reference, precision, self.licence),
                 **engine_input(trained.card, reference, content),
             }
         except FloatingPointError as error:
             raise not_finite() from error
-        write_atomically(folder / PAGE_FILE, build_page(meta, content.data))
+        write_atomically(folder / PAGE_FILE, exported_page(meta, content.data))
         self.written = [f"--html: {precision.reason}", speed_note(config)]
 
     def open(self, folder: Path) -> OpenedModel:
@@ -147,7 +147,7 @@ class HtmlFormat(ExportFormat):
         return OpenedModel(
             by=f"NumPy {np.__version__}",
             classes=tuple(meta["classes"]),
-            prepare=lambda image: input_of(transform, image),
+            prepare=lambda image: normalised_view(transform, image),
             logits=lambda inputs: np.asarray(scores(model, inputs)),
         )
 
@@ -169,7 +169,7 @@ def config_of(meta: Mapping[str, Any]) -> ViTConfig:
     return config
 
 
-def input_of(transform: EvalTransform, image: Image.Image) -> Float32Array:
+def normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
     """Return an image as input of the model: float32 (S, S, channels)."""
     return normalise(transform.pixels(image), transform)
 
@@ -191,7 +191,7 @@ def page_bytes(parameters: int, bits: Bits) -> float:
     return parameters * (bits / 8 + 4 / BLOCK) * 4 / 3
 
 
-def check_size(size: float, how: str) -> None:
+def refuse_large(size: float, how: str) -> None:
     """Raise a RunError if a page of `size` bytes is too large; `how` says how it is stored."""
     if size > MAX_PAGE_BYTES:
         raise RunError(
@@ -217,13 +217,15 @@ def choose_precision(
     models = NumpyModel(config, weights), NumpyModel(config, rounded)
     samples, labels = comparison_images(trained, images), list[int]()
     found = list[NumericArray]()
-    while batch := list(islice(samples, BATCH_SIZE)):
+    while batch := list(islice(samples, IMAGES_AT_ONCE)):
         if batch[0].label < 0:
             return Precision(
                 16, "weights in 16 bits, because there are no validation images to try 8 on"
             )
         labels += [sample.label for sample in batch]
-        inputs = np.stack([input_of(trained.card.transform, sample.image) for sample in batch])
+        inputs = np.stack(
+            [normalised_view(trained.card.transform, sample.image) for sample in batch]
+        )
         logits = np.stack([scores(model, inputs) for model in models])  # (2, B, C)
         found.append(softmax(logits.astype(np.float64)))
     probabilities = np.concatenate(found, axis=1)  # (2, n, C)
@@ -299,7 +301,7 @@ def self_test_view(transform: EvalTransform) -> Uint8Array:
     return pattern.reshape(1, height, width, transform.channels)
 
 
-def facts_of(
+def page_facts(
     trained: TrainedRun, reference: Reference | None, precision: Precision, licence: str
 ) -> dict[str, Any]:
     """Return the facts that the page shows about the model."""
@@ -327,5 +329,5 @@ def facts_of(
             ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
             ("Licence", licensed),
         ],
-        "table": class_rows(trained, results),
+        "table": class_figures(trained, results),
     }

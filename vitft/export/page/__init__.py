@@ -16,16 +16,16 @@ from typing import Any
 from vitft.report.cards import cards_script, cards_style, read_asset
 from vitft.report.html import digest_source
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).parent
 ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
 PART_BYTES = 3 * 2**20
 """Number of bytes in one element of the page; browsers limit the length of a text."""
 
 
-def build_page(meta: Mapping[str, Any], data: bytes) -> str:
+def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
     """Return the page for a model, given the facts that the scripts read and the weights."""
-    style, script = cards_style() + read_asset(HERE, "page.css"), cards_script()
-    script += read_asset(HERE, "page.js")
+    style, script = cards_style() + read_asset(PAGE, "page.css"), cards_script()
+    script += read_asset(PAGE, "page.js")
     policy = (
         f"default-src 'none'; style-src {digest_source(style)}; "
         f"script-src {digest_source(script)}; worker-src blob:; "
@@ -40,12 +40,12 @@ def build_page(meta: Mapping[str, Any], data: bytes) -> str:
         "engine": engine(),
         "weights": "\n".join(weight_elements(data)),
     }
-    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], read_asset(HERE, "page.html"))
+    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], read_asset(PAGE, "page.html"))
 
 
 def engine() -> str:
     """Return the script of the worker."""
-    return "".join(read_asset(HERE, name) for name in ENGINE)
+    return "".join(read_asset(PAGE, name) for name in ENGINE)
 
 
 def weight_elements(data: bytes) -> list[str]:
@@ -58,7 +58,7 @@ def weight_elements(data: bytes) -> list[str]:
 
 
 def read_page(page: str) -> tuple[dict[str, Any], bytes]:
-    """Return the facts and the weights of a page written by `build_page`."""
+    """Return the facts and the weights of a page written by `exported_page`."""
     meta = re.search(r'<script id="meta" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert meta is not None
     parts = re.findall(

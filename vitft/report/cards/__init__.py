@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitft.report.palette import DARK, LIGHT, css_variables
 
-HERE = Path(__file__).parent
+CARDS = Path(__file__).parent
 
 
 def cards_style() -> str:
@@ -17,13 +17,13 @@ def cards_style() -> str:
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        + read_asset(HERE, "cards.css")
+        + read_asset(CARDS, "cards.css")
     )
 
 
 def cards_script() -> str:
     """Return the script that queues the chosen images and shows their predictions."""
-    return read_asset(HERE, "cards.js")
+    return read_asset(CARDS, "cards.js")
 
 
 def read_asset(folder: Path, name: str) -> str:
