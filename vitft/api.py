@@ -87,8 +87,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         recipe: Name of a recipe, or path of a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
         split: Method of choosing the validation images: `content`, `random` or `reference`.
-        like: Run directory whose validation images are kept out of training and are validation
-            images again.
+        like: Directory of an earlier run whose held-out images are held out again.
         val_from: Source of validation images for data with a test part but no validation part:
             `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.

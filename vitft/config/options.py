@@ -73,14 +73,14 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.split",
-        "how to choose the validation images: content (images keep their side when files are "
-        "added, removed or renamed), random (as earlier versions did), or reference (as in "
+        "how to choose the validation images: content (stable when files are added, removed or "
+        "renamed), random (as in earlier versions), or reference (as in "
         "WZMIAOMIAO/deep-learning-for-image-processing)",
     ),
     Option(
         "data.like",
-        "run directory whose validation images are kept out of training and are validation images "
-        "again, e.g. after images were added",
+        "directory of an earlier run whose held-out images are held out again, e.g. after images "
+        "were added",
         metavar="RUN",
         default="-",
     ),

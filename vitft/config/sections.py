@@ -51,18 +51,20 @@ class DataSpec:
     parentheses, e.g. `patient([0-9]+)`; replaces the column `data.group`.
     """
     split: Literal["content", "random", "reference"] = "content"
-    """Method of choosing the validation images: `content`, by a hash of the bytes of each readable
-    image, so that images keep their side when files are added, removed or renamed; `random`, by
-    their positions in the sorted list of readable images, as earlier versions did; or `reference`,
-    as `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing does."""
+    """Method of choosing the validation images: `content`, by a hash of each image's bytes, which
+    is stable when files are added, removed or renamed; `random`, by position in the sorted list of
+    images, as in earlier versions; or `reference`, like `read_split_data` in
+    WZMIAOMIAO/deep-learning-for-image-processing.
+    """
     val_from: Literal["auto", "test"] = "auto"
     """Source of validation images for data with a test part but no validation part: `auto` to draw
     them from the training part and evaluate the test images once, at the end; `test` to validate on
     the test images."""
     like: str = ""
-    """Directory of an earlier run, whose held-out images and their near-duplicates are held out
-    again. Its training images are training images again, and of new images as many are held out as
-    `data.val_rate` requires."""
+    """Directory of an earlier run. Its held-out images and their near-duplicates are held out
+    again, and its training images are used for training again. New images are held out as required
+    by `data.val_rate`.
+    """
     val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
     """Fraction of each class held out for validation."""
     seed: WholeNumber = 0

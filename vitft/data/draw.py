@@ -1,9 +1,9 @@
 """Choice of the validation images: by content, at random, or as in the reference script.
 
-By content, the images are ordered by a hash of their bytes and the seed, and the first of each
-class are held out. An image therefore keeps its side when files are renamed, and only a few images
-next to the boundary change sides when others are added or removed. At random, positions in the
-sorted list of files are drawn with a private random generator, as in the reference script.
+With `content`, the images of each class are ordered by a hash of their bytes and the seed, and the
+first ones are held out. An image therefore stays on its side when files are renamed. When files are
+added or removed, only a few images next to the boundary change sides. With `random`, positions in
+the sorted list of files are drawn with a private random generator, as in the reference script.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -55,11 +55,11 @@ def draw_paths(
 def joined_groups(
     files: Sequence[InspectedFile], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Map digests to the names of groups that must not be split: the user's groups and duplicates.
+    """Map digests to groups that must not be divided: the user's groups and duplicates.
 
-    Two images are in the same group if a chain of the user's groups and of the groups of
-    near-duplicates (`duplicates`, by digest) connects them. Digests that are alone may be missing.
-    If the user has not defined groups, `duplicates` is returned.
+    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
+    and is returned unchanged if the user has not defined groups. Digests without a group may be
+    missing.
     """
     if not any(file.group for file in files):
         return duplicates
@@ -77,10 +77,9 @@ def ordered_groups(
 ) -> list[list[InspectedFile]]:
     """Return the files of each group; identical files are always in one group.
 
-    With `spec.split` content, the order depends only on the contents of each group and the seed: it
-    is that of the hashes of the seed and one member, which is the user's group or, outside the
-    user's groups, the image with the smallest digest. So a group has the same chance to come first
-    however many images it has. Otherwise, the order is that of the files.
+    If `spec.split` is `content`, groups are ordered by a hash of the seed and one name per group:
+    the name of the user's group or, outside the user's groups, the smallest digest. The size of a
+    group therefore does not affect its position. Otherwise, groups are in the order of the files.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -103,11 +102,11 @@ def hash_of(text: str) -> bytes:
 def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> set[str]:
     """Draw whole groups for validation, and return the paths of their images.
 
-    The groups are drawn in the given order or, with `spec.split` random, in an order that the seed
-    of the split shuffles. A group is drawn if this brings the number of validation images, summed
-    over the distances in all classes, closer to the wanted number: the fraction `spec.val_rate` of
-    the class, rounded down, but at least one. Files whose part is `val` are always drawn, and files
-    whose part is `train` never.
+    The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
+    `random`. A group is drawn if this brings the numbers of validation images closer to their
+    targets, summed over the classes. The target of a class is `spec.val_rate` of its images,
+    rounded down, but at least one. Files with the part `val` are always drawn, and files with the
+    part `train` never.
     """
     counts = Counter(file.label for group in members for file in group)
     lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
@@ -153,7 +152,7 @@ def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerSplit:
-    """The sides on which an earlier run had images and groups (see the setting `data.like`)."""
+    """Parts to which an earlier run assigned its images and groups (see `data.like`)."""
 
     parts: Mapping[str, Part]
     """Mapping from digests to `train`, `val` or `test`. Near-duplicates of held-out images have the
@@ -164,7 +163,7 @@ class FormerSplit:
     def part_of(self, group: Sequence[InspectedFile]) -> Part:
         """Return the part of a group, or an empty string if all its images are new.
 
-        A group with an image that was held out is held out.
+        A group that contains a held-out image is held out.
         """
         found = {self.parts.get(file.sha256, "") for file in group}
         found |= {self.groups.get(file.group, "") for file in group if file.group}
@@ -174,10 +173,10 @@ class FormerSplit:
     def assign(
         self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
     ) -> list[InspectedFile]:
-        """Return the files with the parts that the earlier run had them in.
+        """Return the files with the parts that they had in the earlier run.
 
-        Test images of the data stay test images. If the data is `divided` into parts of its own,
-        only training images that were held out change their part.
+        Test images of the data stay test images. If the data is already `divided` into parts, only
+        training images that were held out change their part.
         """
         members: dict[str, list[InspectedFile]] = {}
         for file in files:

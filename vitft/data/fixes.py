@@ -118,7 +118,7 @@ class Decisions(NamedTuple):
     changes: Mapping[str, str | None]
     """Mapping from the path of an image to its new class name, or to None if it is dropped."""
     missing: Mapping[str, str]
-    """Mapping from the paths in the table that are not in the folder to their actions."""
+    """Mapping from paths in the table that are missing from the folder to their actions."""
     rows: int
 
 

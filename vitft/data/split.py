@@ -176,13 +176,14 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test part are always used for the final test, and a folder with its own train and
-    val parts keeps these parts. Otherwise, validation images are chosen by content or at random
-    from the readable images, at least one from every class that has two or more. All images of a
-    group are assigned to the same side: whole groups are drawn by content and if the user has
-    defined groups; otherwise, a group of near-duplicates is assigned to the side of its first
-    image. The reference split draws from all files, readable or not, exactly as the reference
-    script does, and drops the unreadable files afterwards.
+    Images in a test part are always used for the final test. A folder with train and val parts
+    keeps these parts. Otherwise, validation images are chosen by content or at random, at least one
+    from every class with two or more readable images.
+
+    All images of a group are on the same side. Whole groups are drawn with `content` and if the
+    user has defined groups; otherwise, a group of near-duplicates moves to the side of its first
+    image. The reference split draws from all files, as the reference script does, and drops the
+    unreadable files afterwards.
 
     Args:
         checked: The inspected images.
@@ -190,7 +191,7 @@ def split(
         groups: Names of groups by digest, as returned by `joined_groups`; without it, only
             identical files are grouped.
         former: Split of an earlier run. Its held-out images are held out again, and its training
-            images are training images again, unless a class would have no validation images.
+            images are used for training again unless a class would then have no validation images.
 
     Raises:
         DataError: A class has no training images or no validation images. For the reference split,

@@ -176,7 +176,7 @@ def open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
-    """Open the destination of the rows; yield a writer and the sources that have no row yet.
+    """Open the output; yield a writer for the rows and the sources that do not have a row yet.
 
     Raises:
         RunError: The file cannot be written, or the file to resume does not match the request.

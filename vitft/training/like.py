@@ -40,7 +40,7 @@ def like_manifest(like: str) -> Manifest:
 def former_split(
     like: str, inspected: InspectedFolder, fingerprints: Fingerprints, *, max_pixels: int
 ) -> FormerSplit:
-    """Return the sides on which an earlier run had the images, and log how many are held out again.
+    """Return an earlier run's split of the images, and log how many are held out again.
 
     Args:
         like: Directory of the earlier run.
@@ -49,7 +49,7 @@ def former_split(
         max_pixels: Maximum number of pixels of an image of the earlier run.
 
     Raises:
-        RunError: The directory is not that of a run, a file in it is damaged, or the cache cannot
+        RunError: The directory is not a run directory, a file in it is damaged, or the cache cannot
             be written.
         ResourceError: The cache cannot be written.
     """

@@ -327,7 +327,7 @@ def remove_states(folder: Path) -> None:
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
     """Check that the images, classes and split are the same as at the start of the run.
 
-    If split.csv was written by a version that did not record groups, it is written again with them.
+    If split.csv was written by a version that did not record groups, it is rewritten with groups.
 
     Raises:
         RunError: The images, the classes or the split have changed.
