@@ -127,9 +127,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     named = [*options, *(settings or {}).items()]
     config = config_from_table(merge_settings(table, named))
     config = replace(config, data=demo_data(config.data))
-    return run_finetuning(
-        config, out=check_request(config, None if out is None else os.fspath(out))
-    )
+    config, run = check_request(config, None if out is None else os.fspath(out))
+    return run_finetuning(config, out=run)
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitft.cli.main import main
+from vitft.cli.main import COMMANDS, main
 
 
 @pytest.fixture
@@ -22,6 +22,53 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+def test_the_command_alone_prints_the_four_most_useful_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+
+    text = capsys.readouterr().out
+    named = re.findall(r"^  vitft (\w+)", text, flags=re.MULTILINE)
+    assert named == ["finetune", "predict", "export", "check"]
+    assert set(named) < COMMANDS.keys()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_quiet_leaves_results_and_verbose_adds_details(
+    here: Path, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["finetune", "--data", str(image_folder), "--weights", str(tiny_weights)]
+
+    assert main([*options, "--out", "plain"]) == 0
+    plain = capsys.readouterr()
+    assert main([*options, "--out", "quiet", "-q"]) == 0
+    quiet = capsys.readouterr()
+    assert main([*options, "--out", "loud", "--verbose"]) == 0
+    loud = capsys.readouterr()
+
+    assert quiet.err == ""
+    assert quiet.out == plain.out.replace("plain", "quiet") == loud.out.replace("loud", "quiet")
+    first = [line.partition(":")[0] for line in plain.err.splitlines()[:3]]
+    assert first == ["data", "model", "training"]
+    assert not re.search("^loaded:", plain.err, flags=re.MULTILINE)
+    assert re.search("^loaded:", loud.err, flags=re.MULTILINE)
+
+
+def test_every_epoch_is_a_row(
+    here: Path, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--data", str(image_folder), "--weights", str(tiny_weights), "--out", "run"]
+    assert main(["finetune", *options, "--freeze", "blocks:1", "--epochs", "3"]) == 0
+
+    lines = capsys.readouterr().err.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("epoch "))
+    rows = [line.split() for line in lines[start + 1 :] if re.match(r" +\d/3 ", line)]
+    assert [row[0] for row in rows] == ["1/3", "2/3", "3/3"]
+    logged = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [row[1] for row in rows] == [f"{entry['train_loss']:.4f}" for entry in logged]
+    assert max(map(len, lines[start : start + 4])) <= 80
 
 
 def test_finetune_predict_export_is_three_commands(
@@ -109,7 +156,6 @@ WRONG = [
     (["finetune", "--data", "ONE", "--weights", "W"], 3, "need at least 2 classes, found 1"),
     (["finetune", "--data", "HOLLOW", "--weights", "W"], 3, "no images in 1 of 2 class folders"),
     (["finetune", "--weights", "W"], 2, "no data given"),
-    (["finetune", "--data", "D"], 2, "no weights given"),
     (["finetune", "--data", "D", "--weights", "vit_bose_patch16_224"], 4, "vit_bose_patch16_224"),
     (["finetune", "--data", "D", "--weights", "./no.safetensors"], 4, "weights not found"),
     (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "suffix"),
@@ -142,7 +188,6 @@ WRONG = [
     (["finetune", "--set", "optim.lr"], 2, "expected KEY=VALUE"),
     (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set both by an option and by --set"),
     (["fintune"], 2, "fintune"),
-    ([], 2, "COMMAND"),
     (["predict", "a.jpg"], 5, "no finished run"),
     (["predict", "a.jpg", "--run", "nowhere"], 5, "no model in nowhere"),
     (["predict", "a.jpg", "--run", "W"], 5, "backbone without classes"),
@@ -156,7 +201,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"), WRONG, ids=[" ".join(row[0]) or "nothing" for row in WRONG]
+    ("arguments", "code", "message"), WRONG, ids=[" ".join(row[0]) for row in WRONG]
 )
 def test_a_wrong_command_prints_a_short_error_with_a_fix(
     here: Path,

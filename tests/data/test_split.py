@@ -17,7 +17,8 @@ from vitft.data.draw import draw
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
 from vitft.data.parts import Part
-from vitft.data.split import Manifest, Row, leaks, log_split, split, write_class_indices
+from vitft.data.split import Manifest, Row, leaks, split, write_class_indices
+from vitft.data.split_chart import log_split
 from vitft.system.errors import DataError, RunError
 
 Mode = Literal["content", "random", "reference"]
@@ -425,10 +426,30 @@ def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None
     log_split(Manifest(Path("d"), ("cat", "a\nb"), rows))
 
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "6 images in 2 classes (█ training, ░ validation)"
+    assert lines[0] == "split:      5 for training (█), 1 for validation (░)"
     assert lines[1].startswith("  cat ")
     assert lines[1].endswith("3 + 1")
     assert "a\\nb" in lines[2]
+
+
+def test_the_chart_of_many_classes_has_the_smallest_and_fits_80_columns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    sizes = [9] * 30 + [3]
+    rows = tuple(
+        Row(f"{label}-{i}.jpg", label, "train", f"{label:032}{i:032}")
+        for label, size in enumerate(sizes)
+        for i in range(size)
+    )
+    names = (*(f"class {i:02} with a name that is much too long" for i in range(30)), "smallest")
+
+    log_split(Manifest(Path("d"), names, rows))
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 + 5
+    assert any(line.startswith("  smallest ") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) -> None:

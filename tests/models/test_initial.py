@@ -88,7 +88,7 @@ def test_without_weights_everything_trains_and_no_weights_are_looked_for(colours
     assert config.train.freeze == "none"
     assert config.train.augment == "shift"
     assert config.optim.layer_decay == 1
-    assert not check_request(config, None).exists()
+    assert not check_request(config, None)[1].exists()
 
 
 @pytest.mark.parametrize(

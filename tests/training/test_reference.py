@@ -129,7 +129,7 @@ def test_a_run_without_the_note_says_so_everywhere(
 def test_the_power_is_logged_and_stated_with_every_prediction(
     many: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="vitft")
+    caplog.set_level(logging.DEBUG, logger="vitft")
 
     audit = train(many, tiny_weights, tmp_path / "run", "none")
 

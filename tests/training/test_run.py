@@ -1,6 +1,7 @@
 """Whole runs: data and weights in, run directory out."""
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator
@@ -326,10 +327,12 @@ def test_ctrl_c_leaves_a_complete_run_directory(
 
 
 def test_the_peak_memory_of_a_run_is_logged_and_written(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, logger="vitft")
+
     done = run_it(image_folder, tiny_weights, tmp_path / "run")
 
     peak = json.loads((done.run / "environment.json").read_text())["peak_memory_mib"]["resident"]
     assert 50 < peak < 100_000  # Python with torch alone holds more than 50
-    assert f"peak memory: {peak:,} MiB resident" in capsys.readouterr().err
+    assert f"peak memory: {peak:,} MiB resident" in caplog.text

@@ -18,6 +18,7 @@ from vitft.config.run import Config, config_from_table, merge_settings, parse_se
 from vitft.config.sections import layers_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import BudgetResults, ClassMetrics, CrossValidation, RunResults
+from vitft.metrics.verdict import verdict
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
@@ -105,7 +106,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     else:
         config = requested_config(args)
         config = replace(config, data=demo_data(config.data))
-        out = check_request(config, args.out)
+        config, out = check_request(config, args.out)
     if config is None:
         output.note(f"{out} is already finished: there is nothing to resume")
         return 0
@@ -149,7 +150,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
     config = requested_config(args)
     with temporary_demo_data(config.data) as data:
         ready = replace(config, data=data)
-        out = check_request(ready, args.out)
+        ready, out = check_request(ready, args.out)
         with heavy_imports():
             from vitft.training.setup import dry_run
 
@@ -216,22 +217,15 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
     if not metrics:
         return
+    output.rule()
     output.result(
         f"accuracy {percent(metrics['top1'])} (95% interval {interval(metrics['top1_interval'])}) "
-        f"on {metrics['images']} validation images; baseline (largest class): "
-        f"{percent(metrics['majority'])}"
+        f"on {metrics['images']} validation images",
+        style="bold",
     )
-    if test := metrics.get("test"):
-        output.result(
-            f"test accuracy {percent(test['top1'])} (95% interval "
-            f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
-            "evaluated once"
-        )
-        if test["left_out"]:
-            output.note(
-                f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
-                "training or validation image"
-            )
+    output.result(verdict(metrics))
+    output.result(f"baseline (largest class): {percent(metrics['majority'])}")
+    print_test(metrics)
     print_selection(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(
@@ -249,11 +243,26 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     elif not chance_level(metrics):
         print_weakest(metrics["per_class"])
     output.result(f"run: {run}")
+    output.rule()
     if status == "finished":
         which = "" if is_latest else f" --run {folder}"
-        output.note(
-            f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}"
+        output.note(f"next:  vitft predict{which} IMAGE ...")
+        output.note(f"       vitft export --safetensors{which}")
+
+
+def print_test(metrics: RunResults) -> None:
+    """Print the accuracy on the test images, if there are any."""
+    if test := metrics.get("test"):
+        output.result(
+            f"test accuracy {percent(test['top1'])} (95% interval "
+            f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
+            "evaluated once"
         )
+        if test["left_out"]:
+            output.note(
+                f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
+                "training or validation image"
+            )
 
 
 def print_selection(metrics: RunResults) -> None:

@@ -7,6 +7,7 @@ runs. Therefore, `--help` and errors in the options do not wait for torch.
 import argparse
 import errno
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -36,12 +37,30 @@ COMMANDS = {
 }
 """One-line help for each command; `add_NAME` in `cli.NAME` adds the options of a command."""
 
+OVERVIEW = """Fine-tune a Vision Transformer on a folder of images, one sub-folder per class.
+
+  vitft finetune --data DIR   train a classifier, and report how accurate it is
+  vitft predict IMAGE ...     classify images with it
+  vitft export --onnx         write it in a format that other programs open
+  vitft check DIR             find duplicates, wrong labels and unreadable files
+
+Without images at hand, `vitft demo` does all of this on drawn flowers, offline.
+`vitft --help` lists all commands, and `vitft COMMAND --help` describes one."""
+"""Text printed by `vitft` without arguments."""
+
+LOG_LEVELS = {
+    "-v": logging.DEBUG,
+    "--verbose": logging.DEBUG,
+    "-q": logging.WARNING,
+    "--quiet": logging.WARNING,
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (see `system.errors`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with output.safe_streams() as stdout:
-        console.show_log()
+        console.show_log(log_level(arguments))
         code = run_command(arguments)
         try:
             code = stdout.exit_code(code)
@@ -51,13 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def log_level(arguments: Sequence[str]) -> int:
+    """Return the level of log records to show, given the arguments of the command line."""
+    if {*LOG_LEVELS} & {*arguments}:
+        return min(LOG_LEVELS[flag] for flag in arguments if flag in LOG_LEVELS)
+    return logging.INFO
+
+
 def run_command(arguments: list[str]) -> int:
     """Run one command, print the error if it fails, and return its exit code."""
     debug = "--debug" in arguments
+    if not arguments:
+        output.exact(OVERVIEW)
+        return 0
     try:
         command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
-        args, unknown = parser.parse_known_args([a for a in arguments if a != "--debug"])
+        own = [a for a in arguments if a not in {"--debug", *LOG_LEVELS}]
+        args, unknown = parser.parse_known_args(own)
         if unknown:
             parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
         with Stopper():  # on a signal, every command cleans up
@@ -89,7 +119,8 @@ def build_parser(command: str | None = None) -> Parser:
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
         epilog="Run `vitft COMMAND --help` for the options of a command. Every command accepts "
-        "--debug, which prints the traceback of an error.",
+        "-v (--verbose) for more detail, -q (--quiet) for results and warnings only, and --debug "
+        "for the traceback of an error.",
     )
     parser.add_argument(
         "--version",

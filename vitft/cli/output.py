@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from vitft.cli.streams import SafeStream, Stdout
+from vitft.system import console
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
 from vitft.system.redaction import redacted
@@ -31,9 +32,15 @@ def safe_streams() -> Iterator[Stdout]:
         sys.stdout, sys.stderr = before
 
 
-def result(text: str) -> None:
-    """Print one line of a result."""
-    stdout().print(visible(text), markup=False)
+def result(text: str, *, style: str | None = None) -> None:
+    """Print one line of a result, on a terminal in the given style of rich."""
+    stdout().print(visible(text), markup=False, style=style)
+
+
+def rule() -> None:
+    """Print a line that sets results apart from the log; nothing if stdout is not a terminal."""
+    if sys.stdout.isatty():
+        stdout().rule(style="dim")
 
 
 def exact(text: str) -> None:
@@ -54,8 +61,9 @@ def as_json(fields: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line of information."""
-    stderr().print(visible(text), markup=False)
+    """Print one line of information, except with --quiet."""
+    if console.shows_notes():
+        stderr().print(visible(text), markup=False)
 
 
 def warn(text: str) -> None:

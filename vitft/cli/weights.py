@@ -5,6 +5,7 @@ import argparse
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
+from vitft.system.text import duration
 
 
 def add_weights(parser: Parser) -> None:
@@ -32,7 +33,8 @@ def add_weights(parser: Parser) -> None:
 
 def add_list(actions: Commands) -> None:
     """Add the command `vitft weights list`."""
-    listed = actions.add_parser("list", help="list the catalogue")
+    listed = actions.add_parser("list", help="list recommended weights, or the whole catalogue")
+    listed.add_argument("--all", action="store_true", help="list the whole catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
     listed.add_argument("--size", choices=sizes, help="list only models of this size")
     listed.add_argument(
@@ -74,9 +76,12 @@ def add_inspect(actions: Commands) -> None:
 
 
 def list_weights(args: argparse.Namespace) -> int:
-    """Print the catalogue as a table."""
+    """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
     from vitft.models.pretrained.catalog import select_entries
 
+    if not (args.all or args.size or args.licence or args.data):
+        list_recommended()
+        return 0
     chosen = select_entries(size=args.size, licence=args.licence, data=args.data)
     if not chosen:
         raise UsageError("no weights match all filters", fix="remove one of the filters")
@@ -95,6 +100,31 @@ def list_weights(args: argparse.Namespace) -> int:
         numbers=2,
     )
     return 0
+
+
+def list_recommended() -> None:
+    """Print the recommended weights as a table, with their cost on this machine."""
+    from vitft.models.pretrained.recommended import machine_speed, recommendations
+    from vitft.system.speed import has_gpu
+
+    speed = machine_speed()
+    output.table(
+        ("recommended weights", "", "licence", "MB", "1,000 images"),
+        [
+            (
+                one.name,
+                one.tier,
+                one.entry.licence,
+                f"{one.megabytes:,}",
+                duration(max(1, one.seconds(1000, speed))),
+            )
+            for one in recommendations()
+        ],
+        numbers=2,
+    )
+    machine = "a GPU" if has_gpu() else "this CPU"
+    output.note(f"times are estimates of one pass over 1,000 images on {machine}")
+    output.note("none of these requires an account; `vitft weights list --all` lists the catalogue")
 
 
 def show_weights(args: argparse.Namespace) -> int:

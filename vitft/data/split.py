@@ -7,7 +7,6 @@ images are kept on the same side. `data.draw` chooses the images. This module do
 
 import hashlib
 import json
-import logging
 import os
 import re
 from collections import Counter
@@ -28,14 +27,11 @@ from vitft.data.draw import (
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.table import TableReader, base_folder, encode_table
-from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.run_content import damaged_file
 from vitft.system.rundir import RunDir
 from vitft.system.text import count, listing
-
-log = logging.getLogger(__name__)
 
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
@@ -297,32 +293,6 @@ def leaks(manifest: Manifest) -> Leaks:
     labels = (rows for rows in by_digest.values() if len({row.label for row in rows}) > 1)
     paths = [tuple(tuple(row.path for row in rows) for rows in kind) for kind in (across, labels)]
     return Leaks(*paths)
-
-
-def log_split(manifest: Manifest) -> None:
-    """Log a chart of the number of images per class, and warn about the groups found by `leaks`."""
-    counts = {name: [0, 0] for name in manifest.classes}
-    for row in (*manifest.train, *manifest.val):
-        counts[manifest.classes[row.label]][row.split == "val"] += 1
-    widest = max(len(visible(name)) for name in counts)
-    largest = max(map(sum, counts.values()))
-    images = len(manifest.train) + len(manifest.val)
-    title = f"{count(images, 'image')} in {len(manifest.classes)} classes"
-    log.info(f"{title} (█ training, ░ validation)")
-    for name, (train, val) in counts.items():
-        bar = "█" * round(40 * train / largest) + "░" * round(40 * val / largest)
-        log.info(f"  {visible(name):<{widest}}  {bar} {train} + {val}")
-    if manifest.test:
-        log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
-    found = leaks(manifest)
-    across = "in both training and validation"
-    if manifest.test:
-        across = "in more than one of training, validation and test"
-    kinds = {across: found.across, "with different labels": found.labels}
-    for kind, groups in kinds.items():
-        if groups:
-            example = " and ".join(groups[0][:2])
-            log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
 
 
 def write_class_indices(path: Path, classes: Sequence[str]) -> None:

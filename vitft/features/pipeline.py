@@ -131,7 +131,7 @@ def read_several_blocks(
         return pipeline
     model.read_last_blocks(blocks)
     trained = freeze_model(model, "head")
-    log.info(
+    log.debug(
         f"features:   {model.feature_size:,} dimensions from the last {count(blocks, 'block')}; "
         "cross-validation decides whether the head reads all of them"
     )

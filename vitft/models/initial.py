@@ -17,6 +17,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.weights import UNSTATED
 from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
@@ -71,10 +72,13 @@ def load_initial_model(
         )
     name = weights.name.removeprefix(RANDOM)
     if name != weights.name:
-        log.info(f"using the architecture of {name} with random weights")
+        log.info(f"model:      the architecture of {name} with random weights")
         return model, report
+    log.info(report.headline())
     for line in report.lines():
-        log.info(line)
+        log.debug(line)
+    if report.statistics_source == UNSTATED:
+        log.info(f"note:       mean and std are {UNSTATED}")
     return model, report
 
 

@@ -79,13 +79,19 @@ class LogHandler(logging.Handler):
 def show_log(level: int = logging.INFO) -> None:
     """Print the package's log records of at least `level` to stderr.
 
-    A second call only sets the level.
+    DEBUG adds details such as the tensors that were loaded, and WARNING leaves only warnings: no
+    progress is shown. A second call only sets the level.
     """
     logger = logging.getLogger("vitft")
     logger.setLevel(level)
     if not is_shown():
         logger.addHandler(LogHandler())
         logger.propagate = False  # handlers of the root logger would print each line again
+
+
+def shows_notes() -> bool:
+    """Return whether notes and progress are shown, and not only warnings and results."""
+    return is_shown() and log.isEnabledFor(logging.INFO)
 
 
 def is_shown() -> bool:
@@ -101,21 +107,26 @@ class Progress:
         self.done = 0
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.live = is_shown() and sys.stderr is not None and sys.stderr.isatty()
+        self.live = shows_notes() and sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> "Progress":
         if self.live:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
+            from rich.table import Column
 
             self.bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[metrics]}"),
-                TimeRemainingColumn(compact=True),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=None, table_column=Column(min_width=8, max_width=24, ratio=1)),
+                TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
+                TextColumn(
+                    "{task.fields[metrics]}",
+                    table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2),
+                ),
                 console=stderr(),
                 transient=True,
+                expand=True,
             )
             self.task = self.bar.add_task(self.label, total=self.total, metrics="")
             self.bar.start()

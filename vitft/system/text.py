@@ -49,6 +49,11 @@ def listing(names: Iterable[str], most: int = 6) -> str:
     return " and ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else "".join(every)
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters; of a longer one the end is replaced by `…`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in a suitable unit, such as `40 s`, `12 min` or `3.5 h`."""
     if seconds < 90:

@@ -1,7 +1,9 @@
 """Checks of data, weights, settings and run directory that are made before torch is imported."""
 
+import logging
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from vitft.config.run import (
 )
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
+from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.label_table import SETTING_OF
@@ -21,10 +24,14 @@ from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run, read_environment
+from vitft.system.text import count
 from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
+
+log = logging.getLogger(__name__)
 
 RESUME_CHANGES = frozenset(
     {
@@ -42,12 +49,15 @@ images.
 """
 
 
-def check_request(config: Config, out: str | None) -> Path:
-    """Check data, weights, trackers and run directory, and return the path of the run directory.
+def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
+    """Check data, weights, trackers and run directory; return the settings and the run directory.
+
+    If the settings name no weights, suitable ones are chosen.
 
     Raises:
-        UsageError: Data or weights are missing, settings cannot be combined, the library of a
-            tracker is missing, or the run directory is inside the data folder.
+        UsageError: The data are missing, no weights are named and none can be chosen, settings
+            cannot be combined, the library of a tracker is missing, or the run directory is inside
+            the data folder.
         DataError: The data folder, its classes or the file `data.fixes` cannot be used.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The run directory is not empty or not writable, or `data.like` is not a run.
@@ -57,18 +67,17 @@ def check_request(config: Config, out: str | None) -> Path:
             "no data given",
             fix="choose an image folder or a table of labels with --data PATH, or use --data demo",
         )
-    if not config.weights.name:
-        raise UsageError(
-            "no weights given",
-            fix="choose pretrained weights with --weights NAME (run `vitft weights list` for "
-            "names), or use --weights demo",
-        )
     data = data_path(config.data.path, config.data.root)
     check_table_settings(data, config.data)
     scanned = scan(data, config.data)
     check_val_from(scanned, config.data)
     folder = assign_parts(scanned, config.data.val_from)
     check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
+    if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
+        files = count(len(folder.files), "image")
+        classes = count(len(folder.classes), "class", "classes")
+        log.info(f"data:       {data.name or data}, {files} in {classes}")
+    config = with_weights(config, images=len(folder.files))
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates cannot be used: {config.data.path} has its own split",
@@ -87,7 +96,28 @@ def check_request(config: Config, out: str | None) -> Path:
             f"the run directory {planned} is inside the data directory",
             fix="choose another run directory with --out",
         )
-    return planned
+    return config, planned
+
+
+def with_weights(config: Config, *, images: int) -> Config:
+    """Return the settings with weights chosen by the number of images, unless some are named.
+
+    Raises:
+        UsageError: No weights can be chosen (see `default_weights`), or several processes of
+            torchrun might choose differently.
+    """
+    if config.weights.name:
+        return config
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "no weights given", fix="choose weights with --weights NAME (see `vitft weights list`)"
+        )
+    if config.data.path == str(DEMO_FOLDER):
+        name, why = "demo", "demo, which this project trained on drawn images"
+    else:
+        name, why = default_weights(images, device=config.train.device)
+    log.info(f"weights:    {why} (--weights chooses others)")
+    return replace(config, weights=replace(config.weights, name=name))
 
 
 def check_table_settings(data: Path, spec: DataSpec) -> None:

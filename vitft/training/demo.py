@@ -76,7 +76,7 @@ def finetune_demo(config: Config) -> tuple[Path, RunResults]:
     Raises:
         Stopped: A signal stopped the run.
     """
-    out = check_request(config, None)
+    config, out = check_request(config, None)
     log.info(f"fine-tuning with --weights {config.weights.name}")
     result = run_finetuning(config, out=out)
     if result.interrupted:

@@ -61,7 +61,9 @@ def write_reference(
         run.write_arrays(REFERENCE_FILE, **reference.arrays())
     elif run.writes:
         (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # may remain from an earlier attempt
-    log.info(describe_reference(results))
+    log.log(
+        logging.DEBUG if results["reason"] is None else logging.INFO, describe_reference(results)
+    )
     return results
 
 

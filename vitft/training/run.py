@@ -363,5 +363,5 @@ def write_environment(context: RunContext, status: str) -> None:
         found["peak_memory_mib"] = peaks = peak_memory(device)
         if peaks:
             words = ", ".join(f"{mib:,} MiB {kind}" for kind, mib in peaks.items())
-            log.info(f"peak memory: {words}")
+            log.debug(f"peak memory: {words}")
     context.run.write_json("environment.json", found)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
-from vitft.config.sections import DataSpec
+from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.draw import draw, joined_groups
 from vitft.data.fixes import apply_fixes
@@ -22,7 +22,8 @@ from vitft.data.folder import Folder, assign_parts
 from vitft.data.inspection import log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import log_split, split
+from vitft.data.split import split
+from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
 from vitft.features.cache import default_folder, prune
@@ -124,10 +125,10 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
     trained = count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
-    log.info(
-        f"training:   {trained:,} of {total:,} parameters (--freeze {config.train.stages[0]}), "
-        f"on {describe_device(pipeline.device)} in {precision}"
-    )
+    layers = layers_text(config.train.stages[0])
+    share = "" if trained == total else f" ({trained:,} parameters)"
+    log.info(f"training:   {layers}{share} on {describe_device(pipeline.device)} in {precision}")
+    log.debug(f"trained:    {trained:,} of {total:,} parameters")
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 

@@ -3,9 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
-from vitft.system.text import count, percent
+from vitft.system.text import count, duration, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches
 from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
@@ -86,6 +86,8 @@ class StepStage:
         """Number of steps that the earlier stages take if none of them stops early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
         self.epoch_started = self.saved_at
+        self.has_header = False
+        """Whether the header of the table of epochs has been logged."""
 
     def run(self, saved: State | None = None) -> None:
         """Train to the end of the stage, starting at its beginning or at a saved state.
@@ -194,7 +196,7 @@ class StepStage:
                 }
                 context.run.log(entry)  # if this fails, the epoch does not count
                 context.best.update(found)
-                self.progress.advance(0, validation=percent(found["top1"]))
+                self.log_epoch(entry)
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # logged by `log_step`
@@ -210,6 +212,20 @@ class StepStage:
                 f"validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
             )
         return stops
+
+    def log_epoch(self, entry: Mapping[str, Any]) -> None:
+        """Log the metrics of an epoch as a row of a table, whose header precedes the first row."""
+        if not self.has_header:
+            log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
+            self.has_header = True
+        number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
+        seconds, best = time.monotonic() - self.epoch_started, self.context.best
+        is_best = best.selects and best.epochs_since_best == 0
+        log.info(
+            f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>8}   "
+            f"{entry['val_loss']:>15.4f}  {percent(entry['val_top1']):>8}  {duration(seconds):>8}"
+            f"{'  best' * is_best}"
+        )
 
     def save(self) -> None:
         """Save the training state so that a resumed run continues after the last complete step.

@@ -41,6 +41,14 @@ class LoadReport:
     """Class names of the head, if the head was kept and the names are known."""
     notes: tuple[str, ...] = ()
 
+    def headline(self) -> str:
+        """Return the line that stands for the report if no details are wanted."""
+        source = self.source
+        if Path(source).is_absolute():
+            source = f"{Path(source).parent.name}/{Path(source).name}"
+        size = f"{self.parameters / 1e6:,.1f} million parameters"
+        return f"{'model:':<12}{self.architecture}, {size}, {source}"
+
     def lines(self) -> list[str]:
         """Return the lines of the report, one fact per line."""
         rows = {

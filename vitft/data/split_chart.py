@@ -1,0 +1,48 @@
+"""Log messages about a split: a chart of the images per class, and warnings about leaks."""
+
+import logging
+
+from vitft.data.split import Manifest, leaks
+from vitft.system.console import visible
+from vitft.system.text import count, shortened
+
+log = logging.getLogger(__name__)
+
+MOST_CLASSES, FEWEST_CLASSES = 20, 5
+"""Number of classes up to which the chart shows all, and how many it shows of more classes."""
+MOST_CHARACTERS = 28
+"""Length to which the chart shortens class names."""
+
+
+def log_split(manifest: Manifest) -> None:
+    """Log a chart of the number of images per class, and warn about the groups found by `leaks`.
+
+    The chart is at most 80 columns wide, and has the smallest classes if there are many.
+    """
+    counts = {name: [0, 0] for name in manifest.classes}
+    for row in (*manifest.train, *manifest.val):
+        counts[manifest.classes[row.label]][row.split == "val"] += 1
+    images = f"{len(manifest.train):,} for training (█), {len(manifest.val):,} for validation (░)"
+    log.info(f"split:      {images}")
+    shown = list(counts)
+    if len(shown) > MOST_CLASSES:
+        shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
+        log.info(f"the {len(shown)} classes with the fewest images, of {len(counts):,} classes:")
+    largest = max(sum(counts[name]) for name in shown)
+    names = {name: shortened(visible(name), MOST_CHARACTERS) for name in shown}
+    widest = max(map(len, names.values()))
+    for name in shown:
+        train, val = counts[name]
+        bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
+        log.info(f"  {names[name]:<{widest}}  {bar} {train:,} + {val:,}")
+    if manifest.test:
+        log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
+    found = leaks(manifest)
+    across = "in both training and validation"
+    if manifest.test:
+        across = "in more than one of training, validation and test"
+    kinds = {across: found.across, "with different labels": found.labels}
+    for kind, groups in kinds.items():
+        if groups:
+            example = " and ".join(groups[0][:2])
+            log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")

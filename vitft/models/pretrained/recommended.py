@@ -1,0 +1,108 @@
+"""Recommended weights, and the choice of weights for runs that name none.
+
+Does not import torch. The recommendations are the table `recommended` of `weights/catalog.toml`.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitft.models.pretrained.catalog import CatalogEntry, find_entry, read_catalog
+from vitft.system.errors import UsageError
+from vitft.system.speed import GPU_SPEED, cpu_speed, has_gpu
+from vitft.system.text import count, duration
+
+Tier = Literal["fast", "balanced", "best"]
+ACCEPTABLE_S = 300.0
+"""Time in seconds that the feature pass over a data set may take with weights chosen by default."""
+EFFICIENCY = 0.6
+"""Speed of a whole model and the decoding of its images, relative to a matrix product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Recommended weights, with their cost."""
+
+    name: str
+    tier: Tier
+    megabytes: int
+    """Size of the download in 10^6 bytes."""
+    gmacs: float
+    """Billions of multiply-adds for one image at the native size."""
+    default: bool = False
+    """Whether runs that name no weights may use these."""
+
+    @property
+    def entry(self) -> CatalogEntry:
+        """Entry of the catalogue for these weights."""
+        return find_entry(self.name)
+
+    def seconds(self, images: int, speed: float) -> float:
+        """Return the estimated time in seconds of a pass over a number of images.
+
+        `speed` is that of the machine in billions of multiply-adds per second.
+        """
+        return images * self.gmacs / (speed * EFFICIENCY)
+
+
+@functools.cache
+def recommendations() -> tuple[Recommendation, ...]:
+    """Return the recommended weights, from the fastest to the most accurate."""
+    return tuple(Recommendation(**row) for row in read_catalog()["recommended"])
+
+
+def machine_speed(device: str = "auto") -> float:
+    """Return the speed of a device in billions of multiply-adds per second."""
+    return GPU_SPEED if device != "cpu" and has_gpu() else cpu_speed()
+
+
+def default_weights(images: int, *, device: str) -> tuple[str, str]:
+    """Return the name of the weights for a run that names none, and why they were chosen.
+
+    The most accurate weights whose feature pass takes at most `ACCEPTABLE_S` are chosen: among
+    those in the local cache if there are any, otherwise among all defaults. If every pass takes
+    longer, the fastest are chosen.
+
+    Raises:
+        UsageError: None of the weights are in the cache, and HF_HUB_OFFLINE is set.
+    """
+    choices = [one for one in recommendations() if one.default]
+    cached = [one for one in choices if is_cached(one.entry)]
+    if not cached and is_offline():
+        raise UsageError(
+            "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
+            "set",
+            fix=f"run `vitft weights fetch {choices[0].name}` while online, pass the path of a "
+            "weight file with --weights, or use --weights demo, which needs no network",
+        )
+    speed = machine_speed(device)
+    chosen = affordable(cached or choices, images, speed)
+    seconds = chosen.seconds(images, speed)
+    origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
+    return chosen.name, (
+        f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}; about "
+        f"{duration(max(1, seconds))} for {count(images, 'image')}"
+    )
+
+
+def affordable(choices: Sequence[Recommendation], images: int, speed: float) -> Recommendation:
+    """Return the last of the choices whose pass takes at most `ACCEPTABLE_S`, or else the first."""
+    fitting = [one for one in choices if one.seconds(images, speed) <= ACCEPTABLE_S]
+    return fitting[-1] if fitting else choices[0]
+
+
+def is_cached(entry: CatalogEntry) -> bool:
+    """Return whether the hub's local cache contains the file of an entry."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
+    return isinstance(found, str) and Path(found).exists()
+
+
+def is_offline() -> bool:
+    """Return whether the environment forbids connections to the hub."""
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()
