@@ -78,7 +78,7 @@ def load_initial_model(
     for line in report.lines():
         log.debug(line)
     if report.statistics_source == UNSTATED:
-        log.info(f"note:       mean and std are {UNSTATED}")
+        log.info("note:       the file states no mean and std: 0.5 assumed (see --mean, --std)")
     return model, report
 
 

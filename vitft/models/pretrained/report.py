@@ -43,9 +43,10 @@ class LoadReport:
 
     def headline(self) -> str:
         """Return the line that stands for the report if no details are wanted."""
-        source = self.source
-        if Path(source).is_absolute():
-            source = f"{Path(source).parent.name}/{Path(source).name}"
+        path = Path(self.source)
+        source = path.stem if path.is_absolute() else self.source
+        if source in ("model", "pytorch_model"):
+            source = path.parent.name
         size = f"{self.parameters / 1e6:,.1f} million parameters"
         return f"{'model:':<12}{self.architecture}, {size}, {source}"
 
