@@ -5,6 +5,7 @@ import argparse
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
+from vitft.system.speed import has_gpu
 from vitft.system.text import duration
 
 
@@ -105,7 +106,6 @@ def list_weights(args: argparse.Namespace) -> int:
 def list_recommended() -> None:
     """Print the recommended weights as a table, with their cost on this machine."""
     from vitft.models.pretrained.recommended import machine_speed, recommendations
-    from vitft.system.speed import has_gpu
 
     speed = machine_speed()
     output.table(
