@@ -175,7 +175,7 @@ class FormerSplit:
     ) -> list[InspectedFile]:
         """Return the files with the parts that they had in the earlier run.
 
-        Test images of the data stay test images. If the data is already `divided` into parts, only
+        Images in a test part remain test images. If the data is already `divided` into parts, only
         training images that were held out change their part.
         """
         members: dict[str, list[InspectedFile]] = {}

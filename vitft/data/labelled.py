@@ -147,7 +147,7 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
     table = read_label_table(source, spec)
     parts = table.parts if len(table.parts) > 1 else ()
     part = choose_part(parts, subset, source) if parts else ""
-    notes = [f"evaluating the images of the part {part}"] if parts else []
+    notes = [f"evaluating the images in the part {part}"] if parts else []
     return LabelledImages(
         source=source,
         root=os.fspath(table.root),

@@ -163,7 +163,7 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
             f"data.group_by={pattern} matches none of the paths, e.g. {files[0].path}",
             fix="correct the regular expression, which is applied to paths relative to the folder",
         )
-    note = f"{count(len(groups), 'group')} of images by data.group_by"
+    note = f"{count(len(groups), 'group')} of images found by data.group_by"
     note += f"; {count(without, 'image')} without a group" if without else ""
     return replace(folder, files=tuple(files), notes=(*folder.notes, note))
 
