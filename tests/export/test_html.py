@@ -298,7 +298,7 @@ def test_weights_have_16_bits_if_there_is_no_image_to_try_8_bits_on(tmp_path: Pa
 
     assert (
         done.notes[0]
-        == "--html: weights in 16 bits, because there are no validation images to try 8 on"
+        == "--html: weights in 16 bits, because there are no validation images for testing 8 bits"
     )
 
 

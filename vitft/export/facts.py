@@ -1,7 +1,7 @@
 """Facts about a run as sentences, for the README of an export and for exported pages.
 
-Names of classes, folders and weights can contain any character. The function `literal`, which most
-functions here take, converts such a name to text that is displayed literally.
+Names of classes, folders and weights can contain any character. Most functions therefore have an
+argument `literal`, a function that converts a name to text that is displayed literally.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """Format --html: one page that classifies images in a browser, without a network or a server.
 
 The page contains the model, an engine in plain JavaScript (`export.page`) and facts about the run.
-Python cannot run the engine, so the export is verified with its twin, `models.numpy_vit`, on the
-weights in the page. When the page is opened, it compares its own logits for a test pattern with
-those of NumPy.
+Python cannot run the engine, so the export is verified with the equivalent engine
+`models.numpy_vit` on the weights in the page. When the page is opened, it compares its logits for a
+test pattern with NumPy's.
 """
 
 import math
@@ -68,12 +68,15 @@ KNOWN_FIELDS = frozenset((
 ))  # fmt: skip
 """Fields of `ViTConfig` that `page/model.js` implements, or that do not concern it."""
 MAX_PAGE_BYTES = 130_000_000
-"""Maximum size of the page, enough for a ViT-B in 8 bits. Browsers need several times as much
-memory, for the text, the decoded weights and the model."""
+"""Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
+much memory for the text, the decoded weights and the model.
+"""
 MAX_CHANGE = 0.01
-"""Maximum change of a probability by 8-bit weights; if it is exceeded, 16 bits are used."""
+"""Maximum change in a probability due to 8-bit weights; if it is exceeded, 16 bits are used."""
 WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
-"""Memory for the copies of the model in workers, which classify several images at a time."""
+"""Maximum memory in bytes and maximum number of the workers that classify images in parallel, each
+with its own copy of the model.
+"""
 SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
 IMAGES_AT_ONCE = 8
@@ -94,8 +97,8 @@ class HtmlFormat(ExportFormat):
     """The file index.html.
 
     Args:
-        images: Number of validation images on which 8-bit weights are tried.
-        licence: Licence of the model; if empty, that of the pretrained weights is stated.
+        images: Number of validation images on which 8-bit weights are tested.
+        licence: Licence of the model; if empty, the licence of the pretrained weights is used.
     """
 
     def __init__(self, images: int, licence: str) -> None:
@@ -192,7 +195,7 @@ def page_bytes(parameters: int, bits: Bits) -> float:
 
 
 def refuse_large(size: float, how: str) -> None:
-    """Raise a RunError if a page of `size` bytes is too large; `how` says how it is stored."""
+    """Raise a RunError if a page of `size` bytes is too large; `how` describes its weights."""
     if size > MAX_PAGE_BYTES:
         raise RunError(
             f"--html would write a page of {size / 1e6:,.0f} MB, {how}; the limit is "
@@ -220,7 +223,7 @@ def choose_precision(
     while batch := list(islice(samples, IMAGES_AT_ONCE)):
         if batch[0].label < 0:
             return Precision(
-                16, "weights in 16 bits, because there are no validation images to try 8 on"
+                16, "weights in 16 bits, because there are no validation images for testing 8 bits"
             )
         labels += [sample.label for sample in batch]
         inputs = np.stack(
@@ -244,7 +247,7 @@ def choose_precision(
 
 
 def speed_note(config: ViTConfig) -> str:
-    """Return a note on the time that the engine needs for an image."""
+    """Return a note on the time that the engine takes for one image."""
     tokens, width = config.num_prefix + math.prod(config.grid), config.width
     layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
     products = config.depth * (layers + 2 * tokens**2 * width)

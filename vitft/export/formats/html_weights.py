@@ -47,7 +47,7 @@ def store_tensors(
     Args:
         tensors: Tensors by name.
         bits: Bits per weight of a matrix.
-        exact: Names of matrices that are stored in 16 bits in any case.
+        exact: Names of matrices that are always stored in 16 bits.
     """
     described, parts = list[StoredTensor](), list[bytes]()
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
 """Page of `export --html`: a model, its engine in JavaScript and a user interface in one file.
 
-The engine is a twin of `models.numpy_vit` and of Pillow's resizing (`resize.js`, `weights.js`,
-`model.js`), and runs in a worker (`worker.js`). The content security policy forbids every
+The engine (`resize.js`, `weights.js`, `model.js`) computes the same as Pillow's resizing and
+`models.numpy_vit`, and runs in a worker (`worker.js`). The content security policy forbids every
 connection and every script except the page's own, which is allowed by its digest. Facts about the
 model, such as class names, are in a JSON block; the script displays them as text.
 """
@@ -19,7 +19,7 @@ from vitft.report.html import digest_source
 PAGE = Path(__file__).parent
 ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
 PART_BYTES = 3 * 2**20
-"""Number of bytes in one element of the page; browsers limit the length of a text."""
+"""Number of bytes in one element of the page; browsers limit the length of a text node."""
 
 
 def exported_page(meta: Mapping[str, Any], data: bytes) -> str:

@@ -1,7 +1,7 @@
 """Style sheet and script of pages on which a person chooses images and reads predictions.
 
-Two pages use them: that of the server (`serve.page`) and that of `export --html` (`export.page`).
-Each page appends its own script, which defines how an image is classified.
+They are used by the page of the server (`serve.page`) and the page of `export --html`
+(`export.page`). Each page appends its own script, which defines how an image is classified.
 """
 
 from pathlib import Path
