@@ -384,7 +384,8 @@ def test_filters_and_positions_have_their_shapes_in_every_model(options: dict[st
     model = random_model(**options)
 
     pictures, shares = patch_filters(model)
-    similarity = position_similarity(model)
+    assert model.pos_embed is not None
+    similarity = position_similarity(model.config, model.pos_embed)
 
     side = (3, 3) if options.get("convs") else model.config.patch_size
     side = (7, 7) if options.get("stem") is not None else side

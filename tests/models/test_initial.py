@@ -163,7 +163,7 @@ def test_grey_images_make_a_model_of_one_channel(digits: Path, tmp_path: Path) -
 def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
     folder = scan(colours)
     first, again, other = (
-        initial_for(settings(colours, train={"seed": seed}), folder)[0].pos_embed
+        initial_for(settings(colours, train={"seed": seed}), folder)[0].get_parameter("pos_embed")
         for seed in (0, 0, 1)
     )
 
@@ -176,7 +176,7 @@ def test_positions_may_begin_as_waves_of_row_and_column(colours: Path) -> None:
     model, _ = initial_for(settings(colours, model={"positions": "waves"}), folder)
     noise, _ = initial_for(settings(colours), folder)
     rows, columns = model.config.grid
-    table = model.pos_embed[0, 1:].reshape(rows, columns, -1)
+    table = model.get_parameter("pos_embed")[0, 1:].reshape(rows, columns, -1)
     half = table.shape[-1] // 2  # first the column, then the row
 
     assert torch.equal(table[0, :, :half], table[1, :, :half])

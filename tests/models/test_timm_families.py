@@ -30,19 +30,39 @@ from vitft.models.checkpoint import build_model
 from vitft.models.numpy_vit import NumpyModel
 from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
-from vitft.models.timm_vit import fuse_split_biases, network_config, unsupported_parts
+from vitft.models.timm_names import from_timm_names
+from vitft.models.timm_vit import network_config, unsupported_parts
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 from vitft.training.optim import layer_numbers
 
 FAMILIES = [
+    "aimv2_large_patch14_224",
+    "beit3_base_patch16_224",
     "deit3_small_patch16_224",
     "deit_tiny_distilled_patch16_224",
+    "eva02_base_patch14_448",
+    "eva02_base_patch16_clip_224",
+    "eva02_tiny_patch14_336",
     "eva_giant_patch14_224",
     "eva_giant_patch14_clip_224",
     "eva_large_patch14_196",
     "flexivit_small",
+    "vit_base_patch16_radio_v3",
+    "vit_base_patch16_siglip_224",
+    "vit_giant_patch14_reg4_dinov2",
+    "vit_giant_patch16_lingbot",
+    "vit_intern300m_patch14_448",
+    "vit_mediumd_patch16_rope_reg1_gap_256",
+    "vit_pe_core_tiny_patch16_384",
+    "vit_pe_lang_large_patch14_448",
+    "vit_pe_spatial_tiny_patch16_512",
+    "vit_small_patch16_dinov3_qkvb",
+    "vit_small_patch16_rope_224",
+    "vit_small_patch16_rope_ape_224",
+    "vit_small_plus_patch16_dinov3",
+    "vit_so400m_patch16_siglip_256",
     "vit_base_patch16_224_miil",
     "vit_base_patch16_clip_224",
     "vit_base_patch32_clip_quickgelu_224",
@@ -74,7 +94,7 @@ def translated(name: str, grid: tuple[int, int] = (2, 4)) -> tuple[Any, VisionTr
     """Return timm's small network, ours with the same weights, and two images."""
     theirs = small_timm(name, grid)
     assert not unsupported_parts(theirs)
-    ours = build_model(fuse_split_biases(theirs.state_dict()), network_config(theirs))
+    ours = build_model(from_timm_names(theirs.state_dict()), network_config(theirs))
     images = torch.randn(2, 3, *ours.config.image_size, generator=torch.Generator().manual_seed(1))
     return theirs, ours, images
 
@@ -148,6 +168,8 @@ def test_an_export_of_every_family_is_opened_by_timm_or_refused(name: str, tmp_p
 
     assert opened.classes == ("a", "b", "c")
     assert opened.logits(images.numpy()) == pytest.approx(ours(images).numpy(), abs=1e-5)
+    again, _ = load_pretrained(tmp_path)
+    assert torch.allclose(again(images), ours(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -157,6 +179,8 @@ def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path:
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     size = list(ours.config.image_size)
     arguments = {"num_heads": 2, "img_size": size}
+    if "pe_core" in name:
+        arguments["attn_pool_num_heads"] = 8
     write_timm_config(tmp_path, architecture=name, model_args=arguments)
 
     opened, _ = load_pretrained(tmp_path)
@@ -277,9 +301,11 @@ def test_a_timm_architecture_is_created_with_other_classes_and_pixels() -> None:
 
 REFUSALS = [
     ("resnet50", r"not a plain Vision Transformer \(resnet in timm\)"),
-    ("eva02_tiny_patch14_224", r"rotary position embeddings"),
-    ("vit_small_patch16_dinov3_qkvb", r"rotary position embeddings"),
-    ("vit_giant_patch14_dinov2", r"a gated MLP \(GluMlp\)"),
+    ("vit_small_patch16_rope_mixed_224", r"rotary position embeddings \(RotaryEmbeddingMixed\)"),
+    ("vit_base_patch16_sapiens2", r"normalised queries and keys"),
+    ("vit_dwee_patch16_reg1_gap_256", r"another kind of attention \(DiffAttention\)"),
+    ("vit_base_patch16_rpn_224", r"another kind of block \(ResPostBlock\)"),
+    ("vit_so400m_patch14_siglip_384", r"384 pixels\) is not a multiple"),
 ]
 
 
@@ -298,12 +324,12 @@ def test_a_file_whose_config_names_another_architecture_is_refused_with_the_reas
 ) -> None:
     theirs = timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=1, num_heads=2)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    write_timm_config(tmp_path, architecture="vit_giant_patch14_dinov2")
+    write_timm_config(tmp_path, architecture="vit_base_patch16_rpn_224")
 
-    with pytest.raises(WeightsError, match=r"a gated MLP") as caught:
+    with pytest.raises(WeightsError, match=r"another kind of block") as caught:
         load_pretrained(tmp_path)
 
-    assert "timm:vit_giant_patch14_dinov2" in caught.value.fix
+    assert "timm:vit_base_patch16_rpn_224" in caught.value.fix
 
 
 def test_a_plain_configuration_is_that_of_timms_network() -> None:

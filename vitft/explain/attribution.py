@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from vitft.explain.feature_maps import feature_relevance
 from vitft.explain.method import Method
+from vitft.models.attention_pool import AttentionPool
 from vitft.models.timm_model import Model, TimmModel, require_vit
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
@@ -156,19 +157,31 @@ def attribute_tokens(
     """Apply the method: return the attribution of each token (B, N) and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
+    pooling: list[Tensor] = []
     with torch.no_grad():
         if method.name == "rollout":
-            mixed, logits = rollout(model, pixels, fusion=method.fusion, discard=method.discard)
-            return pool_rows(model.config, mixed), logits
-        maps, logits = attention_maps(model, pixels)
-        chosen = maps[-1 if method.block is None else method.block]  # (B, H, N, N)
-        head = method.head
-        fused = FUSE_HEADS[method.fusion](chosen) if head is None else chosen[:, head]
-        return pool_rows(model.config, fused), logits
+            steps = trace_attention(model, model.embed(pixels))
+            matrix, outputs = multiply_maps(
+                model.config, steps, fusion=method.fusion, discard=method.discard
+            )
+        else:
+            traced = list(trace_attention(model, model.embed(pixels)))
+            maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
+            head = method.head
+            matrix = FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
+            outputs = read_outputs(model.config, [tokens for _, tokens in traced])
+        logits = model.classify(pool_explicitly(model, pooling, outputs))
+        return pool_rows(model.config, matrix, pooling), logits
 
 
-def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Average the rows of a matrix (B, N, N) for the tokens that the head reads: (B, N)."""
+def pool_rows(config: ViTConfig, matrix: Tensor, pooling: Sequence[Tensor]) -> Tensor:
+    """Average the rows of a matrix (B, N, N) for the tokens that the head reads: (B, N).
+
+    With attention pooling, `pooling` contains its attention weights (B, H, 1, N), and the rows are
+    weighted by their mean over the heads.
+    """
+    if pooling:
+        return (pooling[0].mean(dim=1) @ matrix)[:, 0]
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
@@ -180,8 +193,8 @@ def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tenso
     Each row of a map sums to 1.
     """
     steps = list(trace_attention(model, model.embed(pixels)))
-    *earlier, last = read_outputs(model.config, [tokens for _, tokens in steps])
-    return [maps for maps, _ in steps], model.classify(model.pool(last, earlier))
+    outputs = read_outputs(model.config, [tokens for _, tokens in steps])
+    return [maps for maps, _ in steps], model.classify(pool_explicitly(model, [], outputs))
 
 
 def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -198,12 +211,32 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
         yield maps[0], tokens
 
 
-def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Tensor:
-    """Compute `Attention.forward` for tokens (B, N, D); append maps (B, H, N, N) to `maps`."""
+def attend_explicitly(
+    attention: Attention | AttentionPool, maps: list[Tensor], x: Tensor
+) -> Tensor:
+    """Compute the attention output for tokens (B, N, D); append its weights to `maps`.
+
+    The output is (B, N, D) with weights (B, H, N, N), or (B, 1, D) with weights (B, H, 1, N) if the
+    layer pools.
+    """
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
     weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
     maps.append(weights)
-    return attention.proj((weights @ values).transpose(1, 2).flatten(2))  # (B, N, D)
+    return attention.join_heads(weights @ values)  # (B, N, D)
+
+
+def pool_explicitly(
+    model: VisionTransformer, maps: list[Tensor], outputs: Sequence[Tensor]
+) -> Tensor:
+    """Compute `model.pool` for the outputs (B, N, D) of the blocks that the head reads.
+
+    With attention pooling, its attention weights (B, H, 1, N) are appended to `maps`.
+    """
+    *earlier, last = outputs
+    if model.attn_pool is None:
+        return model.pool(last, earlier)
+    mixed = attend_explicitly(model.attn_pool, maps, model.norm(last))  # (B, 1, D)
+    return model.attn_pool.refine(mixed)
 
 
 def rollout(
@@ -218,15 +251,25 @@ def rollout(
     Source: Abnar and Zuidema 2020, section 3; for fusion by maximum or minimum and for discarding,
     J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
     """
-    tokens = model.embed(pixels)
-    product = identity = torch.eye(tokens.shape[1], device=tokens.device)  # (N, N)
-    outputs: list[Tensor] = []
-    for maps, after in trace_attention(model, tokens):
-        both = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard) + identity
-        product = (both / both.sum(dim=-1, keepdim=True)) @ product  # (B, N, N)
-        outputs = [*outputs, after][-model.config.read_blocks :]
-    *earlier, last = outputs
-    return product, model.classify(model.pool(last, earlier))
+    steps = trace_attention(model, model.embed(pixels))
+    product, outputs = multiply_maps(model.config, steps, fusion=fusion, discard=discard)
+    return product, model.classify(pool_explicitly(model, [], outputs))
+
+
+def multiply_maps(
+    config: ViTConfig, steps: Iterator[tuple[Tensor, Tensor]], *, fusion: str, discard: float
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the product (B, N, N) of `rollout` and the outputs (B, N, D) that the head reads."""
+    outputs: Sequence[Tensor] = []
+    product: Tensor | None = None
+    for maps, after in steps:
+        fused = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard)
+        both = fused + torch.eye(fused.shape[-1], device=fused.device)
+        mixing = both / both.sum(dim=-1, keepdim=True)
+        product = mixing if product is None else mixing @ product  # (B, N, N)
+        outputs = read_outputs(config, [*outputs, after])
+    assert product is not None, "a model has at least one block"
+    return product, outputs
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
@@ -252,8 +295,8 @@ def relevance(
     For each block, the positive part of attention times gradient is averaged over the heads. The
     mean is multiplied by the relevance so far, and the product is added to it (equations 5 and 6).
     The paper does not cover mean pooling. It is treated here as another attention layer, with
-    weight 1 / P for every patch. If the head reads several blocks, reading the output of each is
-    treated in the same way.
+    weight 1 / P for every patch; attention pooling is one, with its own weights. If the head reads
+    several blocks, reading the output of each is treated in the same way.
 
     Returns:
         The non-negative relevance of each token, (B, N), and the logits (B, C).
@@ -266,29 +309,36 @@ def relevance(
         maps = [weights for weights, _ in steps]
         # Gradients of these views come only from the head, not from later blocks.
         read = [x.view_as(x) for x in read_outputs(model.config, [tokens for _, tokens in steps])]
-        logits = model.classify(model.pool(read[-1], read[:-1]))  # (B, C)
+        pooling: list[Tensor] = []
+        logits = model.classify(pool_explicitly(model, pooling, read))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
         score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
-        gradients = torch.autograd.grad(score, [*maps, *read])
+        gradients = torch.autograd.grad(score, [*maps, *(pooling or read)])
     count = len(maps)
     initial = [
-        initial_rows(model.config, x.detach(), gradient)
-        for x, gradient in zip(read, gradients[count:], strict=True)
+        weight_by_gradient(x.detach(), gradient)
+        if pooling
+        else initial_rows(model.config, x.detach(), gradient)
+        for x, gradient in zip(pooling or read, gradients[count:], strict=True)
     ]  # one (B, 1, N) for each block that the head reads
     rows = torch.zeros_like(initial[-1])
     for i in reversed(range(count)):
         if i >= count - len(initial):
             rows = rows + initial[i - count]
-        weighted = (maps[i].detach() * gradients[i]).clamp(min=0).float().mean(dim=1)  # (B, N, N)
-        rows = rows + rows @ weighted
+        rows = rows + rows @ weight_by_gradient(maps[i].detach(), gradients[i])
     if not weights_reads(model.config):
         rows = rows - initial[0]  # the identity in equation 3
     return rows[:, 0], logits.detach()
 
 
+def weight_by_gradient(maps: Tensor, gradient: Tensor) -> Tensor:
+    """Return the positive part of maps (B, H, M, N) times gradient, averaged over the heads."""
+    return (maps * gradient).clamp(min=0).float().mean(dim=1)  # (B, M, N)
+
+
 def weights_reads(config: ViTConfig) -> bool:
     """Return whether reading a block's output is treated as another attention layer."""
-    return config.pool == "mean" or config.read_blocks > 1
+    return config.pool != "cls" or config.read_blocks > 1
 
 
 def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:

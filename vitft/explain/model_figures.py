@@ -22,6 +22,7 @@ from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
 from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
@@ -40,6 +41,8 @@ class ModelFigures:
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
     """Write filters.png, positions.png and, if any image is readable, distance.png to a folder.
 
+    A model without learned position embeddings (DINOv3) gets no positions.png.
+
     The attention distance is averaged over at most 128 images, evenly spaced in the list.
 
     Raises:
@@ -50,9 +53,12 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     from vitft.report.plots import distance_png, filters_png, positions_png
 
     vit = require_vit(model.net, "--model")
-    filters = filters_png(*patch_filters(vit), title=f"{model.name}: filters")
-    positions = positions_png(position_similarity(vit), title=f"{model.name}: position embeddings")
-    figures = {"filters.png": filters, "positions.png": positions}
+    figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}
+    if vit.pos_embed is not None:
+        similarity = position_similarity(vit.config, vit.pos_embed)
+        figures["positions.png"] = positions_png(
+            similarity, title=f"{model.name}: position embeddings"
+        )
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
     transform = model.transform
     views = decode_images(
@@ -106,11 +112,13 @@ def patch_filters(
 
 
 @torch.no_grad()
-def position_similarity(model: VisionTransformer) -> NDArray[np.float32]:
-    """Return the cosine similarities (gh, gw, gh, gw) of all pairs of position embeddings."""
-    config = model.config
+def position_similarity(config: ViTConfig, positions: Tensor) -> NDArray[np.float32]:
+    """Return the cosine similarities (gh, gw, gh, gw) of all pairs of position embeddings.
+
+    `positions` contains the position embeddings, (1, N, D) or (1, P, D).
+    """
     first = config.num_prefix if config.prefix_positions else 0
-    rows = F.normalize(model.pos_embed[0, first:].float().cpu(), dim=-1)  # (P, D)
+    rows = F.normalize(positions[0, first:].float().cpu(), dim=-1)  # (P, D)
     return (rows @ rows.T).unflatten(1, config.grid).unflatten(0, config.grid).numpy()
 
 
@@ -124,7 +132,9 @@ def attention_distance(
     Attention to the prefix tokens is ignored because they have no position.
     """
     config, first = model.config, model.config.num_prefix
-    distance = patch_distances(config.grid, config.patch_size).to(model.pos_embed.device)
+    distance = patch_distances(config.grid, config.patch_size).to(
+        model.patch_embed.proj.weight.device
+    )
     total, count = torch.zeros(config.depth, config.heads, dtype=torch.float64), 0
     for pixels in batches:
         for block, (maps, _) in enumerate(trace_attention(model, model.embed(pixels))):

@@ -55,7 +55,7 @@ class Prefix(nn.Module):
             "last_head.",
             "pre_logits.",
             *frozen,
-            *(() if self.pooled else ("norm.", "fc_norm.")),
+            *(() if self.pooled else ("norm.", "fc_norm.", "attn_pool.")),
         )
         state = self.model.state_dict()
         used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}

@@ -71,4 +71,4 @@ def is_trained(name: str, freeze: str, frozen: int | None) -> bool:
     assert frozen is not None
     if part == "blocks":
         return int(rest.partition(".")[0]) >= frozen
-    return part in ("norm", "fc_norm", "pre_logits", "head", "head_dist")
+    return part in ("norm", "fc_norm", "attn_pool", "pre_logits", "head", "head_dist")

@@ -112,7 +112,7 @@ def new_model(
     )
     torch.manual_seed(seed)
     model = VisionTransformer(config).eval()
-    if waves:
+    if waves and model.pos_embed is not None:
         with torch.no_grad():
             model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
     is_given = weights.mean is not None

@@ -68,6 +68,7 @@ class NumpyModel:
         self.heads, self.eps = config.heads, config.norm_eps
         self.num_read, self.num_prefix = config.num_read, config.num_prefix
         self.read_blocks = config.read_blocks
+        self.turns = rotations(config) if config.rope else None
 
     @property
     def feature_size(self) -> int:
@@ -85,17 +86,29 @@ class NumpyModel:
             x = self.block(x, f"blocks.{i}.", self.num_read if is_last else x.shape[1])
             if self.depth - self.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
+        x = self.norm_if_there(x, "norm.")
         if self.config.pool == "mean":
-            x = self.norm(x, "norm.") if self.config.norm_before_pool else x
-            mean = x[:, self.num_prefix :].mean(axis=1)
-            return mean if self.config.norm_before_pool else self.norm(mean, "fc_norm.")
-        last = self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
+            return self.norm_if_there(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
+        if self.config.pool == "map":
+            return self.attention_pool(x)
+        last = x.reshape(len(x), -1)  # only the class tokens are left
         return np.concatenate([last, *earlier], axis=1) if earlier else last
 
     def summarise(self, x: Float32Array) -> Float32Array:
         """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
         mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
-        return self.norm(np.concatenate([x[:, :1], mean], axis=1), "norm.").reshape(len(x), -1)
+        both = np.concatenate([x[:, :1], mean], axis=1)
+        return self.norm_if_there(both, "norm.").reshape(len(x), -1)
+
+    def attention_pool(self, x: Float32Array) -> Float32Array:
+        """Return the output of attention pooling: (B, N, D) to (B, D)."""
+        heads, d = self.config.pool_heads or self.heads, self.width
+        query = self.linear(self["attn_pool.latent"], "attn_pool.q.")  # (1, 1, D)
+        kv = self.each(lambda part: self.linear(part, "attn_pool.kv."), x)  # (B, N, 2 * D)
+        q, k, v = (by_head(part, heads) for part in (query, kv[..., :d], kv[..., d:]))
+        pooled = self.linear(weighted_values(q, k, v), "attn_pool.proj.")  # (B, 1, D)
+        hidden = self.norm(pooled, "attn_pool.norm.")
+        return (pooled + self.mlp(hidden, "attn_pool.mlp.", is_gated=False))[:, 0]
 
     def embed(self, pixels: Float32Array) -> Float32Array:
         """Convert normalised pixels to tokens with position embeddings (equation 1).
@@ -109,13 +122,15 @@ class NumpyModel:
         patches = grid.transpose(0, 1, 3, 5, 2, 4).reshape(len(pixels), -1, kernel[0].size)
         x = patches @ kernel.reshape(len(kernel), -1).T
         x += self.weights.get("patch_embed.proj.bias", np.float32(0))
+        x = self.norm_if_there(x, "patch_embed.norm.")
+        table = self.weights.get("pos_embed", np.float32(0))
         names = [n for n in ("cls_token", "dist_token", "reg_token") if n in self.weights]
         prefix = [np.broadcast_to(self[n], (len(x), *self[n].shape[1:])) for n in names]
         if self.config.prefix_positions:
-            x = np.concatenate([*prefix, x], axis=1) + self["pos_embed"]
+            x = np.concatenate([*prefix, x], axis=1) + table
         else:
-            x = np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
-        return self.norm(x, "norm_pre.") if self.config.embed_norm else x
+            x = np.concatenate([*prefix, x + table], axis=1)
+        return self.norm_if_there(x, "norm_pre.")
 
     def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """Return the first `rows` tokens after one encoder layer (equations 2, 3): (B, rows, D)."""
@@ -124,11 +139,11 @@ class NumpyModel:
             mixed = self.scaled(self.attention(x, name, rows), f"{name}ls1.")
             kept = self.norm(kept + mixed, f"{name}norm1.")
             return self.norm(
-                kept + self.scaled(self.mlp(kept, name), f"{name}ls2."), f"{name}norm2."
+                kept + self.scaled(self.mlp(kept, f"{name}mlp."), f"{name}ls2."), f"{name}norm2."
             )
         mixed = self.attention(self.norm(x, f"{name}norm1."), name, rows)
         kept = kept + self.scaled(mixed, f"{name}ls1.")
-        hidden = self.mlp(self.norm(kept, f"{name}norm2."), name)
+        hidden = self.mlp(self.norm(kept, f"{name}norm2."), f"{name}mlp.")
         return kept + self.scaled(hidden, f"{name}ls2.")
 
     def attention(self, x: Float32Array, name: str, rows: int) -> Float32Array:
@@ -136,26 +151,40 @@ class NumpyModel:
         weight = self[f"{name}attn.qkv.weight"]  # stacked rows for queries, keys and values
         bias = self.weights.get(f"{name}attn.qkv.bias", np.zeros(len(weight), np.float32))
         d = self.width
-        q = self.by_head(x[:, :rows] @ weight[:d].T + bias[:d])  # (B, H, rows, K)
+        q = self.turned(by_head(x[:, :rows] @ weight[:d].T + bias[:d], self.heads))
         kv = self.each(lambda part: part @ weight[d:].T + bias[d:], x)  # (B, N, 2 * D)
-        k, v = self.by_head(kv[..., :d]), self.by_head(kv[..., d:])  # each (B, H, N, K)
-        weights = softmax(as_floats(q / math.sqrt(d // self.heads)) @ k.swapaxes(2, 3))
-        mixed = (weights @ v).transpose(0, 2, 1, 3).reshape(len(x), rows, d)
+        k = self.turned(by_head(kv[..., :d], self.heads))  # (B, H, N, K)
+        mixed = weighted_values(q, k, by_head(kv[..., d:], self.heads))
+        mixed = self.norm_if_there(mixed, f"{name}attn.norm.")
         return self.each(lambda part: self.linear(part, f"{name}attn.proj."), mixed)
 
-    def by_head(self, x: Float32Array) -> Float32Array:
-        """Split the last axis into heads: (B, N, D) to (B, H, N, K)."""
-        return x.reshape(*x.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
+    def turned(self, x: Float32Array) -> Float32Array:
+        """Apply rotary position embeddings, if any, to the first M tokens (B, H, M, K)."""
+        if self.turns is None:
+            return x
+        cos, sin = (table[: x.shape[2]] for table in self.turns)  # (M, K / 2)
+        half = x.shape[3] // 2
+        first, second = slice(0, None, 2), slice(1, None, 2)
+        if self.config.rope and self.config.rope.halves:
+            first, second = slice(half), slice(half, None)
+        result = np.empty_like(x)
+        result[..., first] = x[..., first] * cos - x[..., second] * sin
+        result[..., second] = x[..., second] * cos + x[..., first] * sin
+        return result
 
-    def mlp(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply two linear layers with a GELU in between to each token: (B, N, D) to (B, N, D)."""
-        activation = GELUS[self.config.activation]
+    def mlp(self, x: Float32Array, name: str, *, is_gated: bool | None = None) -> Float32Array:
+        """Apply the MLP `name` to each token: (B, N, D) to (B, N, D).
+
+        `is_gated` is false for the MLP of attention pooling (default: as in the blocks).
+        """
+        gated = self.config.gated_mlp if is_gated is None else is_gated
+        activation = swiglu if gated else GELUS[self.config.activation]
 
         def of_tokens(part: Float32Array) -> Float32Array:
-            hidden = self.linear(part, f"{name}mlp.fc1.")
-            for i in range(0, len(hidden), ROWS):
-                hidden[i : i + ROWS] = activation(hidden[i : i + ROWS])
-            return self.linear(hidden, f"{name}mlp.fc2.")
+            hidden = self.linear(part, f"{name}fc1.")
+            parts = [activation(hidden[i : i + ROWS]) for i in range(0, len(hidden), ROWS)]
+            hidden = self.norm_if_there(np.concatenate(parts), f"{name}norm.")
+            return self.linear(hidden, f"{name}fc2.")
 
         return self.each(of_tokens, x)
 
@@ -178,21 +207,26 @@ class NumpyModel:
     def linear(self, x: Float32Array, name: str) -> Float32Array:
         """Apply the linear layer `name` to the last axis."""
         out = x @ self[f"{name}weight"].T
-        out += self[f"{name}bias"]
+        out += self.weights.get(f"{name}bias", np.float32(0))
         return out
 
+    def norm_if_there(self, x: Float32Array, name: str) -> Float32Array:
+        """Apply the normalisation layer `name`, if the model has it."""
+        return self.norm(x, name) if f"{name}weight" in self.weights else x
+
     def norm(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the LayerNorm `name` over the last axis.
+        """Apply the LayerNorm or RMSNorm `name` over the last axis.
 
         Raises:
             FloatingPointError: The variance of a token is not finite.
         """
-        centred = x - x.mean(axis=-1, keepdims=True)
+        is_rms = self.config.norm_layer == "rmsnorm"
+        centred = x.copy() if is_rms else x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
         if not np.isfinite(variance).all():  # dividing by infinity would hide an overflow
             raise FloatingPointError("the variance of a token overflows")
         centred /= np.sqrt(variance + np.float32(self.eps))
-        return centred * self[f"{name}weight"] + self[f"{name}bias"]
+        return centred * self[f"{name}weight"] + self.weights.get(f"{name}bias", np.float32(0))
 
     def scaled(self, x: Float32Array, name: str) -> Float32Array:
         """Apply the LayerScale `name`, if the model has it."""
@@ -251,6 +285,47 @@ def gelu_tanh(x: Float32Array) -> Float32Array:
 def sigmoid_gelu(x: Float32Array) -> Float32Array:
     """Return the approximation x sigmoid(1.702 x) of GELU; with tanh, it cannot overflow."""
     return as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
+
+
+def swiglu(hidden: Float32Array) -> Float32Array:
+    """Return silu(gate) * value, where gate and value are the halves of the last axis.
+
+    silu(x) = x sigmoid(x); with tanh, it cannot overflow.
+    """
+    gate, value = np.split(hidden, 2, axis=-1)
+    return as_floats(np.float32(0.5) * gate * (1 + np.tanh(np.float32(0.5) * gate)) * value)
+
+
+def by_head(x: Float32Array, heads: int) -> Float32Array:
+    """Split the last axis into heads: (B, N, D) to (B, H, N, K)."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def weighted_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
+    """Return the values, weighted by attention (appendix A): M queries to (B, M, D)."""
+    weights = softmax(as_floats(q / math.sqrt(q.shape[-1])) @ k.swapaxes(2, 3))
+    mixed = (weights @ v).transpose(0, 2, 1, 3)  # (B, M, H, K)
+    return mixed.reshape(*mixed.shape[:2], -1)
+
+
+def rotations(config: ViTConfig) -> tuple[Float32Array, Float32Array]:
+    """Return the cosines and sines (N, K / 2) of rotary position embeddings (see `rope`)."""
+    rope, size = config.rope, config.width // config.heads
+    assert rope is not None, "only for models with rotary position embeddings"
+    axes: list[Any] = []
+    for axis, count in enumerate(config.grid):
+        if rope.unit:
+            axes.append(2 * math.pi * ((2 * np.arange(count) + 1) / count - 1))
+        else:
+            scale = rope.grid[axis] / count if rope.grid else 1.0
+            axes.append((np.arange(count) + rope.offset) * scale)
+    places = np.meshgrid(*axes, indexing="ij")  # rows, columns
+    frequencies = rope.base ** (-np.arange(size // 4) / (size // 4))
+    ordered = places[::-1] if rope.x_first else places
+    angles = [place.reshape(-1, 1) * frequencies for place in ordered]  # each (P, K / 4)
+    prefix = np.zeros((config.num_prefix, size // 2))
+    table = np.concatenate([prefix, np.concatenate(angles, axis=1)])
+    return as_floats(np.cos(table)), as_floats(np.sin(table))
 
 
 GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {

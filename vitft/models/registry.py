@@ -67,6 +67,8 @@ def create_model(
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
         raise UsageError(f"unknown model setting {min(unknown)!r}", fix="use a field of ViTConfig")
+    if fields.get("pool", config.pool) != config.pool:
+        fields = {"norm_before_pool": False, "pool_heads": 0, **fields}
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
 
@@ -87,6 +89,10 @@ def describe_vit(config: ViTConfig) -> str:
     extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
     extras += [count(config.registers, "register")] * bool(config.registers)
     extras += [config.activation] * (config.activation != "gelu")
+    extras += ["SwiGLU"] * config.gated_mlp + ["RMSNorm"] * (config.norm_layer == "rmsnorm")
+    extras += ["rotary positions"] * bool(config.rope)
+    extras += ["attention pooling"] * (config.pool == "map")
+    extras += ["no final norm"] * (not config.final_norm)
     extras += ["LayerNorm before the first block"] * config.embed_norm
     extras += ["no class token"] * (not config.class_token)
     extras += ["LayerNorm after each branch"] * (config.norm == "post")

@@ -4,6 +4,7 @@ They match `vit.VisionTransformer(config).state_dict()`. Neither torch nor memor
 needed, so a file can be checked before a model is built.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -28,10 +29,11 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
         yield "dist_token", (1, 1, width)
     if config.registers:
         yield "reg_token", (1, config.registers, width)
-    yield "pos_embed", (1, rows + math.prod(config.grid), width)
+    if config.positions:
+        yield "pos_embed", (1, rows + math.prod(config.grid), width)
     yield from patch_shapes(config)
     if config.embed_norm:
-        yield from norm("norm_pre", width)
+        yield from model_norm(config, "norm_pre")
     for i in range(config.depth):
         yield from block_shapes(config, f"blocks.{i}")
     yield from output_shapes(config)
@@ -40,7 +42,15 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
 def output_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of each tensor after the last block."""
     width = config.width
-    yield from norm(config.last_norm, width)
+    if config.final_norm:
+        yield from model_norm(config, config.last_norm)
+    if config.pool == "map":
+        yield "attn_pool.latent", (1, 1, width)
+        yield from linear("attn_pool.q", width, width)
+        yield from linear("attn_pool.kv", width, 2 * width)
+        yield from linear("attn_pool.proj", width, width)
+        yield from model_norm(config, "attn_pool.norm")
+        yield from mlp_shapes(config, "attn_pool.mlp", parts=1)
     if config.pre_logits:
         yield from linear("pre_logits.fc", width, width)
     if config.num_classes:
@@ -54,16 +64,28 @@ def output_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
 
 def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of each tensor of the encoder layer `name`."""
-    width, hidden = config.width, int(config.width * config.mlp_ratio)
-    yield from norm(f"{name}.norm1", width)
+    width, bias = config.width, config.proj_bias
+    yield from model_norm(config, f"{name}.norm1")
     yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=config.qkv_bias)
-    yield from linear(f"{name}.attn.proj", width, width)
-    yield from norm(f"{name}.norm2", width)
-    yield from linear(f"{name}.mlp.fc1", width, hidden)
-    yield from linear(f"{name}.mlp.fc2", hidden, width)
+    yield from linear(f"{name}.attn.proj", width, width, bias=bias)
+    if config.attn_norm:
+        yield from model_norm(config, f"{name}.attn.norm")
+    yield from model_norm(config, f"{name}.norm2")
+    yield from mlp_shapes(config, f"{name}.mlp", parts=2 if config.gated_mlp else 1)
     if config.layer_scale:
         yield f"{name}.ls1.gamma", (width,)
         yield f"{name}.ls2.gamma", (width,)
+
+
+def mlp_shapes(config: ViTConfig, name: str, *, parts: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the name and shape of each tensor of the MLP `name`.
+
+    `parts` is the number of hidden layers that its first matrix computes: 2 with a gate.
+    """
+    yield from linear(f"{name}.fc1", config.width, parts * config.hidden, bias=config.proj_bias)
+    if config.mlp_norm:
+        yield from model_norm(config, f"{name}.norm", config.hidden)
+    yield from linear(f"{name}.fc2", config.hidden, config.width, bias=config.proj_bias)
 
 
 def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
@@ -87,6 +109,8 @@ def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
     yield "patch_embed.proj.weight", (config.width, channels, *kernel)
     if not config.embed_norm:
         yield "patch_embed.proj.bias", (config.width,)
+    if config.patch_norm:
+        yield from model_norm(config, "patch_embed.norm")
 
 
 def bottleneck_shapes(
@@ -111,6 +135,14 @@ def linear(
     yield f"{name}.weight", (outputs, inputs)
     if bias:
         yield f"{name}.bias", (outputs,)
+
+
+def model_norm(
+    config: ViTConfig, name: str, size: int | None = None
+) -> Iterator[tuple[str, Shape]]:
+    """Yield the name and shape of each tensor of a LayerNorm or RMSNorm (default: D wide)."""
+    shapes = norm(name, config.width if size is None else size)
+    yield from itertools.islice(shapes, 1) if config.norm_layer == "rmsnorm" else shapes
 
 
 def norm(name: str, size: int) -> Iterator[tuple[str, Shape]]:

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TIMM_VITS, timm_module
-from vitft.models.vit_config import Activation, ViTConfig, as_pair
+from vitft.models.timm_names import from_timm_names
+from vitft.models.vit_config import Activation, NormLayer, RopeConfig, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 from vitft.system.text import listing
 
@@ -27,8 +28,14 @@ TIMM_ACTIVATIONS: Mapping[str, Activation] = {
     "QuickGELU": "quick_gelu",
 }
 """Mapping from the class names of timm's activation functions to vitft's names."""
-NORMS = ("LayerNorm", "LayerNormFp32")
-"""Class names of LayerNorm in torch and timm; all compute the same function in float32."""
+TIMM_NORMS: Mapping[str, NormLayer] = {
+    "LayerNorm": "layernorm",
+    "LayerNormFp32": "layernorm",  # the same function in float32
+    "RmsNorm": "rmsnorm",
+}
+"""Mapping from the class names of timm's normalisation layers to vitft's names."""
+ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
+"""Class names of timm's rotary position embeddings that vitft's own model has."""
 
 
 def timm_vit_config(name: str) -> ViTConfig:
@@ -63,7 +70,7 @@ def translate(name: str) -> ViTConfig | str:
         config = network_config(net)
     except UsageError as error:
         return error.problem
-    found = {n: tuple(t.shape) for n, t in fuse_split_biases(net.state_dict()).items()}
+    found = {n: tuple(t.shape) for n, t in from_timm_names(net.state_dict()).items()}
     wanted = {n: facts.shape for n, facts in vit_shapes(config).items()}
     differing = sorted(n for n, _ in found.items() ^ wanted.items())
     return f"its tensors differ, e.g. {differing[0]}" if differing else config
@@ -83,43 +90,50 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
     kind = type(block).__name__
     if kind not in ("Block", "EvaBlock"):
         return [f"an unsupported kind of block ({kind})"]
+    norms = {type(module).__name__ for module in norms_of(net)}
     parts = {
         **embedding_parts(net),
         **attention_parts(block.attn, net.embed_dim),
         **mlp_parts(block.mlp),
         **pooling_parts(net),
-        "normalisation layers other than LayerNorm": type(block.norm1).__name__ not in NORMS,
-        "LayerNorms with different eps": len({m.eps for m in norms_of(net)}) > 1,
-        "LayerScale under another name": getattr(block, "gamma_1", None) is not None,
+        "attention pooling with an MLP of another width": is_module(net, "attn_pool")
+        and net.attn_pool.mlp.fc2.in_features != block.mlp.fc2.in_features,
+        f"other normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
+        or not norms <= {*TIMM_NORMS},
+        "normalisation layers with different eps": len({m.eps for m in norms_of(net)}) > 1,
+        "LayerScale of the attention only": has_layer_scale(block, 1)
+        is not has_layer_scale(block, 2),
     }
     return [part for part, is_there in parts.items() if is_there]
 
 
 def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
     """Return whether the network has unsupported parts before the first block, by description."""
+    rope = getattr(net, "rope", None)
+    kind = type(rope).__name__
     return {
-        "rotary position embeddings": getattr(net, "rope", None) is not None,
-        "no learned position embeddings": net.pos_embed is None,
+        f"an unsupported kind of rotary position embeddings ({kind})": rope is not None
+        and kind not in ROPES,
+        "no position embeddings": net.pos_embed is None and rope is None,
         "a LayerNorm before the first block with a bias in the patch projection": is_module(
             net, "norm_pre"
         )
         and getattr(getattr(net.patch_embed, "proj", None), "bias", None) is not None,
         "a convolutional stem": not hasattr(net.patch_embed, "proj")
         or is_module(net.patch_embed, "backbone"),
-        "a norm after the patch projection": is_module(net.patch_embed, "norm"),
     }
 
 
 def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN401
     """Return whether the attention layers have unsupported parts, by description."""
     kind = type(attention).__name__
-    qkv = getattr(attention, "qkv", None)
+    known = ("Attention", "AttentionRope", "EvaAttention")
+    heads = attention.num_heads
     return {
-        f"an unsupported kind of attention ({kind})": kind not in ("Attention", "EvaAttention"),
-        "separate projections for queries, keys and values": qkv is None,
-        "heads that are not D / H wide": qkv is not None and qkv.out_features != 3 * width,
+        f"an unsupported kind of attention ({kind})": kind not in known,
+        "heads that are not D / H wide": attention.head_dim * heads != width,
+        "fewer keys and values than queries": getattr(attention, "num_kv_heads", heads) != heads,
         "normalised queries and keys": is_module(attention, "q_norm"),
-        "a norm inside the attention": is_module(attention, "norm"),
         "gated attention": getattr(attention, "gate", None) is not None,
     }
 
@@ -128,21 +142,26 @@ def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
     """Return whether the MLPs have unsupported parts, by description."""
     kind = type(mlp).__name__
     activation = type(getattr(mlp, "act", None)).__name__
+    is_gated = kind == "SwiGLU" or (kind == "GluMlp" and not mlp.gate_last)
     return {
-        f"a gated MLP ({kind})": kind != "Mlp",
-        f"the activation {activation}": kind == "Mlp" and activation not in TIMM_ACTIVATIONS,
-        "a norm inside the MLP": is_module(mlp, "norm"),
+        f"an unsupported kind of MLP ({kind})": kind != "Mlp" and not is_gated,
+        f"the activation {activation}": activation
+        not in ({"SiLU"} if is_gated else TIMM_ACTIVATIONS),
     }
 
 
 def pooling_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
     """Return whether the network has unsupported parts after the last block, by description."""
-    pool, has_norm = net.global_pool, is_module(net, "norm")
+    pool, attention = net.global_pool, getattr(net, "attn_pool", None)
+    kind = type(attention).__name__
     return {
-        "attention pooling": getattr(net, "attn_pool", None) is not None,
-        "no final norm": not has_norm and not is_module(net, "fc_norm"),
+        f"an unsupported kind of attention pooling ({kind})": attention is not None
+        and kind != "AttentionPoolLatent",
+        "attention pooling of the patches only": attention is not None
+        and net.num_prefix_tokens > 0
+        and not getattr(net, "pool_include_prefix", True),
         f"{pool} pooling": pool not in ("token", "avg", "map"),
-        "a norm after class token pooling": pool == "token" and is_module(net, "fc_norm"),
+        "a norm after class token pooling": pool != "avg" and is_module(net, "fc_norm"),
         "a mean that includes the prefix tokens": pool == "avg"
         and getattr(net, "pool_include_prefix", False),
     }
@@ -153,18 +172,22 @@ def is_module(parent: Any, name: str) -> bool:  # noqa: ANN401
     return not isinstance(getattr(parent, name, None), nn.Identity | None)
 
 
+def has_layer_scale(block: Any, branch: int) -> bool:  # noqa: ANN401
+    """Return whether branch 1 (attention) or 2 (MLP) of a block has LayerScale."""
+    return is_module(block, f"ls{branch}") or getattr(block, f"gamma_{branch}", None) is not None
+
+
 def norms_of(net: nn.Module) -> list[Any]:
-    """Return all LayerNorms of a network."""
-    return [module for module in net.modules() if type(module).__name__ in NORMS]
+    """Return all normalisation layers of a network: the modules that have an eps."""
+    return [module for module in net.modules() if hasattr(module, "eps")]
 
 
 def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
     """Return the configuration of one of timm's networks without `unsupported_parts`."""
     block, patch = net.blocks[0], net.patch_embed
-    hidden, width = block.mlp.fc1.out_features, net.embed_dim
+    hidden, width = block.mlp.fc2.in_features, net.embed_dim
     ratio = hidden / width
-    has_bias = block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None
-    rows = net.pos_embed.shape[1] - math.prod(patch.grid_size)
+    rows = 0 if net.pos_embed is None else net.pos_embed.shape[1] - math.prod(patch.grid_size)
     return ViTConfig(
         image_size=as_pair(patch.img_size),
         patch_size=as_pair(patch.patch_size),
@@ -173,31 +196,59 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         depth=len(net.blocks),
         heads=block.attn.num_heads,
         mlp_ratio=ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf),
-        qkv_bias=has_bias,
         num_classes=net.num_classes,
-        pool="cls" if net.global_pool == "token" else "mean",
         norm_eps=block.norm1.eps,
-        layer_scale=1e-5 if is_module(block, "ls1") else 0.0,
-        registers=getattr(net, "num_reg_tokens", 0),
-        prefix_positions=rows > 0,
+        norm_layer=TIMM_NORMS[type(block.norm1).__name__],
+        layer_scale=1e-5 if has_layer_scale(block, 1) else 0.0,
+        registers=0 if getattr(net, "reg_token", None) is None else net.reg_token.shape[1],
+        prefix_positions=rows > 0 or net.pos_embed is None,
+        positions=net.pos_embed is not None,
+        rope=None if getattr(net, "rope", None) is None else rope_config(net),
         distilled=getattr(net, "dist_token", None) is not None,
         class_token=net.cls_token is not None,
-        activation=TIMM_ACTIVATIONS[type(block.mlp.act).__name__],
         embed_norm=is_module(net, "norm_pre"),
-        norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
+        patch_norm=is_module(patch, "norm"),
+        **block_fields(block),
+        **pooling_fields(net),
     )
 
 
-def fuse_split_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace EVA's separate biases of queries and values with one bias for qkv.
+def block_fields(block: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the fields of a `ViTConfig` that describe the layers of a block."""
+    attention, mlp = block.attn, block.mlp
+    first = getattr(attention, "qkv", None) or attention.q_proj
+    return {
+        "qkv_bias": first.bias is not None or getattr(attention, "q_bias", None) is not None,
+        "proj_bias": attention.proj.bias is not None,
+        "attn_norm": is_module(attention, "norm"),
+        "mlp_norm": is_module(mlp, "norm"),
+        "gated_mlp": type(mlp).__name__ != "Mlp",
+        "activation": TIMM_ACTIVATIONS.get(type(mlp.act).__name__, "gelu"),
+    }
 
-    The keys get a zero bias, because a bias would shift all scores of a query equally.
-    """
-    result = dict(tensors)
-    for name in [n for n in tensors if n.endswith(".attn.q_bias")]:
-        place = name.removesuffix("q_bias")
-        query, value = result.pop(name), result.pop(f"{place}v_bias", None)
-        if value is None:
-            return dict(tensors)  # the missing tensor is reported later
-        result[f"{place}qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
-    return result
+
+def pooling_fields(net: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the fields of a `ViTConfig` that describe the layers after the last block."""
+    attention = getattr(net, "attn_pool", None)
+    heads = 0 if attention is None else attention.num_heads
+    has_norm = is_module(net, "norm")
+    return {
+        "pool": {"token": "cls", "avg": "mean", "map": "map"}[net.global_pool],
+        "pool_heads": 0 if heads == net.blocks[0].attn.num_heads else heads,
+        "final_norm": has_norm or is_module(net, "fc_norm"),
+        "norm_before_pool": net.global_pool == "avg" and has_norm,
+    }
+
+
+def rope_config(net: Any) -> RopeConfig:  # noqa: ANN401
+    """Return the description of the rotary position embeddings of one of timm's networks."""
+    rope, attention = net.rope, net.blocks[0].attn
+    grid = getattr(rope, "ref_feat_shape", None)
+    return RopeConfig(
+        unit=type(rope).__name__ == "RotaryEmbeddingDinoV3",
+        base=float(rope.temperature),
+        offset=float(rope.grid_offset),
+        grid=None if grid is None else as_pair(tuple(grid)),
+        x_first=rope.grid_indexing == "xy",
+        halves=attention.rotate_half,
+    )

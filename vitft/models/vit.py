@@ -1,8 +1,9 @@
 """The Vision Transformer, from pixels to class scores, in one file.
 
 This module does not depend on file formats, on the origin of the weights or on training. Its
-parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. `stem`
-contains the components that later models add.
+parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. What later
+models add is in files of its own: `stem`, `activations`, `norms`, `attention_pool`, `gated_mlp` and
+`rope`.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
@@ -29,6 +30,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitft.models.activations import ACTIVATION_FUNCTIONS
+from vitft.models.attention_pool import AttentionPool
+from vitft.models.gated_mlp import GatedMLP
+from vitft.models.norms import build_norm, optional_norm
+from vitft.models.rope import build_rotary
 from vitft.models.stem import DropPath, LayerScale, build_stem
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
@@ -48,6 +53,7 @@ class PatchEmbed(nn.Module):
         # A convolution with stride = kernel applies one matrix to every patch.
         has_bias = not config.embed_norm
         self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel, bias=has_bias)
+        self.norm = optional_norm(config, config.patch_norm)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
@@ -56,7 +62,8 @@ class PatchEmbed(nn.Module):
                 f"but got {pixels.shape[-2]}x{pixels.shape[-1]}",
                 fix="resize the images, or load the weights with image_size=...",
             )
-        return self.proj(self.backbone(pixels)).flatten(2).mT  # (B, D, g, g) -> (B, P, D)
+        features = self.proj(self.backbone(pixels))  # (B, D, g, g)
+        return self.norm(features.flatten(2).mT)  # (B, P, D)
 
 
 class Attention(nn.Module):
@@ -66,24 +73,28 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.num_read = config.heads, config.num_read
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
-        self.proj = nn.Linear(config.width, config.width)
+        self.rotary = build_rotary(config)  # the identity in a plain ViT
+        self.norm = optional_norm(config, config.attn_norm)
+        self.proj = nn.Linear(config.width, config.width, bias=config.proj_bias)
 
     def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of tokens `x` (B, N, D), each (B, H, N, K)."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, K)
         q, k, v = parts.permute(2, 0, 3, 1, 4)  # each (B, H, N, K)
-        return q, k, v
+        return self.rotary(q), self.rotary(k), v
+
+    def join_heads(self, mixed: Tensor) -> Tensor:
+        """Combine the heads' weighted values for M tokens: (B, H, M, K) to (B, M, D)."""
+        return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split_heads(x)
-        return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
+        return self.join_heads(weighted_values(*self.split_heads(x)))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
         """Return the outputs that the classification heads read: (B, N, D) to (B, 1 or 2, D)."""
         if type(self.qkv) is not nn.Linear:  # LoRA: the query weights cannot be separated
             q, k, v = self.split_heads(x)
-            mixed = weighted_values(q[:, :, : self.num_read], k, v)
-            return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
+            return self.join_heads(weighted_values(q[:, :, : self.num_read], k, v))
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
         q = F.linear(
             x[:, : self.num_read], self.qkv.weight[:width], None if bias is None else bias[:width]
@@ -91,7 +102,7 @@ class Attention(nn.Module):
         kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1 or 2, K)
-        return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
+        return self.join_heads(weighted_values(self.rotary(q), self.rotary(k), v))
 
     def maps(self, x: Tensor) -> Tensor:
         """Return the attention weights (not stored by `forward`): (B, N, D) to (B, H, N, N)."""
@@ -125,13 +136,15 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        hidden = int(config.width * config.mlp_ratio)
-        self.fc1 = nn.Linear(config.width, hidden)
-        self.fc2 = nn.Linear(hidden, config.width)
+        self.fc1 = nn.Linear(config.width, config.hidden, bias=config.proj_bias)
         self.activation = ACTIVATION_FUNCTIONS[config.activation]
+        self.norm = optional_norm(
+            config, config.mlp_norm, config.hidden
+        )  # the identity in a plain ViT
+        self.fc2 = nn.Linear(config.hidden, config.width, bias=config.proj_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(self.norm(self.activation(self.fc1(x))))
 
 
 class Block(nn.Module):
@@ -140,11 +153,11 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.is_post, self.num_read = config.norm == "post", config.num_read
-        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm1 = build_norm(config)
         self.attn = Attention(config)
         self.ls1 = layer_scale(config)
-        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.norm2 = build_norm(config)
+        self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
         self.ls2 = layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
@@ -191,16 +204,16 @@ class VisionTransformer(nn.Module):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
         registers = torch.zeros(1, config.registers, width)
         self.reg_token = nn.Parameter(registers) if config.registers else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
-        self.norm_pre: nn.Module = nn.Identity()
-        if config.embed_norm:  # Radford et al. 2021 (CLIP), section 2.4
-            self.norm_pre = nn.LayerNorm(width, eps=config.norm_eps)
+        positions = torch.zeros(1, rows + math.prod(config.grid), width)
+        self.pos_embed = nn.Parameter(positions) if config.positions else None
+        # Radford et al. 2021 (CLIP), section 2.4
+        self.norm_pre = optional_norm(config, config.embed_norm)
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
-        norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.norm = norm if config.last_norm == "norm" else nn.Identity()
-        self.fc_norm = norm if config.last_norm == "fc_norm" else nn.Identity()
+        self.norm = optional_norm(config, config.last_norm == "norm")
+        self.fc_norm = optional_norm(config, config.last_norm == "fc_norm")
+        self.attn_pool = AttentionPool(config, MLP(config)) if config.pool == "map" else None
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
@@ -209,7 +222,7 @@ class VisionTransformer(nn.Module):
         self.head_dist = linear_head(config, width) if config.distilled else None
         # For exports to libraries whose heads read only the last block; not used by `forward`.
         self.last_head = linear_head(config, width) if several else None
-        if not self.pos_embed.is_meta:  # on "meta", weights are assigned later
+        if not self.patch_embed.proj.weight.is_meta:  # on "meta", weights are assigned later
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -217,9 +230,10 @@ class VisionTransformer(nn.Module):
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
+        positions = 0 if self.pos_embed is None else self.pos_embed
         if self.config.prefix_positions:
-            return self.norm_pre(torch.cat([*prefix, patches], dim=1) + self.pos_embed)
-        return self.norm_pre(torch.cat([*prefix, patches + self.pos_embed], dim=1))  # (B, N, D)
+            return self.norm_pre(torch.cat([*prefix, patches], dim=1) + positions)
+        return self.norm_pre(torch.cat([*prefix, patches + positions], dim=1))  # (B, N, D)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Apply blocks `start` to `stop` - 1 to tokens: (B, N, D) to (B, N, D).
@@ -263,8 +277,9 @@ class VisionTransformer(nn.Module):
     def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
         """Return one normalised feature vector per image: (B, `feature_size`).
 
-        With `pool="mean"`, the vector is the mean patch token. Otherwise, it is the class token,
-        followed by the distillation token in a distilled model (2 * D values). If the head reads
+        With `pool="mean"`, the vector is the mean patch token, and with `pool="map"` the output of
+        attention pooling. Otherwise, it is the class token, followed by the distillation token in a
+        distilled model (2 * D values). If the head reads
         several blocks, the class token of the last block is followed by the class token and the
         mean patch token of each earlier block that the head reads.
 
@@ -274,6 +289,8 @@ class VisionTransformer(nn.Module):
         """
         assert len(earlier) == self.config.read_blocks - 1, "outputs of earlier blocks are missing"
         tokens = self.norm(tokens)
+        if self.attn_pool is not None:
+            return self.attn_pool(tokens)
         if self.config.pool == "mean":
             return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
         last = tokens[:, : self.config.num_read].flatten(1)
@@ -332,7 +349,7 @@ class VisionTransformer(nn.Module):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
                 nn.init.zeros_(head.bias)
-                head.to(self.pos_embed.device)
+                head.to(self.patch_embed.proj.weight.device)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -342,6 +359,7 @@ class VisionTransformer(nn.Module):
         - Patch projection: truncated normal, std 1/sqrt(inputs) (JAX reference, lecun_normal).
         - Position embeddings: truncated normal, std 0.02 (JAX reference).
         - Class token and registers: normal, std 1e-6; distillation token: std 0.02 (timm).
+        - Query of attention pooling: normal, std 1/sqrt(D) (timm).
         - Convolutions of a stem: torch's default, because their weights are standardised anyway.
         - Heads: zero, so that the first loss is ln(C) (Dosovitskiy et al. 2021, appendix B.1.1).
         - LayerNorm, GroupNorm and LayerScale: the default values of these modules.
@@ -356,8 +374,11 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
         kernel = self.patch_embed.proj.weight
         nn.init.trunc_normal_(kernel, std=1 / math.sqrt(kernel[0].numel()))
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        for token, std in ((self.cls_token, 1e-6), (self.reg_token, 1e-6), (self.dist_token, 0.02)):
+        query = self.attn_pool.latent if self.attn_pool is not None else None
+        tokens = (self.cls_token, 1e-6), (self.reg_token, 1e-6), (self.dist_token, 0.02)
+        if self.pos_embed is not None:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for token, std in (*tokens, (query, self.config.width**-0.5)):
             if token is not None:
                 nn.init.normal_(token, std=std)
 

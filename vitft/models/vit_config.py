@@ -8,15 +8,16 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
 from vitft.system.structure import Range, check_ranges
 
-Pool = Literal["cls", "mean"]
+Pool = Literal["cls", "mean", "map"]
 Norm = Literal["pre", "post"]
+NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 LATER: Mapping[str, bool] = {"later": True}
 """Metadata of fields that older models lack. Cards and digests omit such a field if it has its
@@ -57,6 +58,32 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embeddings (RoPE); `rope` explains them.
+
+    The K dimensions of a head form K / 2 pairs, half of them for each of the two coordinates. Pair
+    i of a coordinate c is turned by the angle c / base^(4 i / K).
+    """
+
+    unit: bool = True
+    """Whether the coordinates are 2 pi times the place of a patch's centre in the image, in [-1, 1]
+    (DINOv3), and not the numbers of its row and column."""
+    base: Annotated[float, Range(gt=1, le=1e9)] = 100.0
+    offset: Annotated[float, Range(ge=-1024, le=1024)] = 0.0
+    """Value that is added to row and column numbers (1 in PE)."""
+    grid: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
+    """Rows and columns of the grid to which row and column numbers are scaled (EVA-02, PE), so that
+    an image of another size covers the same coordinates; None for no scaling."""
+    x_first: bool = False
+    """Whether the first half of the pairs belongs to the column, and not to the row."""
+    halves: bool = True
+    """Whether dimension j is paired with dimension j + K / 2 (DINOv3), not with its neighbour."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViTConfig:
     """Architecture of a VisionTransformer."""
 
@@ -78,7 +105,8 @@ class ViTConfig:
     pre_logits: bool = False
     """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""
     pool: Pool = "cls"
-    """Input of the head: the class token (cls) or the mean of the patch tokens (mean)."""
+    """Input of the head: the class token (cls), the mean of the patch tokens (mean), or the output
+    of attention pooling, a layer that weights all tokens (map)."""
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability of skipping a residual branch in training. It increases
     linearly from 0 in the first block to this value in the last."""
@@ -116,6 +144,28 @@ class ViTConfig:
     activation: Activation = field(default="gelu", repr=False, metadata=LATER)
     """Activation function of the MLPs: the exact GELU, or one of two approximations, with tanh
     (some SigLIP models) or with a sigmoid (OpenAI's CLIP)."""
+    pool_heads: Annotated[int, Range(ge=0, le=65536)] = field(default=0, repr=False, metadata=LATER)
+    """Number of heads of attention pooling; 0 for as many as in the blocks."""
+    norm_layer: NormLayer = field(default="layernorm", repr=False, metadata=LATER)
+    """Kind of all normalisation layers: LayerNorm, or RMSNorm (AIMv2), which neither subtracts the
+    mean nor adds a bias."""
+    final_norm: bool = field(default=True, repr=False, metadata=LATER)
+    """Whether a normalisation layer precedes the head (RADIO and PE have none)."""
+    patch_norm: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether the patch projection is followed by a normalisation layer (AIMv2)."""
+    proj_bias: bool = field(default=True, repr=False, metadata=LATER)
+    """Whether the output projection of the attention and the layers of the MLP have biases."""
+    attn_norm: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether a normalisation layer precedes the output projection of the attention (BEiT-3)."""
+    mlp_norm: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether a normalisation layer precedes the last layer of the MLP (BEiT-3, EVA-02)."""
+    gated_mlp: bool = field(default=False, repr=False, metadata=LATER)
+    """Whether the MLPs are SwiGLU layers: one half of the hidden layer, after SiLU, is multiplied
+    by the other half (DINOv2-giant, EVA-02, AIMv2). `activation` then has no effect on them."""
+    positions: bool = field(default=True, repr=False, metadata=LATER)
+    """Whether there are learned position embeddings."""
+    rope: RopeConfig | None = field(default=None, repr=False, metadata=LATER)
+    """Rotary position embeddings, applied to queries and keys in every block; None for none."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -147,26 +197,53 @@ class ViTConfig:
                 "only one of stem (up to 4 stages) and convs (up to 16); increase mlp_ratio if it "
                 "is below 1 / width",
             )
-        known = self.activation in ("gelu", "gelu_tanh", "quick_gelu")
-        known = known and self.pool in ("cls", "mean") and self.norm in ("pre", "post")
-        fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
-        fits_pool = not self.norm_before_pool if self.pool == "cls" else not self.distilled
-        has_read_token = self.class_token or self.pool != "cls"
-        if not known or not fits_heads or not fits_pool or not has_read_token:
+        self.check_names()
+        self.check_pooling()
+        if self.rope and self.width // self.heads % 4:
             raise UsageError(
-                "invalid or incompatible model settings: "
-                f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
-                f"distilled {self.distilled}, pre_logits {self.pre_logits}, class_token "
-                f"{self.class_token}, norm_before_pool {self.norm_before_pool}, activation "
-                f"{self.activation!r}",
-                fix='use pool "cls" or "mean", norm "pre" or "post", activation "gelu", '
-                '"gelu_tanh" or "quick_gelu", and drop_path in [0, 1); a '
-                'distilled model needs pool "cls" and no pre_logits; pool "cls" needs a class '
-                "token and no norm_before_pool",
+                "invalid or incompatible model settings: rotary position embeddings need heads "
+                f"with a multiple of 4 dimensions, but they have {self.width // self.heads}",
+                fix="choose another width or number of heads",
             )
-
         if self.read_blocks != 1:
             self.check_read_blocks()
+
+    def check_names(self) -> None:
+        """Check the settings that are names.
+
+        Raises:
+            UsageError: A name is unknown.
+        """
+        kinds = {"pool": Pool, "norm": Norm, "activation": Activation, "norm_layer": NormLayer}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                raise UsageError(
+                    f"invalid or incompatible model settings: {name} {getattr(self, name)!r}",
+                    fix=f"use one of {', '.join(get_args(kind))}",
+                )
+
+    def check_pooling(self) -> None:
+        """Check that the settings of the layers after the last block can be combined.
+
+        Raises:
+            UsageError: They cannot be combined.
+        """
+        fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
+        fits_pool = self.pool == "cls" or not self.distilled
+        fits_norm = not self.norm_before_pool or (self.pool == "mean" and self.final_norm)
+        has_read_token = self.class_token or self.pool != "cls"
+        pool_heads = self.pool_heads or 1
+        fits_map = self.width % pool_heads == 0 and (self.pool == "map" or not self.pool_heads)
+        if not (fits_heads and fits_pool and fits_norm and has_read_token and fits_map):
+            raise UsageError(
+                "invalid or incompatible model settings: "
+                f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits}, "
+                f"class_token {self.class_token}, norm_before_pool {self.norm_before_pool}, "
+                f"final_norm {self.final_norm}, pool_heads {self.pool_heads}",
+                fix='a distilled model needs pool "cls" and no pre_logits; pool "cls" needs a '
+                'class token; norm_before_pool needs pool "mean" and a final norm; pool_heads '
+                'needs pool "map" and must divide the width',
+            )
 
     def check_read_blocks(self) -> None:
         """Check that a head can read the last `read_blocks` blocks of this architecture.
@@ -224,8 +301,15 @@ class ViTConfig:
 
     @property
     def last_norm(self) -> str:
-        """Name of the last LayerNorm: `norm` before pooling, or `fc_norm` after it."""
-        return "norm" if self.pool == "cls" or self.norm_before_pool else "fc_norm"
+        """Name of the last norm: `norm` before pooling, `fc_norm` after it, or empty for none."""
+        if not self.final_norm:
+            return ""
+        return "norm" if self.pool != "mean" or self.norm_before_pool else "fc_norm"
+
+    @property
+    def hidden(self) -> int:
+        """Number of inputs of the last layer of an MLP."""
+        return int(self.width * self.mlp_ratio)
 
     @property
     def key(self) -> str:
@@ -242,7 +326,8 @@ class ViTConfig:
 def stated_fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass instance
     """Return a configuration's fields by name, without `LATER` fields that have the default."""
     values = {f.name: (f, getattr(config, f.name)) for f in fields(config)}
-    return {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
+    stated = {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
+    return {n: asdict(v) if isinstance(v, RopeConfig) else v for n, v in stated.items()}
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:

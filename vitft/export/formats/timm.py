@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import save as to_safetensors
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import (
@@ -18,13 +19,14 @@ from vitft.export.formats.base import (
     open_module,
 )
 from vitft.export.trained import TrainedRun
-from vitft.models.card import Card
+from vitft.models.card import AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.sidecar import timm_pool
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
+from vitft.models.timm_names import split_gates, to_eva_names
 from vitft.models.vit_config import SIZES, ViTConfig
-from vitft.system.files import write_json
+from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
 HYBRIDS: Mapping[tuple[int, ...], str] = {
@@ -37,13 +39,16 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
 
 
 class SafetensorsFormat(ExportFormat):
-    """The file model.safetensors with its card, and config.json if timm can build the model."""
+    """The file model.safetensors with its card, and config.json if timm can open this file.
+
+    timm has other names for some tensors of later models (`timm_names`); it cannot open their file.
+    """
 
     reads_last_block = True
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
-        if not timm_obstacle(trained.card):
+        if not timm_obstacle(trained.card) and not has_other_names(trained.card.architecture):
             write_json(folder / "config.json", timm_config(trained))
 
     def open(self, folder: Path) -> OpenedModel:
@@ -52,10 +57,24 @@ class SafetensorsFormat(ExportFormat):
 
 
 class TimmFormat(SafetensorsFormat):
-    """The same files as `SafetensorsFormat`, for timm; only for models that timm can build."""
+    """The same files as `SafetensorsFormat`, for timm; only for models that timm can build.
+
+    If timm has other names for some tensors, the file has timm's names and no card.
+    """
 
     def obstacle(self, card: Card) -> str:
         return timm_obstacle(card)
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        shape = trained.card.architecture
+        if not isinstance(shape, ViTConfig) or not has_other_names(shape):
+            super().write(trained, folder)
+            return
+        rename = to_eva_names if is_eva(shape) else split_gates
+        tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
+        content = to_safetensors(tensors, metadata={"format": "pt"})
+        write_atomically(folder / MODEL, content)
+        write_json(folder / "config.json", timm_config(trained))
 
     def open(self, folder: Path) -> OpenedModel:
         import timm
@@ -88,9 +107,42 @@ def timm_obstacle(card: Card) -> str:
             and shape.norm_eps == 1e-5,
             "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),
             "a convolutional stem": bool(shape.convs),
+            **later_obstacles(shape),
         }
     )
     return f"the model has {odd}, which the timm format does not support" if odd else ""
+
+
+def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
+    """Return which combinations of parts that later models added timm cannot build."""
+    is_rms, eva = shape.norm_layer == "rmsnorm", is_eva(shape)
+    uses_gelu = not shape.gated_mlp or shape.pool == "map"
+    return {
+        "RMSNorm without SwiGLU or with an eps other than 1e-5": is_rms
+        and not (shape.gated_mlp and shape.norm_eps == 1e-5),
+        "RMSNorm and attention pooling": is_rms and shape.pool == "map",
+        "RMSNorm and rotary position embeddings": is_rms and eva,
+        "a norm of the patch embeddings without RMSNorm": shape.patch_norm and not is_rms,
+        "a patch projection with both a norm and no bias": shape.patch_norm and shape.embed_norm,
+        "rotary position embeddings or SwiGLU in layers without biases": eva
+        and not shape.proj_bias,
+        f"rotary position embeddings or SwiGLU and the activation {shape.activation}": eva
+        and uses_gelu
+        and shape.activation != "gelu",
+        "neither learned nor rotary position embeddings": not (shape.positions or shape.rope),
+    }
+
+
+def is_eva(shape: ViTConfig) -> bool:
+    """Return whether only timm's `Eva` can build this architecture, not its `VisionTransformer`."""
+    pools_prefix = shape.pool == "map" and bool(shape.num_prefix or shape.pool_heads)
+    has_gate = shape.gated_mlp and shape.norm_layer == "layernorm"
+    return shape.rope is not None or not shape.positions or has_gate or pools_prefix
+
+
+def has_other_names(shape: AnyConfig) -> bool:
+    """Return whether timm has other names for some tensors of this architecture."""
+    return isinstance(shape, ViTConfig) and (is_eva(shape) or shape.gated_mlp)
 
 
 def timm_config(trained: TrainedRun) -> dict[str, Any]:
@@ -98,7 +150,8 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
     card, shape, model = trained.card, trained.card.architecture, trained.model
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
-        name, arguments = timm_name(shape), vit_arguments(shape)
+        name = timm_name(shape)
+        arguments = eva_arguments(shape) if is_eva(shape) else vit_arguments(shape)
         ours |= {"pool_size": None, "first_conv": shape.first_conv}
         pool = {"global_pool": arguments["global_pool"]}
     else:
@@ -156,13 +209,72 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
     arguments |= {} if shape.class_token else {"class_token": False}
     arguments |= {"fc_norm": False} if shape.norm_before_pool else {}
+    arguments |= {} if shape.final_norm else {"final_norm": False}
+    arguments |= {} if shape.proj_bias else {"proj_bias": False}
+    arguments |= {"scale_attn_norm": True} if shape.attn_norm else {}
+    arguments |= {"scale_mlp_norm": True} if shape.mlp_norm else {}
+    if shape.gated_mlp:  # AIMv2, whose own values would remain
+        arguments.pop("act_layer", None)
+        arguments |= {"class_token": shape.class_token, "proj_bias": shape.proj_bias}
+        arguments |= {"fc_norm": shape.last_norm == "fc_norm"}
+        arguments |= {} if shape.patch_norm else {"embed_norm_layer": None}
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
+
+
+def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
+    """Return the arguments of timm's `Eva` that describe this architecture."""
+    arguments: dict[str, Any] = {
+        "img_size": list(shape.image_size),
+        "patch_size": list(shape.patch_size),
+        "in_chans": shape.in_channels,
+        "embed_dim": shape.width,
+        "depth": shape.depth,
+        "num_heads": shape.heads,
+        "mlp_ratio": shape.mlp_ratio,
+        "qkv_bias": shape.qkv_bias,
+        "attn_type": "rope",  # the only one with a bias of the keys
+        "swiglu_mlp": shape.gated_mlp,
+        "swiglu_align_to": 0,
+        "scale_mlp": shape.mlp_norm,
+        "scale_attn_inner": shape.attn_norm,
+        "init_values": shape.layer_scale or None,
+        "class_token": shape.class_token,
+        "num_reg_tokens": shape.registers,
+        "no_embed_class": not shape.prefix_positions,
+        "dynamic_img_size": False,
+        "use_abs_pos_emb": shape.positions,
+        "use_rot_pos_emb": shape.rope is not None,
+        "use_pre_transformer_norm": shape.embed_norm,
+        "use_post_transformer_norm": shape.last_norm == "norm",
+        "use_fc_norm": shape.last_norm == "fc_norm",
+        "global_pool": timm_pool(shape),
+        "attn_pool_num_heads": shape.pool_heads or shape.heads,
+        "attn_pool_mlp_ratio": shape.mlp_ratio,
+    }
+    rope = shape.rope
+    return (
+        arguments
+        if rope is None
+        else arguments
+        | {
+            "rope_type": "dinov3" if rope.unit else "cat",
+            "rope_temperature": rope.base,
+            "rope_grid_offset": rope.offset,
+            "rope_grid_indexing": "xy" if rope.x_first else "ij",
+            "rope_rotate_half": rope.halves,
+            "ref_feat_shape": None if rope.grid is None else list(rope.grid),
+        }
+    )
 
 
 def timm_name(shape: ViTConfig) -> str:
     """Return the name of the timm model that `vit_arguments` turn into this architecture."""
     if shape.stem is not None:
         return HYBRIDS[shape.stem]
+    if is_eva(shape):
+        return f"vit_small_patch16_{'dinov3_qkvb' if is_clip_like(shape) else 'rope_224'}"
+    if shape.gated_mlp:
+        return "aimv2_large_patch14_224"
     if is_clip_like(shape):
         return "vit_base_patch16_clip_224"
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}

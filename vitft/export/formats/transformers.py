@@ -65,7 +65,15 @@ class TransformersFormat(ExportFormat):
         odd = first_unsupported(
             {
                 "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
-                "mean pooling": shape.pool != "cls",
+                "mean pooling": shape.pool == "mean",
+                "attention pooling": shape.pool == "map",
+                "rotary position embeddings": shape.rope is not None,
+                "a SwiGLU MLP": shape.gated_mlp,
+                "RMSNorm": shape.norm_layer == "rmsnorm",
+                "no final LayerNorm": not shape.final_norm,
+                "more LayerNorms": shape.attn_norm or shape.mlp_norm or shape.patch_norm,
+                "layers without biases": not shape.proj_bias,
+                "no learned position embeddings": not shape.positions,
                 "a LayerNorm before the first block": shape.embed_norm,
                 "LayerScale": bool(shape.layer_scale),
                 "registers": bool(shape.registers),

@@ -116,20 +116,23 @@ def adapt(
         )
     if not target.pre_logits:
         gone += [n for n in result if n.startswith("pre_logits.")]
+    if target.pool != "map":
+        gone += [n for n in result if n.startswith("attn_pool.")]
     for name in gone:
         dropped.append(f"{name} {tuple(result.pop(name).shape)}")
     if source.last_norm != target.last_norm:
         old, new = source.last_norm, target.last_norm
-        for leaf in ("weight", "bias"):
-            result[f"{new}.{leaf}"] = result.pop(f"{old}.{leaf}")
+        for name in [n for n in result if n.startswith(f"{old}.")]:
+            result[new + name.removeprefix(old)] = result.pop(name)
         notes.append(f"{old} in the file is loaded as {new} because pool={target.pool}")
-    result["pos_embed"] = resize_positions(
-        result["pos_embed"],
-        target.grid,
-        prefix=source.num_prefix if source.prefix_positions else 0,
-        source_grid=source.grid,
-        mode=pos_embed,
-    )
+    if source.positions:
+        result["pos_embed"] = resize_positions(
+            result["pos_embed"],
+            target.grid,
+            prefix=source.num_prefix if source.prefix_positions else 0,
+            source_grid=source.grid,
+            mode=pos_embed,
+        )
     notes += adapt_pixels(result, source, target)
     loaded = len(result)
     if target.num_classes and "head.weight" not in result:
@@ -165,8 +168,13 @@ def target_config(
         }
     if image_size is not None:
         changes["image_size"] = as_pair(image_size)
-    if changes.get("pool", source.pool) != source.pool:
-        changes["norm_before_pool"] = False
+    if (pool := changes.get("pool", source.pool)) != source.pool:
+        if pool == "map":
+            raise UsageError(
+                "pool=map needs weights with attention pooling, as in SigLIP, but these have none",
+                fix="use pool=cls or pool=mean, or other weights",
+            )
+        changes |= {"norm_before_pool": False, "pool_heads": 0}
     return replace(source, **changes)
 
 

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.timm_vit import fuse_split_biases
+from vitft.models.timm_names import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "vitft"]
 
 VITFT_NAMES = re.compile(
-    r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
-    r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
+    r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.(proj|norm)\.(weight|bias)"
+    r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.(qkv|norm|proj)|mlp\.(fc1|norm|fc2))\.(weight|bias)"
     r"|blocks\.\d{1,4}\.ls[12]\.gamma"
+    r"|attn_pool\.(latent|(q|kv|proj|norm|mlp\.(fc1|norm|fc2))\.(weight|bias))"
     r"|(norm|norm_pre|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)"
     r"|patch_embed\.backbone\.(stem\.)?(conv\.weight|norm\.(weight|bias))"
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
@@ -103,16 +104,15 @@ NPZ_BLOCK = {
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 LIKELY_CAUSES = {
-    "mlp.w12": "a SwiGLU MLP, as in DINOv2-giant",
-    "mlp.weights_in": "a SwiGLU MLP, as in DINOv2-giant",
+    "mlp.w12": "a SwiGLU MLP under names other than timm's",
+    "mlp.weights_in": "a SwiGLU MLP under names other than timm's",
     "gamma": "LayerScale under an unknown name",
-    "attn_pool": "attention pooling, as in SigLIP",
-    "MAPHead": "attention pooling, as in SigLIP",
+    "MAPHead": "attention pooling under names other than timm's",
     "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
     "relative_position": "relative position biases, as in BEiT",
     "decoder": "a masked autoencoder's decoder",
     "q_norm": "normalised queries and keys",
-    "rope": "rotary position embeddings, as in DINOv3",
+    "rope": "learned rotary position embeddings",
 }
 
 
@@ -126,6 +126,8 @@ class Converted:
     """Number of attention heads, if evident from the layout."""
     dropped: tuple[str, ...] = ()
     """Names and shapes of unused tensors."""
+    may_rotate: bool = False
+    """Whether the model may have rotary position embeddings, which have no tensors."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
@@ -138,6 +140,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
     heads: int | None = None
+    rotates = False
     masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # from pretraining
     unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
     if flavour == "hf":
@@ -145,13 +148,20 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     elif flavour == "npz":
         names, heads = convert_npz(names)
     else:
-        names = fuse_split_biases(names)
+        rotates = may_rotate(names)
+        names = from_timm_names(names)
     if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
         names["reg_token"] = names.pop("register_tokens")  # which have no position embeddings
         names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
         names["pos_embed"] = names["pos_embed"][:, 1:]
     refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
-    return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=unused)
+    return Converted(
+        flavour=flavour,
+        tensors=in_float32(names),
+        heads=heads,
+        dropped=unused,
+        may_rotate=rotates,
+    )
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

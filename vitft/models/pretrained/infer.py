@@ -6,6 +6,7 @@ Pure functions over tensors that already have vitft's names.
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -48,15 +49,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     class_token = "cls_token" in tensors
     prefix = class_token + ("dist_token" in tensors) + registers
-    averages_normed = "fc_norm.weight" not in tensors and (facts.pool == "avg" or not class_token)
-    positions = shape_of(tensors, "pos_embed", 3)[1]
-    (rows, columns), prefix = grid_of(positions, prefix, patch, facts.image_size)
-    hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
-    if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
-        raise WeightsError(
-            "these weights use a SwiGLU MLP, as DINOv2-giant does, instead of a GELU MLP",
-            fix="use weights with a GELU MLP, e.g. DINOv2-large",
-        )
+    (rows, columns), prefix = patch_grid(tensors, prefix, patch, facts)
+    hidden = shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1]
     ratio = hidden / width
     if int(width * ratio) != hidden:  # the same computation as in the model
         ratio = math.nextafter(ratio, math.inf)
@@ -71,9 +65,10 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             heads=heads_of(width, facts.heads),
             mlp_ratio=ratio,
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+            proj_bias="blocks.0.attn.proj.bias" in tensors,
+            gated_mlp=shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * hidden,
             num_classes=0 if head is None else shape_of(tensors, "head.weight", 2)[0],
             pre_logits="pre_logits.fc.weight" in tensors,
-            pool="mean" if averages_normed or "fc_norm.weight" in tensors else "cls",
             norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
             registers=registers,
@@ -81,15 +76,71 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             distilled="dist_token" in tensors,
             stem=stem,
             class_token=class_token,
-            norm_before_pool=averages_normed,
             activation=facts.activation or "gelu",
-            embed_norm="norm_pre.weight" in tensors,
+            positions="pos_embed" in tensors,
+            rope=facts.known.rope if facts.known else None,
+            **norm_fields(tensors),
+            **pool_fields(tensors, facts),
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel
         raise WeightsError(
             f"the tensors do not form a valid Vision Transformer: {error.problem}",
             fix="use other weights",
         ) from error
+
+
+def norm_fields(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of a `ViTConfig` that say where normalisation layers are, and of what kind.
+
+    The last one is left out, because `pool_fields` contains it.
+    """
+    has_bias = "blocks.0.norm1.bias" in tensors or "blocks.0.norm1.weight" not in tensors
+    return {
+        "norm_layer": "layernorm" if has_bias else "rmsnorm",
+        "embed_norm": "norm_pre.weight" in tensors,
+        "patch_norm": "patch_embed.norm.weight" in tensors,
+        "attn_norm": "blocks.0.attn.norm.weight" in tensors,
+        "mlp_norm": "blocks.0.mlp.norm.weight" in tensors,
+    }
+
+
+def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str, Any]:
+    """Return the fields of a `ViTConfig` that describe the layers after the last block.
+
+    A model lacks the last norm only if its architecture is known; otherwise, the file is damaged.
+    """
+    known, has_fc_norm = facts.known, "fc_norm.weight" in tensors
+    is_mean = has_fc_norm or facts.pool == "avg" or "cls_token" not in tensors
+    has_norm = known is None or known.final_norm or has_fc_norm or "norm.weight" in tensors
+    pool = "map" if "attn_pool.latent" in tensors else "mean" if is_mean else "cls"
+    return {
+        "pool": pool,
+        "pool_heads": known.pool_heads if known and pool == "map" else 0,
+        "final_norm": has_norm,
+        "norm_before_pool": pool == "mean" and has_norm and not has_fc_norm,
+    }
+
+
+def patch_grid(
+    tensors: Mapping[str, Tensor], prefix: int, patch: tuple[int, int], facts: SidecarFacts
+) -> tuple[tuple[int, int], int]:
+    """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
+
+    Without learned position embeddings, only `facts` can tell the grid.
+
+    Raises:
+        WeightsError: The position embeddings match neither the image size nor a square grid, or
+            there are none and the image size is not stated.
+    """
+    if "pos_embed" in tensors:
+        return grid_of(shape_of(tensors, "pos_embed", 3)[1], prefix, patch, facts.image_size)
+    if facts.image_size is None:
+        raise WeightsError(
+            "pos_embed is missing from the weights, and the image size is not stated",
+            fix="put a config.json that states the image size next to the weight file",
+        )
+    height, width = facts.image_size
+    return (height // patch[0], width // patch[1]), 1
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:

@@ -76,6 +76,8 @@ def format_numbers(values: tuple[float, ...]) -> str:
 def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
     """Return a description of how the position embeddings were resampled."""
     before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
+    if not target.positions:
+        return f"{after} rotary, not learned"
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 

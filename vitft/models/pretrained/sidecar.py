@@ -7,7 +7,7 @@ therefore checked, nothing is executed, and shapes are used only if they match t
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from vitft.data.grey_levels import GreyRange
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
-from vitft.models.vit_config import Activation, ViTConfig
+from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 
 MAX_STATED_SIDE = 16384
@@ -53,6 +53,9 @@ class SidecarFacts:
     activation: Activation | None = None
     pool: str = ""
     """Input of the head, as named by timm, e.g. token or avg."""
+    known: ViTConfig | None = None
+    """Configuration of the architecture that the file or the catalogue names. From it are taken
+    rotary position embeddings, the heads of attention pooling and a missing last norm."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Origin of mean and std."""
@@ -174,7 +177,9 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     pool = arguments.text("global_pool") or config.text("global_pool")
     known = named_architecture(config)
+    known = stated_architecture(arguments, known) if known else None
     return SidecarFacts(
+        known=known,
         pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
@@ -201,9 +206,40 @@ def named_architecture(config: JsonTable) -> ViTConfig | None:
         raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
 
 
+def stated_architecture(arguments: JsonTable, known: ViTConfig) -> ViTConfig:
+    """Return timm's architecture with the arguments that change more than the tensors' shapes."""
+    rope = known.rope or RopeConfig()
+    if arguments.values.get("use_rot_pos_emb"):
+        grid = (
+            arguments.size("ref_feat_shape") if "ref_feat_shape" in arguments.values else rope.grid
+        )
+        base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
+        kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
+        half = arguments.values.get("rope_rotate_half")
+        rope = RopeConfig(
+            unit=rope.unit if kind is None else kind == "dinov3",
+            base=rope.base if base is None else base,
+            offset=rope.offset if offset is None else offset,
+            grid=grid,
+            x_first=rope.x_first if order is None else order == "xy",
+            halves=rope.halves if half is None else bool(half),
+        )
+    has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
+    norms = [
+        arguments.values.get(n) for n in ("use_post_transformer_norm", "use_fc_norm", "final_norm")
+    ]
+    is_stated = any(value is not None for value in norms)
+    return replace(
+        known,
+        rope=rope if has_rope else None,
+        pool_heads=arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads,
+        final_norm=any(norms) if is_stated else known.final_norm,
+    )
+
+
 def timm_pool(config: ViTConfig) -> str:
     """Return timm's name of a model's pooling."""
-    return "token" if config.pool == "cls" else "avg"
+    return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
 
 
 def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:

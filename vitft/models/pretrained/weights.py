@@ -115,6 +115,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
         norm_eps=config.norm_eps if config else None,
         activation=config.activation if config else None,
         pool=timm_pool(config) if config else "",
+        known=config,
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
@@ -137,6 +138,13 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         return from_checkpoint(raw, facts, provenance)
     try:
         converted = convert(raw.tensors)
+        if converted.may_rotate and facts.known is None:
+            raise WeightsError(
+                "the model seems to have rotary position embeddings, but their settings are not in "
+                "the file",
+                fix="put timm's config.json next to the file, or use a name from "
+                "`vitft weights list`",
+            )
         facts = replace(facts, heads=converted.heads or facts.heads)
         architecture = infer_config(converted.tensors, facts)
         check_fit(converted.tensors, architecture)

@@ -1,0 +1,369 @@
+"""Parts that later models add: rotary positions, SwiGLU, attention pooling, other norms."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.models.pretrained.test_flavours import write_timm_config
+from tests.models.test_shapes import shapes_of_model
+from tests.models.test_timm_families import translated
+from vitft import create_model, load_pretrained
+from vitft.config.sections import TrainSpec
+from vitft.data.transforms import EvalTransform
+from vitft.explain.attribution import attention_maps, explain, rollout
+from vitft.explain.method import Method
+from vitft.export.formats.graph import TorchExportFormat
+from vitft.export.formats.int8 import Int8Format
+from vitft.export.formats.onnx import OnnxFormat
+from vitft.export.formats.timm import TimmFormat
+from vitft.export.formats.transformers import TransformersFormat
+from vitft.export.trained import TrainedRun
+from vitft.models.card import Card, parse_card
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.freeze import freeze_model
+from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
+from vitft.models.rope import Rotary, axis_coordinates
+from vitft.models.shapes import vit_shapes
+from vitft.models.vit import Block, VisionTransformer
+from vitft.models.vit_config import RopeConfig, ViTConfig
+from vitft.system.errors import UsageError, WeightsError
+from vitft.training.optim import layer_numbers
+
+METHODS: tuple[Literal["relevance", "rollout", "attention"], ...] = (
+    "relevance", "rollout", "attention",
+)  # fmt: skip
+SMALL = ViTConfig(image_size=(16, 24), patch_size=(4, 4), width=64, depth=2, heads=4, num_classes=3)
+INDEX = RopeConfig(unit=False, base=10000.0, offset=1.0, grid=(8, 8), x_first=True, halves=False)
+PARTS = [
+    pytest.param({"pool": "map"}, id="attention pooling"),
+    pytest.param({"pool": "map", "pool_heads": 8, "embed_norm": True}, id="PE's pooling"),
+    pytest.param({"final_norm": False}, id="no final norm"),
+    pytest.param({"final_norm": False, "pool": "mean"}, id="no norm of the mean"),
+    pytest.param(
+        {"norm_layer": "rmsnorm", "patch_norm": True, "proj_bias": False, "gated_mlp": True},
+        id="AIMv2",
+    ),
+    pytest.param({"gated_mlp": True, "mlp_ratio": 8 / 3, "layer_scale": 1e-5}, id="SwiGLU"),
+    pytest.param({"attn_norm": True, "mlp_norm": True}, id="norms inside a block"),
+    pytest.param({"gated_mlp": True, "mlp_norm": True, "rope": INDEX}, id="EVA-02"),
+    pytest.param(
+        {"positions": False, "rope": RopeConfig(), "registers": 4, "layer_scale": 1e-5}, id="DINOv3"
+    ),
+]
+
+
+def random_model(**fields: Any) -> VisionTransformer:
+    """Return a model of `SMALL` with other fields and random weights, so that each part counts."""
+    model = VisionTransformer(replace(SMALL, **fields)).eval()
+    random = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        is_gain = "norm" in name and name.endswith("weight")
+        parameter.data.normal_(mean=float(is_gain), std=0.2, generator=random)
+    return model
+
+
+def pixels_for(model: VisionTransformer, count: int = 2) -> Tensor:
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(count, 3, *model.config.image_size, generator=random)
+
+
+def trained_run(model: VisionTransformer, folder: Path) -> TrainedRun:
+    transform = EvalTransform(image_size=model.config.image_size)
+    card = Card(architecture=model.config, transform=transform, classes=("a", "b", "c"))
+    return TrainedRun(folder, model.state_dict(), card)
+
+
+@pytest.mark.parametrize("fields", PARTS)
+def test_every_part_has_the_shapes_of_its_model_and_is_kept_by_its_card(
+    fields: dict[str, Any],
+) -> None:
+    config = replace(SMALL, **fields)
+    card = Card(architecture=config, transform=EvalTransform(image_size=config.image_size))
+
+    assert vit_shapes(config) == shapes_of_model(config)
+    assert parse_card(card.to_json()) == card
+    assert config.key != SMALL.key
+
+
+@pytest.mark.parametrize("fields", PARTS)
+@torch.no_grad()
+def test_a_checkpoint_of_every_part_gives_the_same_logits(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    run = trained_run(model := random_model(**fields), tmp_path)
+
+    save_checkpoint(tmp_path / "m.safetensors", run.state, run.card)
+    state, card = load_checkpoint(tmp_path / "m.safetensors")
+    opened = build_model(state, card.architecture)
+
+    assert torch.equal(opened(pixels_for(model)), model(pixels_for(model)))
+
+
+@pytest.mark.parametrize("fields", PARTS)
+@torch.no_grad()
+def test_merging_lora_into_every_part_keeps_the_logits(fields: dict[str, Any]) -> None:
+    model = random_model(**fields)
+    names = [*model.state_dict()]
+    pixels, before = pixels_for(model), model(pixels_for(model))
+
+    add_adapters(model, TrainSpec(freeze="lora", lora_rank=4))
+    assert torch.allclose(model(pixels), before, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(std=0.1)
+    adapted, features = model(pixels), model.classify(model.features(pixels))
+    assert len(adapted_layers(model)) >= 8
+    merge_adapters(model)
+
+    assert (adapted - before).abs().max() > 0.01
+    assert [*model.state_dict()] == names
+    assert torch.allclose(model(pixels), adapted, atol=1e-5)
+    assert torch.allclose(features, adapted, atol=1e-5)  # by way of the class token's shortcut
+
+
+@pytest.mark.parametrize("fields", [PARTS[i] for i in (1, 4, 7, 8)])
+@torch.no_grad()
+def test_graphs_of_every_part_give_the_same_logits(fields: dict[str, Any], tmp_path: Path) -> None:
+    run = trained_run(model := random_model(**fields), tmp_path)
+    pixels = pixels_for(model, count=3)
+    expected = model(pixels).numpy()
+    folders = {name: tmp_path / name for name in ("onnx", "int8", "program")}
+    for folder in folders.values():
+        folder.mkdir()
+
+    OnnxFormat().write(run, folders["onnx"])
+    Int8Format().write(run, folders["int8"])
+    TorchExportFormat().write(run, folders["program"])
+    program = TorchExportFormat().open(folders["program"])
+    graphs = {
+        name: onnxruntime.InferenceSession(folders[name] / "model.onnx").run(
+            None, {"pixels": pixels.numpy()}
+        )[0]
+        for name in ("onnx", "int8")
+    }
+
+    assert program.logits(pixels.numpy()) == pytest.approx(expected, abs=1e-5)
+    assert graphs["onnx"] == pytest.approx(expected, abs=1e-4)
+    assert graphs["int8"] == pytest.approx(expected, abs=0.1 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("fields", PARTS)
+def test_every_part_is_explained_by_each_method(fields: dict[str, Any]) -> None:
+    model = random_model(**fields)
+    pixels = pixels_for(model)
+
+    maps, _ = attention_maps(model, pixels)
+    mixed, _ = rollout(model, pixels)
+    found = [explain(model, pixels, Method(name=name)) for name in METHODS]
+
+    assert all(torch.allclose(rows.sum(dim=-1), torch.ones(())) for rows in (*maps, mixed))
+    for attribution in found:
+        assert attribution.values.shape == (2, *model.config.grid)
+        assert attribution.values.max() > 0
+        assert attribution.logits == pytest.approx(model(pixels).detach().numpy(), abs=1e-5)
+
+
+def test_relevance_of_attention_pooling_ignores_a_patch_that_is_not_pooled() -> None:
+    model = random_model(pool="map", depth=1, attn_norm=False)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.attn.proj.weight.data.zero_()  # so that patches do not mix
+    assert model.attn_pool is not None
+    model.attn_pool.latent.data.mul_(100)
+    pixels = pixels_for(model, count=1)
+    x = model.norm(model.encode(model.embed(pixels)))
+    q, k, _ = model.attn_pool.split_heads(x)
+    weights = (q @ k.mT / 4).softmax(dim=-1).amax(dim=1)[0, 0]  # (P,)
+
+    heat = explain(model, pixels, Method()).values.ravel()
+
+    assert heat[int(weights.argmin())] <= 1e-3 * heat.max()
+
+
+def test_every_way_to_freeze_trains_attention_pooling_with_the_last_blocks_only() -> None:
+    model = random_model(pool="map")
+
+    trained = {name: freeze_model(model, name) for name in ("head", "blocks:1", "none")}
+
+    pooling = {name: sum("attn_pool" in n for n in names) for name, names in trained.items()}
+    assert pooling == {"head": 0, "blocks:1": 13, "none": 13}
+    assert layer_numbers(model)["attn_pool.q.weight"] == layer_numbers(model)["norm.weight"] == 3
+
+
+# rotary positions ---------------------------------------------------------------------------------
+
+
+def turned(config: ViTConfig, rope: RopeConfig, x: Tensor) -> Tensor:
+    """Return vectors x (K,), turned for every token: (N, K)."""
+    count = config.num_prefix + config.grid[0] * config.grid[1]
+    return Rotary(config, rope)(x.expand(1, 1, count, -1))[0, 0]
+
+
+@pytest.mark.parametrize("rope", [RopeConfig(), INDEX], ids=["DINOv3", "PE"])
+def test_scores_of_turned_queries_and_keys_depend_only_on_the_offset(rope: RopeConfig) -> None:
+    config = replace(SMALL, registers=2)
+    query, key = torch.randn(2, 16).unbind()
+
+    scores = turned(config, rope, query) @ turned(config, rope, key).T
+    patches = scores[3:, 3:].unflatten(0, (4, 6)).unflatten(2, (4, 6))  # (4, 6, 4, 6)
+
+    assert scores[0, 0] == pytest.approx(float(query @ key), rel=1e-5)  # prefixes are not turned
+    assert torch.allclose(
+        patches[0, 0, 1, 2], patches[2, 3, 3, 5], atol=1e-4
+    )  # one down, two right
+    assert not torch.allclose(patches[0, 0, 1, 2], patches[0, 0, 2, 1], atol=1e-2)
+
+
+def test_turning_keeps_the_length_of_a_vector_and_the_first_patches_alone_can_be_turned() -> None:
+    rotary = Rotary(SMALL, RopeConfig())
+    x = torch.randn(2, 4, 25, 16)
+
+    assert torch.allclose(rotary(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)
+    assert torch.equal(rotary(x[:, :, :1]), x[:, :, :1])  # the class token
+    assert torch.equal(rotary(x[:, :, :9]), rotary(x)[:, :, :9])
+
+
+def test_coordinates_cover_the_image_or_count_from_an_offset() -> None:
+    half = axis_coordinates(0, (2, 6), RopeConfig()) / (2 * torch.pi)
+    counted = axis_coordinates(1, (2, 4), replace(INDEX, grid=None))
+    scaled = axis_coordinates(1, (2, 4), INDEX)
+
+    assert half.tolist() == pytest.approx([-0.5, 0.5])
+    assert counted.tolist() == [1, 2, 3, 4]
+    assert scaled.tolist() == [2, 4, 6, 8]
+
+
+@torch.no_grad()
+def test_a_rotary_model_takes_images_of_another_size_without_resampling(tmp_path: Path) -> None:
+    run = trained_run(model := random_model(positions=False, rope=RopeConfig()), tmp_path)
+    save_checkpoint(tmp_path / "m.safetensors", run.state, run.card)
+
+    larger, report = load_pretrained(tmp_path / "m.safetensors", image_size=(32, 20))
+
+    assert report.positions == "8x5 rotary, not learned"
+    assert "rotary positions" in report.architecture
+    assert larger(torch.randn(1, 3, 32, 20)).shape == (1, 3)
+    assert all(torch.equal(larger.state_dict()[n], t) for n, t in model.state_dict().items())
+
+
+def test_a_copy_in_bf16_turns_as_the_original_does() -> None:
+    rotary = Rotary(SMALL, RopeConfig())
+    x = torch.randn(1, 4, 25, 16)
+
+    low = rotary.to(torch.bfloat16)(x.bfloat16()).float()
+
+    assert low == pytest.approx(Rotary(SMALL, RopeConfig())(x), abs=0.05)
+
+
+def test_heads_that_rotary_positions_cannot_pair_are_refused() -> None:
+    with pytest.raises(UsageError, match="heads with a multiple of 4 dimensions"):
+        replace(SMALL, heads=32, rope=RopeConfig())
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eva02_tiny_patch14_336", "eva02_base_patch14_448", "vit_pe_core_tiny_patch16_384",
+     "vit_small_patch16_dinov3", "vit_small_patch16_rope_ape_224"],
+)  # fmt: skip
+def test_a_file_that_may_have_rotary_positions_is_refused_without_its_settings(
+    name: str, tmp_path: Path
+) -> None:
+    theirs, _, _ = translated(name)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+
+    with pytest.raises(WeightsError, match="seems to have rotary position embeddings") as caught:
+        load_pretrained(tmp_path)
+
+    assert "config.json" in caught.value.fix
+
+
+@torch.no_grad()
+def test_attention_pooling_may_be_replaced_by_the_mean_but_not_added(tmp_path: Path) -> None:
+    theirs, ours, images = translated("vit_base_patch16_siglip_224")
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    arguments = {"num_heads": 2, "img_size": list(ours.config.image_size)}
+    write_timm_config(tmp_path, architecture="vit_base_patch16_siglip_224", model_args=arguments)
+
+    mean, report = load_pretrained(tmp_path, pool="mean", num_classes=0)
+
+    tokens = ours.encode(ours.embed(images))
+    assert torch.allclose(mean(images), ours.norm(tokens.mean(dim=1)), atol=1e-5)
+    assert sum(name.startswith("attn_pool.") for name in report.dropped) == 13
+    save_checkpoint(tmp_path / "plain.safetensors", mean.state_dict(), card_of(mean))
+    with pytest.raises(UsageError, match="pool=map needs weights with attention pooling"):
+        load_pretrained(tmp_path / "plain.safetensors", pool="map")
+
+
+def card_of(model: VisionTransformer) -> Card:
+    return Card(
+        architecture=model.config, transform=EvalTransform(image_size=model.config.image_size)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"pool": "map"}, "attention pooling"),
+        ({"rope": RopeConfig()}, "rotary position embeddings"),
+        ({"gated_mlp": True}, "a SwiGLU MLP"),
+        ({"norm_layer": "rmsnorm"}, "RMSNorm"),
+        ({"final_norm": False}, "no final LayerNorm"),
+        ({"mlp_norm": True}, "more LayerNorms"),
+        ({"proj_bias": False}, "layers without biases"),
+    ],
+)
+def test_what_transformers_lacks_is_named(fields: dict[str, Any], part: str) -> None:
+    obstacle = TransformersFormat().obstacle(card_of(VisionTransformer(replace(SMALL, **fields))))
+
+    assert part in obstacle
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"norm_layer": "rmsnorm"}, "RMSNorm without SwiGLU"),
+        ({"patch_norm": True}, "a norm of the patch embeddings without RMSNorm"),
+        ({"rope": RopeConfig(), "proj_bias": False}, "layers without biases"),
+        ({"rope": RopeConfig(), "activation": "quick_gelu"}, "the activation quick_gelu"),
+        ({"positions": False}, "neither learned nor rotary"),
+    ],
+)
+def test_a_combination_that_timm_cannot_build_is_named(fields: dict[str, Any], part: str) -> None:
+    assert part in TimmFormat().obstacle(card_of(VisionTransformer(replace(SMALL, **fields))))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pool_heads": 8}, "pool_heads 8"),
+        ({"pool": "map", "pool_heads": 5}, "pool_heads 5"),
+        ({"pool": "max"}, "pool 'max'"),
+        ({"norm_layer": "batchnorm"}, "norm_layer 'batchnorm'"),
+        ({"pool": "mean", "norm_before_pool": True, "final_norm": False}, "final_norm False"),
+        ({"pool": "map", "read_blocks": 2}, "cannot read 2 blocks"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(SMALL, **fields)
+
+
+def test_dinov3_is_created_by_timms_name() -> None:
+    with torch.device("meta"):
+        model = create_model("vit_small_patch16_dinov3", num_classes=5, pool="cls")
+
+    assert model.config.rope == RopeConfig()
+    assert model.pos_embed is None
+    assert model.config.registers == 4

@@ -1,0 +1,88 @@
+"""Rotary position embeddings (RoPE): positions that enter through queries and keys, as in DINOv3.
+
+A plain ViT adds a learned vector to each patch token, once, before the first block. With RoPE,
+every block instead turns the queries and keys of the patches. The K dimensions of a head form pairs
+(a, b), each seen as a point in the plane, which is turned by an angle proportional to the row or
+the column of the patch:
+
+    (a, b)  ->  (a cos t - b sin t,  b cos t + a sin t)
+
+The product of a query turned by t and a key turned by s depends only on t - s. So attention depends
+on the distance and direction between two patches, not on their places, and an image of any size
+needs no new weights. Values and prefix tokens are not turned.
+
+Notation: B images, P patches, N tokens (prefix + P), H heads, K head width.
+
+Sources: Su et al. 2021 (RoPE), https://arxiv.org/abs/2104.09864; Fang et al. 2023 (EVA-02),
+2303.11331; Bolya et al. 2025 (PE), 2504.13181; Simeoni et al. 2025 (DINOv3), 2508.10104.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vitft.models.vit_config import RopeConfig, ViTConfig
+
+
+class Rotary(nn.Module):
+    """Rotation of the queries or keys of the first M tokens: (B, H, M, K) to (B, H, M, K).
+
+    The cosines and sines (N, K) are computed from the configuration and are not saved. For prefix
+    tokens, they are 1 and 0.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ViTConfig, rope: RopeConfig) -> None:
+        super().__init__()
+        self.halves, size = rope.halves, config.width // config.heads
+        angles = patch_angles(config.grid, rope, size)  # (P, K / 2)
+        prefix = torch.zeros(config.num_prefix, size // 2, device="cpu")
+        angles = torch.cat([prefix, angles])  # (N, K / 2)
+        cos, sin = angles.cos(), angles.sin()
+        # (a, b) cos t + (b, a) (-sin t, sin t), for all pairs at once
+        if rope.halves:
+            tables = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        else:
+            tables = (
+                torch.stack([cos, cos], -1).flatten(-2),
+                torch.stack([-sin, sin], -1).flatten(-2),
+            )
+        device = torch.get_default_device()  # on "meta", weights are assigned later, tables are not
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            table = table if device.type == "meta" else table.to(device)
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[-2]
+        if self.halves:
+            swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        else:
+            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return x * self.cos[:count] + swapped * self.sin[:count]
+
+
+def build_rotary(config: ViTConfig) -> nn.Module:
+    """Return the rotation of queries and keys, or the identity for a model without RoPE."""
+    return Rotary(config, config.rope) if config.rope else nn.Identity()
+
+
+def patch_angles(grid: tuple[int, int], rope: RopeConfig, size: int) -> Tensor:
+    """Return the angles (P, K / 2) for a grid of patches and heads of `size` dimensions (K)."""
+    rows, columns = (axis_coordinates(i, grid, rope) for i in (0, 1))
+    pair = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
+    coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
+    exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
+    frequencies = 1 / rope.base**exponents  # (K / 4,)
+    return (coordinates[..., None] * frequencies).flatten(2).flatten(0, 1)
+
+
+def axis_coordinates(axis: int, grid: tuple[int, int], rope: RopeConfig) -> Tensor:
+    """Return the coordinates of the rows (axis 0) or columns (axis 1) of a grid of patches."""
+    numbers = torch.arange(grid[axis], dtype=torch.float32, device="cpu")
+    if rope.unit:
+        return 2 * math.pi * (2 * ((numbers + 0.5) / grid[axis]) - 1)
+    numbers = numbers + rope.offset
+    return numbers if rope.grid is None else numbers / grid[axis] * rope.grid[axis]

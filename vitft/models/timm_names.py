@@ -1,0 +1,102 @@
+"""The names and layouts of tensors in timm's EVA models, and vitft's.
+
+vitft's own model takes its names from timm's `VisionTransformer`. timm's `Eva`, which also builds
+DINOv3, PE and TIPS, names or divides the same weights differently:
+
+- the biases of queries and values are tensors of their own, and the keys have none;
+- queries, keys and values may have one matrix each, as may the gate and the value of a SwiGLU MLP;
+- LayerScale is called `gamma_1` and `gamma_2`.
+
+Each of them has one form in vitft's model, so that its code need not know them.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+LAYER_SCALE = re.compile(r"(blocks\.\d+\.)gamma_([12])")
+
+
+def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of one of timm's networks under vitft's names and in vitft's layout.
+
+    Tensors that have vitft's names are left unchanged, and so are incomplete groups, which are
+    reported later.
+    """
+    result = {LAYER_SCALE.sub(r"\1ls\2.gamma", name): t for name, t in tensors.items()}
+    for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
+        place, ending = name.rsplit(".attn.", 1)
+        fuse_biases(result, f"{place}.attn.", ending)
+    groups = {
+        "attn.q_proj.weight": ("attn.k_proj.weight", "attn.v_proj.weight", "attn.qkv.weight"),
+        "mlp.fc1_g.weight": ("mlp.fc1_x.weight", "mlp.fc1.weight"),
+        "mlp.fc1_g.bias": ("mlp.fc1_x.bias", "mlp.fc1.bias"),
+    }
+    for first, (*others, fused) in groups.items():
+        for name in [n for n in result if n.endswith(f".{first}")]:
+            place = name.removesuffix(first)
+            names = [name, *(place + other for other in others)]
+            if all(n in result for n in names):
+                result[place + fused] = torch.cat([result.pop(n) for n in names])
+    return result
+
+
+def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether timm's names suggest rotary position embeddings, which have no tensors.
+
+    Without learned position embeddings, a model has rotary ones. The other signs are names and
+    layouts that, among published models, occur only together with them or in a few more models.
+    """
+    gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
+    first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))
+    is_packed = first is not None and last is not None and first.shape[:1] != last.shape[1:]
+    has_separate_bias = "blocks.0.attn.q_bias" in tensors
+    is_perception_encoder = "norm_pre.weight" in tensors and "attn_pool.latent" in tensors
+    return (
+        "pos_embed" not in tensors
+        or (bool(gated) and "blocks.0.norm1.bias" in tensors)
+        or (is_packed and has_separate_bias)
+        or is_perception_encoder
+        or "blocks.0.gamma_1" in tensors
+    )
+
+
+def fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
+    """Replace separate biases of queries and values with one bias for qkv, in place.
+
+    The bias of the keys, if there is none, is zero. `ending` is the name of the queries' bias
+    without `place`.
+    """
+    query, key, value = (place + letter + ending[1:] for letter in "qkv")
+    if value not in tensors:
+        return
+    zero = torch.zeros_like(tensors[query])
+    parts = tensors.pop(query), tensors.pop(key, zero), tensors.pop(value)
+    tensors[f"{place}qkv.bias"] = torch.cat(parts)
+
+
+def to_eva_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's tensors under the names of timm's `Eva` with attn_type="rope"."""
+    renamed = {
+        re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name): tensor
+        for name, tensor in tensors.items()
+    }
+    first, last = (tensors[f"blocks.0.mlp.{n}.weight"].shape for n in ("fc1", "fc2"))
+    is_split = "blocks.0.mlp.norm.weight" in tensors and first[0] == 2 * last[1]
+    return split_gates(renamed) if is_split else renamed
+
+
+def split_gates(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with one matrix for the gates and one for the values of SwiGLU MLPs."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        found = re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)
+        if found is None:
+            result[name] = tensor
+            continue
+        gate, value = tensor.chunk(2)
+        result[f"{found[1]}fc1_g.{found[2]}"] = gate.contiguous()
+        result[f"{found[1]}fc1_x.{found[2]}"] = value.contiguous()
+    return result
