@@ -316,7 +316,7 @@ def test_an_architecture_that_is_not_supported_is_refused_with_the_reason_and_th
     with pytest.raises(UsageError, match=f"does not support {name}: .*{reason}") as caught:
         create_model(name)
 
-    assert f"use timm:{name}," in caught.value.fix
+    assert f"use timm:{name} " in caught.value.fix
 
 
 def test_a_file_whose_config_names_another_architecture_is_refused_with_the_reason(

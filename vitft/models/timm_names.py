@@ -16,7 +16,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-LAYER_SCALE = re.compile(r"(blocks\.\d+\.)gamma_([12])")
+OTHER_NAMES = (
+    (re.compile(r"(blocks\.\d+\.)gamma_([12])"), r"\1ls\2.gamma"),
+    (re.compile(r"(blocks\.\d+\.mlp\.)w12\b"), r"\1fc1"),  # Meta's DINOv2-giant
+    (re.compile(r"(blocks\.\d+\.mlp\.)w3\b"), r"\1fc2"),
+)
+"""Pairs of another library's names and vitft's."""
 
 
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -25,7 +30,7 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Tensors that have vitft's names are left unchanged, and so are incomplete groups, which are
     reported later.
     """
-    result = {LAYER_SCALE.sub(r"\1ls\2.gamma", name): t for name, t in tensors.items()}
+    result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
         place, ending = name.rsplit(".attn.", 1)
         fuse_biases(result, f"{place}.attn.", ending)
@@ -41,6 +46,13 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if all(n in result for n in names):
                 result[place + fused] = torch.cat([result.pop(n) for n in names])
     return result
+
+
+def renamed(name: str) -> str:
+    """Return vitft's name of a tensor that only has another name."""
+    for pattern, ours in OTHER_NAMES:
+        name = pattern.sub(ours, name)
+    return name
 
 
 def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
@@ -79,13 +91,13 @@ def fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
 
 def to_eva_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a model's tensors under the names of timm's `Eva` with attn_type="rope"."""
-    renamed = {
+    scaled = {
         re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name): tensor
         for name, tensor in tensors.items()
     }
     first, last = (tensors[f"blocks.0.mlp.{n}.weight"].shape for n in ("fc1", "fc2"))
     is_split = "blocks.0.mlp.norm.weight" in tensors and first[0] == 2 * last[1]
-    return split_gates(renamed) if is_split else renamed
+    return split_gates(scaled) if is_split else scaled
 
 
 def split_gates(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -149,17 +149,20 @@ def test_a_dinov2_at_another_size_computes_what_timm_computes(tmp_path: Path) ->
     assert report.positions == "7x7 -> 3x5, bicubic"
 
 
-def test_a_swiglu_giant_is_refused_by_name(tmp_path: Path) -> None:
-    state = random_weights(replace(CONFIG, layer_scale=1e-5, num_classes=0))
-    for i in range(2):  # as timm packs it: both halves of the gate in fc1
-        state[f"blocks.{i}.mlp.fc1.weight"] = torch.zeros(1536, 192)
-        state[f"blocks.{i}.mlp.fc1.bias"] = torch.zeros(1536)
-    save_file(state, tmp_path / "model.safetensors")
+@pytest.mark.parametrize("names", [("fc1", "fc2"), ("w12", "w3")], ids=["timm", "Meta"])
+def test_a_swiglu_mlp_is_recognised_by_its_shapes(names: tuple[str, str], tmp_path: Path) -> None:
+    state = random_weights(replace(CONFIG, layer_scale=1e-5, num_classes=0, gated_mlp=True))
+    renamed = {
+        name.replace("mlp.fc1", f"mlp.{names[0]}").replace("mlp.fc2", f"mlp.{names[1]}"): tensor
+        for name, tensor in state.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
 
-    with pytest.raises(
-        WeightsError, match=r"use a SwiGLU MLP, .* instead of a GELU MLP.*\n.*large"
-    ):
-        load_pretrained(tmp_path)
+    model, report = load_pretrained(tmp_path)
+
+    assert model.config.gated_mlp
+    assert "SwiGLU" in report.architecture
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
 
 
 @torch.no_grad()

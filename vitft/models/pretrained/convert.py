@@ -73,6 +73,8 @@ HF_BLOCK = {
     # DINOv2
     "norm1": "norm1",
     "norm2": "norm2",
+    "mlp.weights_in": "mlp.fc1",  # SwiGLU: gate and value in one matrix, as here
+    "mlp.weights_out": "mlp.fc2",
     "layer_scale1": "ls1",
     "layer_scale2": "ls2",
 }
@@ -104,8 +106,6 @@ NPZ_BLOCK = {
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 LIKELY_CAUSES = {
-    "mlp.w12": "a SwiGLU MLP under names other than timm's",
-    "mlp.weights_in": "a SwiGLU MLP under names other than timm's",
     "gamma": "LayerScale under an unknown name",
     "MAPHead": "attention pooling under names other than timm's",
     "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
