@@ -303,8 +303,8 @@ REFUSALS = [
     ("resnet50", r"not a plain Vision Transformer \(resnet in timm\)"),
     ("vit_small_patch16_rope_mixed_224", r"rotary position embeddings \(RotaryEmbeddingMixed\)"),
     ("vit_base_patch16_sapiens2", r"normalised queries and keys"),
-    ("vit_dwee_patch16_reg1_gap_256", r"another kind of attention \(DiffAttention\)"),
-    ("vit_base_patch16_rpn_224", r"another kind of block \(ResPostBlock\)"),
+    ("vit_dwee_patch16_reg1_gap_256", r"an unsupported kind of attention \(DiffAttention\)"),
+    ("vit_base_patch16_rpn_224", r"an unsupported kind of block \(ResPostBlock\)"),
     ("vit_so400m_patch14_siglip_384", r"384 pixels\) is not a multiple"),
 ]
 
@@ -326,7 +326,7 @@ def test_a_file_whose_config_names_another_architecture_is_refused_with_the_reas
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     write_timm_config(tmp_path, architecture="vit_base_patch16_rpn_224")
 
-    with pytest.raises(WeightsError, match=r"another kind of block") as caught:
+    with pytest.raises(WeightsError, match=r"an unsupported kind of block") as caught:
         load_pretrained(tmp_path)
 
     assert "timm:vit_base_patch16_rpn_224" in caught.value.fix

@@ -238,7 +238,7 @@ def test_a_row_names_an_architecture_that_can_be_built(entry: CatalogEntry) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("vit_base_patch16_rpn_224.sw_in1k", "another kind of block"),
+        ("vit_base_patch16_rpn_224.sw_in1k", "an unsupported kind of block"),
         ("timm/vit_small_patch16_rope_mixed_224.naver_in1k", "rotary position embeddings"),
         ("swin_tiny_patch4_window7_224", "swin_transformer in timm"),
     ],

@@ -78,7 +78,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             class_token=class_token,
             activation=facts.activation or "gelu",
             positions="pos_embed" in tensors,
-            rope=facts.known.rope if facts.known else None,
+            rope=facts.unstored.rope if facts.unstored else None,
             **norm_fields(tensors),
             **pool_fields(tensors, facts),
         )
@@ -109,7 +109,7 @@ def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str,
 
     A model lacks the last norm only if its architecture is known; otherwise, the file is damaged.
     """
-    known, has_fc_norm = facts.known, "fc_norm.weight" in tensors
+    known, has_fc_norm = facts.unstored, "fc_norm.weight" in tensors
     is_mean = has_fc_norm or facts.pool == "avg" or "cls_token" not in tensors
     has_norm = known is None or known.final_norm or has_fc_norm or "norm.weight" in tensors
     pool = "map" if "attn_pool.latent" in tensors else "mean" if is_mean else "cls"

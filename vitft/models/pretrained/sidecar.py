@@ -7,9 +7,9 @@ therefore checked, nothing is executed, and shapes are used only if they match t
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from vitft.data.grey_levels import GreyRange
 from vitft.data.transforms import RESAMPLING, Fit
@@ -29,6 +29,20 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("quick_gelu", "quickgelu"), "quick_gelu"),
 }
 """Mapping from names of activation functions in timm and transformers to vitft's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnstoredFacts:
+    """Parts of an architecture of which the names and shapes of tensors say nothing."""
+
+    rope: RopeConfig | None
+    pool_heads: int
+    final_norm: bool
+
+    @classmethod
+    def of(cls, config: ViTConfig) -> Self:
+        """Return the facts of an architecture."""
+        return cls(rope=config.rope, pool_heads=config.pool_heads, final_norm=config.final_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +67,8 @@ class SidecarFacts:
     activation: Activation | None = None
     pool: str = ""
     """Input of the head, as named by timm, e.g. token or avg."""
-    known: ViTConfig | None = None
-    """Configuration of the architecture that the file or the catalogue names. From it are taken
-    rotary position embeddings, the heads of attention pooling and a missing last norm."""
+    unstored: UnstoredFacts | None = None
+    """Facts from the architecture that the file or the catalogue names; None if none is named."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Origin of mean and std."""
@@ -177,9 +190,8 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     pool = arguments.text("global_pool") or config.text("global_pool")
     known = named_architecture(config)
-    known = stated_architecture(arguments, known) if known else None
     return SidecarFacts(
-        known=known,
+        unstored=unstored_facts(arguments, known) if known else None,
         pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
@@ -206,35 +218,40 @@ def named_architecture(config: JsonTable) -> ViTConfig | None:
         raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
 
 
-def stated_architecture(arguments: JsonTable, known: ViTConfig) -> ViTConfig:
-    """Return timm's architecture with the arguments that change more than the tensors' shapes."""
-    rope = known.rope or RopeConfig()
-    if arguments.values.get("use_rot_pos_emb"):
-        grid = (
-            arguments.size("ref_feat_shape") if "ref_feat_shape" in arguments.values else rope.grid
-        )
-        base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
-        kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
-        half = arguments.values.get("rope_rotate_half")
-        rope = RopeConfig(
-            unit=rope.unit if kind is None else kind == "dinov3",
-            base=rope.base if base is None else base,
-            offset=rope.offset if offset is None else offset,
-            grid=grid,
-            x_first=rope.x_first if order is None else order == "xy",
-            halves=rope.halves if half is None else bool(half),
-        )
+def unstored_facts(arguments: JsonTable, known: ViTConfig) -> UnstoredFacts:
+    """Return the unstored facts of timm's architecture `known`, built with other arguments."""
+    heads = arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
-    norms = [
-        arguments.values.get(n) for n in ("use_post_transformer_norm", "use_fc_norm", "final_norm")
-    ]
-    is_stated = any(value is not None for value in norms)
-    return replace(
-        known,
-        rope=rope if has_rope else None,
-        pool_heads=arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads,
-        final_norm=any(norms) if is_stated else known.final_norm,
+    names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
+    norms = [arguments.values[name] for name in names if name in arguments.values]
+    return UnstoredFacts(
+        rope=stated_rope(arguments, known.rope or RopeConfig()) if has_rope else None,
+        pool_heads=0 if heads == arguments.whole("num_heads", 1024) else heads,
+        final_norm=any(norms) if norms else known.final_norm,
     )
+
+
+def stated_rope(arguments: JsonTable, known: RopeConfig) -> RopeConfig:
+    """Return the rotary position embeddings `known` with the settings in timm's arguments.
+
+    Raises:
+        WeightsError: A setting is of the wrong type or out of range.
+    """
+    base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
+    kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
+    half = arguments.values.get("rope_rotate_half")
+    has_grid = "ref_feat_shape" in arguments.values
+    try:
+        return RopeConfig(
+            unit=known.unit if kind is None else kind == "dinov3",
+            base=known.base if base is None else base,
+            offset=known.offset if offset is None else offset,
+            grid=arguments.size("ref_feat_shape") if has_grid else known.grid,
+            x_first=known.x_first if order is None else order == "xy",
+            halves=known.halves if half is None else bool(half),
+        )
+    except UsageError as error:
+        raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
 
 
 def timm_pool(config: ViTConfig) -> str:

@@ -20,7 +20,7 @@ from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read_weights
-from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar, timm_pool
+from vitft.models.pretrained.sidecar import SidecarFacts, UnstoredFacts, read_sidecar, timm_pool
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
@@ -115,7 +115,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
         norm_eps=config.norm_eps if config else None,
         activation=config.activation if config else None,
         pool=timm_pool(config) if config else "",
-        known=config,
+        unstored=UnstoredFacts.of(config) if config else None,
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
@@ -138,7 +138,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         return from_checkpoint(raw, facts, provenance)
     try:
         converted = convert(raw.tensors)
-        if converted.may_rotate and facts.known is None:
+        if converted.may_rotate and facts.unstored is None:
             raise WeightsError(
                 "the model seems to have rotary position embeddings, but their settings are not in "
                 "the file",
