@@ -106,7 +106,7 @@ class NumpyModel:
         query = self.linear(self["attn_pool.latent"], "attn_pool.q.")  # (1, 1, D)
         kv = self.each(lambda part: self.linear(part, "attn_pool.kv."), x)  # (B, N, 2 * D)
         q, k, v = (by_head(part, heads) for part in (query, kv[..., :d], kv[..., d:]))
-        pooled = self.linear(weighted_values(q, k, v), "attn_pool.proj.")  # (B, 1, D)
+        pooled = self.linear(mix_values(q, k, v), "attn_pool.proj.")  # (B, 1, D)
         hidden = self.norm(pooled, "attn_pool.norm.")
         return (pooled + self.mlp(hidden, "attn_pool.mlp.", is_gated=False))[:, 0]
 
@@ -154,7 +154,7 @@ class NumpyModel:
         q = self.turned(by_head(x[:, :rows] @ weight[:d].T + bias[:d], self.heads))
         kv = self.each(lambda part: part @ weight[d:].T + bias[d:], x)  # (B, N, 2 * D)
         k = self.turned(by_head(kv[..., :d], self.heads))  # (B, H, N, K)
-        mixed = weighted_values(q, k, by_head(kv[..., d:], self.heads))
+        mixed = mix_values(q, k, by_head(kv[..., d:], self.heads))
         mixed = self.norm_if_there(mixed, f"{name}attn.norm.")
         return self.each(lambda part: self.linear(part, f"{name}attn.proj."), mixed)
 
@@ -301,7 +301,7 @@ def by_head(x: Float32Array, heads: int) -> Float32Array:
     return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def weighted_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
+def mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
     """Return the values, weighted by attention (appendix A): M queries to (B, M, D)."""
     weights = softmax(as_floats(q / math.sqrt(q.shape[-1])) @ k.swapaxes(2, 3))
     mixed = (weights @ v).transpose(0, 2, 1, 3)  # (B, M, H, K)
