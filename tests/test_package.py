@@ -356,7 +356,9 @@ def test_only_the_command_line_prints() -> None:
         if name in ("print", "sys.stdout.write", "sys.stderr.write")
     }
 
-    assert {p for p in printing if not p.startswith("cli/")} <= {"system/console.py"}
+    assert {p for p in printing if not p.startswith("cli/")} <= {
+        *("system/console.py", "export/reference/preprocess.py")  # the latter is itself a program
+    }
 
 
 def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:

@@ -134,7 +134,7 @@ def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
 
-    assert len(files) == 23
+    assert len(files) == 49
     for path in files:
         content = path.read_bytes()
         assert not [place for place in places if place.encode() in content], path
@@ -379,7 +379,7 @@ def test_an_export_that_answers_differently_is_removed(
             super().write(trained, folder)
             state["head.bias"] -= 0.01
 
-    monkeypatch.setattr(job, "formats_of", lambda _: {"safetensors": Broken()})
+    monkeypatch.setattr(job, "formats_of", lambda *_: {"safetensors": Broken()})
 
     with pytest.raises(RunError, match=r"logits by up to 0\.01, .*was removed"):
         export_safetensors(str(run), tmp_path / "export")

@@ -108,7 +108,9 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
     repo = hub.repos["me/flowers"]
     assert repo.private
     assert repo.branches == {"main", "v1"}
-    assert sorted(repo.files) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(repo.files) == [
+        *("README.md", "config.json", "confusion.png", "model.safetensors")
+    ]
     for name, content in repo.files.items():
         assert content == (tmp_path / "branch" / name).read_bytes()
     assert [read[n]["code"] for n in "012345"] == [0, 0, 5, 4, 0, 0], read

@@ -1,6 +1,7 @@
 """`vitft export`: export a trained model for other tools, and push it to the Hugging Face hub."""
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
@@ -54,6 +55,12 @@ def add_export(parser: Parser) -> None:
         default="",
         help="licence stated in the README, e.g. mit (default: licence of the pretrained weights)",
     )
+    add_hub_options(parser)
+    parser.set_defaults(command=export_command)
+
+
+def add_hub_options(parser: Parser) -> None:
+    """Add the options of `vitft export` for the Hugging Face hub."""
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
@@ -64,14 +71,30 @@ def add_export(parser: Parser) -> None:
     hub.add_argument(
         "--revision", metavar="BRANCH", default="", help="branch to push to (default: main)"
     )
-    parser.set_defaults(command=export_command)
+    hub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write the folder for the hub, to read first, without network access",
+    )
+    hub.add_argument(
+        "--image-licence",
+        metavar="NAME",
+        default="",
+        help="licence of your images; if it allows it, the page shows one image per class",
+    )
+    hub.add_argument(
+        "--image-credit", metavar="TEXT", default="", help="authors and source of these images"
+    )
 
 
 def export_command(args: argparse.Namespace) -> int:
     """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
 
-    options = ("with_preprocessing", "with_resize", "images", "private", "revision", "licence")
+    options = (
+        *("with_preprocessing", "with_resize", "images", "licence"),
+        *("private", "revision", "dry_run", "image_licence", "image_credit"),
+    )
     plan = plan_export(
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,
@@ -84,7 +107,10 @@ def export_command(args: argparse.Namespace) -> int:
 
     done = export_run(args.run, plan)
     print_export(done, plan)
-    if plan.repo:
+    if plan.dry_run:
+        output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
+        output.note(f"next: hf upload {plan.repo} {shlex.quote(str(done.folder))}")
+    elif plan.repo:
         from vitft.export.hub import push
 
         output.note(f"pushing to {plan.repo}")

@@ -24,6 +24,14 @@ from vitft.export.facts import (
     view_sentence,
 )
 from vitft.export.formats.timm import timm_obstacle
+from vitft.export.limits import limits_of
+from vitft.export.pictures import (
+    CONFUSION_FILE,
+    EXAMPLES_FILE,
+    MOST_LABELLED,
+    confusion_png,
+    example_images,
+)
 from vitft.export.plan import ExportPlan
 from vitft.export.snippets import (
     GRAPH_SNIPPETS,
@@ -38,7 +46,7 @@ from vitft.export.snippets import (
 )
 from vitft.export.trained import TrainedRun
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import RunResults
+from vitft.metrics.results import Interval, RunResults
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval
@@ -83,7 +91,8 @@ def write_readme(
 ) -> None:
     """Write the model card of an exported folder, with programs that open the folder.
 
-    If the plan has a hub repository, the programs open the repository instead.
+    If the plan has a hub repository, the programs open the repository instead, and pictures are
+    written for its page. huggingface_hub validates the metadata.
     """
     results = results_of(trained)
     data = data_name(trained.run)
@@ -93,8 +102,10 @@ def write_readme(
         [
             *introduction(trained, results, row.name),
             *usage_section(trained.card, row.name, plan),
+            *limits_section(trained, results),
             *data_section(trained, results),
             *results_section(results, row),
+            *pictures_section(trained, results, folder, plan),
             *licence_section(trained.card, plan.licence),
         ]
     )
@@ -105,25 +116,27 @@ def header_of(
     card: Card, form: str, results: RunResults | None, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
+    from huggingface_hub import ModelCardData
+
     library = LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
     licence = plan.licence or pretrained_licence(card.weights)
     is_known = licence.lower() in LICENCES
-    header: dict[str, Any] = {
-        "library_name": library,
-        "pipeline_tag": "image-classification",
-        "license": licence.lower() if is_known else "other" if licence else "unknown",
-        "tags": [*dict.fromkeys(["image-classification", "vision-transformer", "vitft", library])],
-    }
-    if header["license"] == "other":
-        header["license_name"] = licence
-    if base := base_model(card.weights):
-        header["base_model"] = base
-    if results:
-        name = plan.repo or f"{data} classifier"
-        header["model-index"] = [{"name": name, "results": [result_of(results, data)]}]
-    return header
+    name = plan.repo or f"{data} classifier"
+    base = base_model(card.weights)
+    found: dict[str, Any] = ModelCardData(
+        library_name=library,
+        pipeline_tag="image-classification",
+        license=licence.lower() if is_known else "other" if licence else "unknown",
+        license_name=licence if licence and not is_known else None,
+        tags=["image-classification", "vision-transformer", "vitft", library],
+        base_model=base or None,
+        base_model_relation="finetune" if base else None,
+        model_name=name if results else None,
+        eval_results=evaluation_of(results, data) if results else None,
+    ).to_dict()
+    return found
 
 
 def base_model(weights: Provenance) -> str:
@@ -135,20 +148,71 @@ def base_model(weights: Provenance) -> str:
     return entry.repo if entry else ""
 
 
-def result_of(results: RunResults, data: str) -> dict[str, Any]:
-    """Return the accuracy as an entry of the hub's model index."""
-    return {
-        "task": {"type": "image-classification"},
-        "dataset": {"type": "imagefolder", "name": data, "split": "validation"},
-        "metrics": [
-            {
-                "type": "accuracy",
-                "value": round(results["top1"], 6),
-                "name": f"accuracy on {count(results['images'], 'validation image')}, 95% "
-                f"interval {interval(results['top1_interval'])}",
-            }
-        ],
-    }
+def evaluation_of(results: RunResults, data: str) -> list[Any]:
+    """Return the accuracies as the evaluation results of huggingface_hub."""
+    from huggingface_hub import EvalResult
+
+    on = count(results["images"], "validation image")
+    metrics: list[tuple[str, str, float | None, Interval | None]] = [
+        ("accuracy", "accuracy", results["top1"], results["top1_interval"]),
+        ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
+        ("top5_accuracy", "top-5 accuracy", results["top5"], results["top5_interval"]),
+    ]
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type="imagefolder",
+            dataset_name=data,
+            dataset_split="validation",
+            metric_type=kind,
+            metric_value=round(value, 6),
+            metric_name=f"{name} on {on}, 95% interval {interval(bounds)}",
+        )
+        for kind, name, value, bounds in metrics
+        if value is not None
+    ]
+
+
+def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
+    """Return the lines on the intended use and the limits of the model."""
+    names = [markdown_text(name) for name in trained.card.classes]
+    lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
+    return ["## Intended use and limits", "", *lines, ""]
+
+
+def pictures_section(
+    trained: TrainedRun, results: RunResults | None, folder: Path, plan: ExportPlan
+) -> list[str]:
+    """Write the pictures of a hub page, and return the lines that show them."""
+    lines: list[str] = []
+    classes = trained.card.classes
+    matrix = confusion_png(classes, results) if plan.repo and results else None
+    if matrix is not None:
+        write_atomically(folder / CONFUSION_FILE, matrix)
+        numbers = " The numbers are images." if len(classes) <= MOST_LABELLED else ""
+        lines += [
+            "## Confusion matrix",
+            "",
+            f"![Confusion matrix: true classes in rows, predictions in columns]({CONFUSION_FILE})",
+            "",
+            f"Rows are true classes, columns are predictions.{numbers}",
+            "",
+        ]
+    examples = example_images(trained) if plan.image_licence else None
+    if examples is not None:
+        picture, names = examples
+        write_atomically(folder / EXAMPLES_FILE, picture)
+        credit = f", {markdown_text(plan.image_credit)}" if plan.image_credit else ""
+        lines += [
+            "## Examples",
+            "",
+            f"![One validation image per class]({EXAMPLES_FILE})",
+            "",
+            f"Row by row: {', '.join(map(markdown_text, names))}. Images: "
+            f"{markdown_text(plan.image_licence)}{credit}.",
+            "",
+        ]
+    return lines
 
 
 def introduction(trained: TrainedRun, results: RunResults | None, form: str) -> list[str]:

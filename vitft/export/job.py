@@ -62,7 +62,8 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.
     """
-    trained, formats = load_trained(run), formats_of(plan)
+    trained = load_trained(run)
+    formats = formats_of(plan, trained)
     for name, each in formats.items():
         if reason := each.obstacle(each.source(trained).card):
             raise RunError(
@@ -93,7 +94,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         notes = export_notes(trained, plan, rows)
         notes += [note for each in formats.values() for note in each.notes()]
         for row in rows:
-            if row.name in formats:
+            if row.name in formats and formats[row.name].is_model:
                 folder = fresh if len(formats) == 1 else fresh / row.name
                 write_readme(formats[row.name].source(trained), folder, row, plan)
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
@@ -128,7 +129,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         RunError: Images resized by the graph differ too much from those resized by vitft.
     """
     notes = [row.cost for row in rows if row.cost]
-    if any(each.reads_last_block for each in formats_of(plan).values()):
+    if any(each.reads_last_block for each in formats_of(plan, trained).values()):
         notes += last_block_note(trained)
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:

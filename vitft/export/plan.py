@@ -20,6 +20,7 @@ EXPORT_FORMATS = {
     "onnx": "an ONNX graph for onnxruntime and other tools (any batch size)",
     "torch-export": "a program for torch.export.load (any batch size)",
     "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
+    "preprocessing": "the transform for programs in other languages, with test vectors (no model)",
 }
 """Mapping from format names, which are also the option names, to descriptions."""
 
@@ -38,6 +39,16 @@ NUM_COMPARED = 64
 """Default number of validation images used to compare exports with the original."""
 MAX_LICENCE = 100
 """Maximum number of characters in the name of a licence."""
+MAX_CREDIT = 500
+"""Maximum number of characters in the credit of example images."""
+FREE_IMAGE_LICENCES = ("cc0-1.0", "pddl", "unlicense")
+"""Licences that allow to publish images without naming the authors."""
+CREDITED_IMAGE_LICENCES = (
+    *("cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0"),
+    *("cc-by-sa-2.0", "cc-by-sa-2.5", "cc-by-sa-3.0", "cc-by-sa-4.0"),
+    *("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "apache-2.0", "mit"),
+)
+"""Licences that allow to publish reduced images if the authors are named."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -61,6 +72,12 @@ class ExportPlan:
     """Branch of the repository; empty for `main`."""
     licence: str = ""
     """Licence for the README; if empty, the licence of the pretrained weights is used."""
+    dry_run: bool = False
+    """Whether to write the folder for the hub without any network access, and not upload it."""
+    image_licence: str = ""
+    """Licence of the images; if it allows it, the hub page shows one image per class."""
+    image_credit: str = ""
+    """Authors of the images, named below them."""
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
@@ -115,9 +132,11 @@ def check_push(plan: ExportPlan) -> None:
     """
     repo = plan.repo
     if not repo:
-        if plan.private or plan.revision:
+        if plan.private or plan.revision or plan.dry_run or plan.image_licence or plan.image_credit:
             raise UsageError(
-                "--private and --revision need --push-to-hub", fix="add --push-to-hub owner/name"
+                "--private, --revision, --dry-run, --image-licence and --image-credit need "
+                "--push-to-hub",
+                fix="add --push-to-hub owner/name",
             )
         return
     if not REPO_NAME.fullmatch(repo) or ".." in repo:
@@ -129,16 +148,47 @@ def check_push(plan: ExportPlan) -> None:
             "--push-to-hub needs exactly one format that a library can load from the hub",
             fix=f"use one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",
         )
+    check_image_licence(plan)
+    if plan.dry_run:
+        return
     from huggingface_hub import constants, get_token
 
     if constants.is_offline_mode():
         raise UsageError(
             "--push-to-hub cannot be used while HF_HUB_OFFLINE is set",
-            fix="unset HF_HUB_OFFLINE, or remove --push-to-hub",
+            fix="unset HF_HUB_OFFLINE, or add --dry-run",
         )
     if not get_token():
         raise UsageError(
             "--push-to-hub needs a hub token, but none is set",
             fix="create a token with write access at huggingface.co/settings/tokens, then set "
             "HF_TOKEN or run `hf auth login`",
+        )
+
+
+def check_image_licence(plan: ExportPlan) -> None:
+    """Check that the licence of the images allows to publish them, and that credit is given.
+
+    Raises:
+        UsageError: The licence is unknown or does not allow it, or the credit is missing.
+    """
+    licence, credit = plan.image_licence, plan.image_credit
+    if not licence and not credit:
+        return
+    if licence not in FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES:
+        raise UsageError(
+            f"--image-licence {licence!r} is not a licence that is known to allow publishing "
+            "images",
+            fix=f"use {', '.join(FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES)}, or remove "
+            "--image-licence to publish no images",
+        )
+    if licence in CREDITED_IMAGE_LICENCES and not credit:
+        raise UsageError(
+            f"{licence} requires naming the authors of the images",
+            fix="add --image-credit 'AUTHORS AND SOURCE'",
+        )
+    if len(credit) > MAX_CREDIT or not credit.isprintable():
+        raise UsageError(
+            "invalid --image-credit: expected text on one line",
+            fix=f"use up to {MAX_CREDIT} printable characters",
         )

@@ -5,14 +5,16 @@ from vitft.export.formats.graph import TorchExportFormat
 from vitft.export.formats.html import HtmlFormat
 from vitft.export.formats.int8 import Int8Format
 from vitft.export.formats.onnx import OnnxFormat
+from vitft.export.formats.preprocessing import PreprocessingFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.transformers import TransformersFormat
 from vitft.export.formats.transformers_js import TransformersJsFormat
 from vitft.export.plan import ExportPlan
+from vitft.export.trained import TrainedRun
 
 
-def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
-    """Return the formats of a plan by name, configured with the options of the plan."""
+def formats_of(plan: ExportPlan, trained: TrainedRun) -> dict[str, ExportFormat]:
+    """Return the formats of a plan by name, configured with its options and the run."""
     takes_bytes = plan.with_preprocessing
     known: dict[str, ExportFormat] = {
         "safetensors": SafetensorsFormat(),
@@ -23,5 +25,6 @@ def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
         "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
         "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
         "int8": Int8Format(takes_bytes=takes_bytes),
+        "preprocessing": PreprocessingFormat(trained=trained),
     }
     return {name: known[name] for name in plan.formats}

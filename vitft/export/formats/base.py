@@ -43,6 +43,8 @@ class ExportFormat(ABC):
 
     reads_last_block: bool = False
     """Whether this format requires a head that reads only the last block."""
+    is_model: bool = True
+    """Whether the folder contains a model, which is described by a model card."""
 
     def source(self, trained: TrainedRun) -> TrainedRun:
         """Return the run to export, with a head that reads only the last block if required."""

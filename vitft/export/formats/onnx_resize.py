@@ -38,6 +38,8 @@ MAX_GREY_LEVELS = 2
 If the first pass rounds a value near a boundary differently, the second pass can amplify the
 difference.
 """
+PILLOW_REORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
+"""Whether Pillow applies the row filter first to some images (see `two_passes`)."""
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights of red, green and blue for conversion to grey, in units of 1 / 65536."""
 
@@ -222,7 +224,7 @@ def two_passes(
         end = helper.make_tensor_value_info(view, TensorProto.FLOAT, None)
         return helper.make_graph(inner.nodes, prefix, [], [end])
 
-    if int(PIL.__version__.split(".")[0]) < 13:
+    if not PILLOW_REORDERS_PASSES:
         graph.nodes += in_order("resize_columns_", rows_first=False).node
         return str(graph.nodes[-1].output[0])
     return graph.add(

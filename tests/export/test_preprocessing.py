@@ -1,0 +1,225 @@
+"""The transform for other languages: a specification, vectors, and three programs that agree."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.export_run import make_run, tiny
+from vitft.cli.main import main
+from vitft.data.images import open_image
+from vitft.data.transforms import EvalTransform
+from vitft.export import export_run
+from vitft.export.formats.preprocessing import PreprocessingFormat, write_vector
+from vitft.export.formats.vectors import Vector, drawn, image_file, pixel_file
+from vitft.export.plan import plan_export
+from vitft.export.trained import load_trained
+from vitft.system.errors import RunError
+
+NODE, COMPILER = shutil.which("node"), shutil.which("g++")
+EXIF_COLOURS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "photos": {"crop": 0.875, **EXIF_COLOURS},
+    "lanczos": {"image_size": (16, 24), "interpolation": "lanczos"},
+    "grey": {
+        "interpolation": "bilinear",
+        "mean": (0.3,),
+        "std": (0.27,),
+        "fit": "squash",
+        "grey_range": (120.0, 3900.0),
+    },
+    "nearest": {"interpolation": "nearest", "crop": 1.0, "grey_range": (-0.5, 1.25)},
+}
+
+
+def exported(root: Path, **transform: Any) -> Path:
+    size = transform.pop("image_size", (16, 16))
+    config = tiny(3, image_size=size, in_channels=len(transform.get("mean", (1, 2, 3))))
+    run = make_run(root, config=config, **transform)
+    return export_run(str(run), plan_export(["preprocessing"], str(root / "export"))).folder
+
+
+@pytest.fixture(scope="module", params=[*TRANSFORMS])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported folder with 24 more vectors of random shapes in a folder of their own."""
+    root = tmp_path_factory.mktemp(request.param)
+    found = exported(root, **TRANSFORMS[request.param])
+    transform = EvalTransform.from_json(
+        json.loads((found / "preprocessing.json").read_text())["transform"]
+    )
+    (found / "more").mkdir()
+    for vector in random_vectors():
+        write_vector(found / "more", transform, vector)
+    return found
+
+
+def random_vectors() -> Iterator[Vector]:
+    random = np.random.default_rng(1)
+    modes = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
+    for i in range(24):
+        mode = [*modes][i % 5]
+        height, width = (int(side) for side in random.integers(1, 90, 2))
+        if i % 6 == 0:  # the ratio decides the order of the passes, and what is resized at all
+            height, width = (700, 1 + i % 4) if i % 12 else (1 + i % 4, 700)
+        pixels = drawn(random, height, width, modes[mode])
+        orientation = 1 + i % 8
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        kind = "tiff" if mode == "CMYK" else "png"
+        options = {} if mode == "CMYK" else {"exif": exif}
+        yield Vector(
+            f"{i:02}.{kind}",
+            "",
+            image_file(pixels, mode, kind, **options),
+            pixel_file(pixels, mode, orientation=orientation if options else 1),
+        )
+
+
+def checked(*command: str, cwd: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def compiled(folder: Path) -> str:
+    path = folder / "compiled"
+    if not path.exists():
+        flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-Wall", "-Werror"]
+        code, text = checked("g++", *flags, "preprocess.cpp", "-o", str(path), cwd=folder)
+        assert code == 0, text
+    return str(path)
+
+
+def program(folder: Path, language: str) -> list[str]:
+    """The command that checks vectors, or a skipped test."""
+    if language == "Python":
+        return [sys.executable, "preprocess.py"]
+    if language == "JavaScript":
+        if NODE is None:
+            pytest.skip("node is not installed")
+        return [NODE, "preprocess.mjs"]
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    return [compiled(folder)]
+
+
+LANGUAGES = ["Python", "JavaScript", "C++"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_gives_the_bytes_and_floats_of_vitft(folder: Path, language: str) -> None:
+    command = program(folder, language)
+
+    vectors, more = (checked(*command, name, cwd=folder) for name in ("vectors", "more"))
+
+    assert vectors == (0, "5 of 5 vectors equal")
+    assert more == (0, "24 of 24 vectors equal")
+
+
+@pytest.mark.parametrize("folder", ["photos"], indirect=True)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_names_a_vector_that_differs_by_one_bit(
+    folder: Path, tmp_path: Path, language: str
+) -> None:
+    shutil.copytree(folder / "vectors", tmp_path / "vectors")
+    for name in ("phone.tensor", "tall.view"):
+        content = bytearray((tmp_path / "vectors" / name).read_bytes())
+        content[100] ^= 1
+        (tmp_path / "vectors" / name).write_bytes(content)
+
+    code, text = checked(*program(folder, language), str(tmp_path / "vectors"), cwd=folder)
+
+    assert code == 1
+    assert text.startswith("3 of 5 vectors equal; different: ")
+    assert {*text.split(": ")[1].split(", ")} == {"phone (floats)", "tall (bytes)"}
+
+
+def test_the_python_program_opens_files_as_vitft_does(folder: Path, tmp_path: Path) -> None:
+    program = runpy.run_path(str(folder / "preprocess.py"))
+    described = json.loads((folder / "preprocessing.json").read_text())
+    transform = EvalTransform.from_json(described["transform"])
+    random = np.random.default_rng(2)
+    colours = Image.fromarray(drawn(random, 30, 20, 3))
+    colours.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    colours.quantize(7).save(tmp_path / "palette.png", transparency=2)
+    colours.convert("1").save(tmp_path / "black_and_white.png")
+    colours.convert("L").save(tmp_path / "clear_grey.png", transparency=3)
+    colours.convert("F").save(tmp_path / "float.tif")
+    paths = [*tmp_path.iterdir(), *(folder / "vectors").glob("*.[pt][ni][gf]")]
+    assert len(paths) == 10
+
+    for path in paths:
+        found = program["preprocess"](program["read_file"](path))
+        view = transform.pixels(open_image(path, grey_range=transform.grey_range))
+        expected = program["tensor_of"](view)
+        np.testing.assert_array_equal(found, expected, str(path))
+
+
+def test_the_specification_has_the_numbers_and_digests_of_the_run(tmp_path: Path) -> None:
+    folder = exported(tmp_path, crop=0.875, **EXIF_COLOURS)
+
+    found = json.loads((folder / "preprocessing.json").read_text())
+
+    steps = {step["step"]: step for step in found["steps"]}
+    assert [*steps] == [
+        *("decode", "mode", "orientation", "resize", "crop", "scale", "normalise", "layout")
+    ]
+    assert (
+        steps["resize"]["sides"]
+        == "shorter side 18, longer side 18 * longer / shorter, rounded down"
+    )
+    assert steps["normalise"]["std"] == [0.229, 0.224, 0.225]
+    assert found["output"]["shape"] == ["batch", 3, 16, 16]
+    assert len(found["vectors"]["images"]) == 5
+    names = {name for image in found["vectors"]["images"] for name in image["sha256"]}
+    assert names == {path.name for path in (folder / "vectors").iterdir()}
+    assert "Apache License" in (folder / "LICENSE").read_text()
+
+
+def test_the_program_of_the_folder_needs_no_vitft(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    code = (
+        "import sys, preprocess\n"
+        "tensor = preprocess.preprocess(preprocess.read_file('vectors/phone.png'))\n"
+        "assert not {'vitft', 'torch'} & {*sys.modules}\n"
+        "print(tensor.shape, tensor.dtype)"
+    )
+
+    done = checked(sys.executable, "-c", code, cwd=folder)
+
+    assert done == (0, "(1, 3, 16, 16) float32")
+
+
+def test_the_export_is_compared_with_the_run_on_its_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    command = ["export", "--preprocessing", "--run", str(run), "--out", str(tmp_path / "export")]
+
+    assert main(command) == 0
+
+    assert (
+        "largest logit difference 0.0e+00, 0 changed predictions on 6 validation images"
+        in capsys.readouterr().out
+    )
+
+
+def test_an_export_whose_program_gives_other_values_is_refused(tmp_path: Path) -> None:
+    trained = load_trained(str(make_run(tmp_path)))
+    form = PreprocessingFormat(trained=trained)
+    (tmp_path / "export").mkdir()
+    form.write(trained, tmp_path / "export")
+    program = tmp_path / "export" / "preprocess.py"
+    program.write_text(program.read_text().replace("CROP_FRACTION = 0.9", "CROP_FRACTION = 0.8"))
+
+    with pytest.raises(RunError, match="does not reproduce the test vectors: alpha"):
+        form.open(tmp_path / "export")

@@ -1,0 +1,135 @@
+"""Section "Intended use and limits" of a model card, written from the results of the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vitft.features.ood import REFERENCE_FILE
+from vitft.metrics.chance import chance_level
+from vitft.metrics.results import AuditResults, RunResults
+from vitft.system.run_content import read_run_json
+from vitft.system.text import count, interval, percent
+
+FEW_PER_CLASS = 10
+"""Number of validation images below which the recall of a class says little."""
+MOST_MENTIONED = 3
+"""Maximum number of weak classes and of confusions in the text."""
+
+
+class ClassPair(NamedTuple):
+    """A true class, the class predicted instead, and the number of images."""
+
+    true: int
+    predicted: int
+    images: int
+    of: int
+    """Number of validation images of the true class."""
+
+
+def most_confused(results: RunResults) -> list[ClassPair]:
+    """Return the most frequent confusions of two or more images, most frequent first."""
+    pairs = [
+        ClassPair(i, j, number, sum(row))
+        for i, row in enumerate(results["confusion"])
+        for j, number in enumerate(row)
+        if i != j and number > 1
+    ]
+    return sorted(pairs, key=lambda pair: -pair.images)[:MOST_MENTIONED]
+
+
+def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> list[str]:
+    """Return what the model is for and what limits its use, as sentences in Markdown.
+
+    Args:
+        run: Run directory.
+        names: Class names, escaped for Markdown, in the order of the model's outputs.
+        results: Results of the run, if there are any.
+
+    Raises:
+        RunError: A file of the run is damaged.
+    """
+    found = [
+        f"The model assigns an image to one of {count(len(names), 'class', 'classes')}. It always "
+        "names one of them, also for an image that shows none of them or several."
+    ]
+    if (run / REFERENCE_FILE).is_file():
+        found.append(
+            "`vitft predict` notes images that are unlike the training images, although "
+            "not reliably; other libraries do not."
+        )
+    if not results:
+        return [*found, "Its accuracy was not measured."]
+    found.append(
+        "The validation images come from the same data as the training images. The accuracy on "
+        "images from other sources was not measured."
+    )
+    if chance_level(results):
+        return [*found, "It is at chance level, so it should not be used."]
+    found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
+    return [*found, *data_problems(run)]
+
+
+def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
+    """Return sentences on the classes of the lowest recall, and on those with few images."""
+    rows = [
+        (row["recall"], name, row["recall_interval"], row["images"])
+        for name, row in zip(names, results["per_class"].values(), strict=True)
+        if row["images"] and row["recall"] is not None
+    ]
+    weak = sorted(row for row in rows if row[0] < 1)[:MOST_MENTIONED]
+    texts = [
+        f"{name} {percent(recall)} of {count(images, 'image')} (95% interval {interval(bounds)})"
+        for recall, name, bounds, images in weak
+    ]
+    found = [f"The lowest recalls are: {'; '.join(texts)}."] if texts else []
+    few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
+    if few:
+        found.append(
+            f"{count(few, 'class has', 'classes have')} fewer than {FEW_PER_CLASS} validation "
+            "images, so little is known about the recall there."
+        )
+    return found
+
+
+def confusions(names: Sequence[str], results: RunResults) -> list[str]:
+    """Return a sentence on the most frequent confusions, if there are any."""
+    texts = [
+        f"{names[pair.true]} predicted as {names[pair.predicted]} ({pair.images} of {pair.of})"
+        for pair in most_confused(results)
+    ]
+    return [f"The most frequent confusions are: {'; '.join(texts)}."] if texts else []
+
+
+def calibration(results: RunResults) -> list[str]:
+    """Return a sentence on the probabilities, if their calibration was measured."""
+    found = results["calibration"]
+    if found is None:
+        return []
+    return [
+        "The probabilities differ from the accuracy by "
+        f"{percent(max(0.0, found['ece']))} on average (expected calibration error, 95% interval "
+        f"{interval(found['ece_interval'])})."
+    ]
+
+
+def data_problems(run: Path) -> list[str]:
+    """Return sentences on problems that the audit of the run found in its data.
+
+    Raises:
+        RunError: The file audit.json is damaged.
+    """
+    audit, found = read_run_json(run / "audit.json", AuditResults), []
+    groups = sum(bool(each.get("across_split")) for each in (audit or {}).get("duplicates", []))
+    if groups:
+        found.append(
+            f"{count(groups, 'group')} of nearly identical images "
+            f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
+            "the true accuracy is probably lower."
+        )
+    labels = len((audit or {}).get("mislabels", []))
+    if labels:
+        found.append(
+            f"{count(labels, 'label')} of the data {'is' if labels == 1 else 'are'} probably wrong "
+            "according to a model that was not trained on the image."
+        )
+    return found

@@ -1,0 +1,101 @@
+"""Pictures of a hub page: the confusion matrix, and example images if their licence allows it."""
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from vitft.export.trained import TrainedRun, unchanged_images
+from vitft.metrics.results import RunResults
+
+CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
+MOST_LABELLED = 40
+"""Number of classes up to which the matrix has names and numbers."""
+MOST_DRAWN = 1000
+"""Number of classes up to which a matrix is drawn at all."""
+CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
+"""Sizes in pixels of a cell with a number, of the names, and of the text."""
+RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
+MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
+"""Number of example images, their side in pixels, and how many are in one row."""
+
+
+def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
+    """Draw the confusion matrix as a PNG; None if there are too many classes.
+
+    Rows are true classes and columns are predictions. A cell is darker the larger its fraction of
+    the row is: correct predictions in green, others in orange.
+    """
+    matrix, size = results["confusion"], len(classes)
+    if size > MOST_DRAWN:
+        return None
+    is_named = size <= MOST_LABELLED
+    cell = CELL if is_named else max(2, 800 // size)
+    margin = NAME_WIDTH if is_named else 0
+    picture = Image.new("RGB", (margin + cell * size + 1, margin + cell * size + 1), PAPER)
+    canvas, font = ImageDraw.Draw(picture), ImageFont.load_default(FONT_PX)
+    for i, row in enumerate(matrix):
+        for j, number in enumerate(row):
+            left, top = margin + j * cell, margin + i * cell
+            fraction = number / max(1, sum(row))
+            colour = RIGHT if i == j else WRONG
+            shade = tuple(round(255 + (c - 255) * min(1, fraction**0.5)) for c in colour)
+            line = (225, 225, 225) if is_named else None
+            canvas.rectangle((left, top, left + cell, top + cell), fill=shade, outline=line)
+            if is_named and number:
+                place = left + cell / 2, top + cell / 2
+                ink = PAPER if fraction > 0.3 else INK
+                canvas.text(place, str(number), ink, font, anchor="mm")
+    if is_named:
+        draw_names(picture, classes)
+    buffer = io.BytesIO()
+    picture.save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
+def draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
+    """Write the names beside the rows and, from the bottom to the top, above the columns."""
+    font = ImageFont.load_default(FONT_PX)
+    for i, name in enumerate(classes):
+        text = shown_name(name, i, font)
+        label = Image.new("RGB", (NAME_WIDTH - 8, CELL), PAPER)
+        above = label.copy()
+        ImageDraw.Draw(label).text((label.width, CELL / 2), text, INK, font, anchor="rm")
+        picture.paste(label, (0, NAME_WIDTH + i * CELL))
+        ImageDraw.Draw(above).text((0, CELL / 2), text, INK, font, anchor="lm")
+        picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
+
+
+def shown_name(name: str, index: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """Return a name that Pillow's font can draw in `NAME_WIDTH`; otherwise, the class number."""
+    if not (name.isascii() and name.isprintable()):
+        return f"class {index}"
+    while font.getlength(name) > NAME_WIDTH - 12:
+        name = name.removesuffix("...")[:-1] + "..."
+    return name
+
+
+def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
+    """Draw up to one validation image per class side by side, and return the class names in order.
+
+    The images have no metadata. None if the validation images cannot be found.
+    """
+    found: dict[int, Image.Image] = {}
+    wanted = min(MOST_EXAMPLES, len(trained.card.classes))
+    for sample in unchanged_images(trained.run, trained.card, 20 * len(trained.card.classes)):
+        side = (EXAMPLE_SIDE, EXAMPLE_SIDE)
+        if sample.label not in found:
+            found[sample.label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
+        if len(found) == wanted:
+            break
+    if not found:
+        return None
+    columns = min(EXAMPLE_COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+    sheet = Image.new("RGB", (columns * EXAMPLE_SIDE, rows * EXAMPLE_SIDE), PAPER)
+    for i, label in enumerate(sorted(found)):
+        place = i % columns * EXAMPLE_SIDE, i // columns * EXAMPLE_SIDE
+        sheet.paste(found[label], place)
+    buffer = io.BytesIO()
+    sheet.save(buffer, "jpeg", quality=90)
+    return buffer.getvalue(), [trained.card.classes[label] for label in sorted(found)]
