@@ -228,7 +228,7 @@ def sinc_at(x: float) -> float:
 
 def tensor_of(view: Values) -> Values:
     """Normalise a view, and return it as float32 (1, C, HEIGHT, WIDTH)."""
-    values = view[:, :, : len(MEAN)].astype(np.float32) / np.float32(255)
+    values: Values = view[:, :, : len(MEAN)].astype(np.float32) / np.float32(255)
     values = (values - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
     return np.ascontiguousarray(values.transpose(2, 0, 1)[None])
 
