@@ -49,7 +49,7 @@ def test_the_hub_library_reads_the_metadata_without_complaint(tmp_path: Path) ->
     run = make_run(tmp_path, classes=HOSTILE, weights=weights)
     results_of_run(run, top5=0.9, top5_interval=(0.7, 0.95))
 
-    card = ModelCard(page(run, tmp_path))  # raises an error for invalid evaluation results
+    card: Any = ModelCard(page(run, tmp_path))  # raises an error for invalid evaluation results
 
     assert card.data.license == "other"
     assert card.data.license_name == weights["licence"]

@@ -125,7 +125,7 @@ def header_of(
     is_known = licence.lower() in LICENCES
     name = plan.repo or f"{data} classifier"
     base = base_model(card.weights)
-    found: dict[str, Any] = ModelCardData(
+    data_of_card: Any = ModelCardData(
         library_name=library,
         pipeline_tag="image-classification",
         license=licence.lower() if is_known else "other" if licence else "unknown",
@@ -135,8 +135,8 @@ def header_of(
         base_model_relation="finetune" if base else None,
         model_name=name if results else None,
         eval_results=evaluation_of(results, data) if results else None,
-    ).to_dict()
-    return found
+    )
+    return dict(data_of_card.to_dict())
 
 
 def base_model(weights: Provenance) -> str:

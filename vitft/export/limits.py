@@ -118,15 +118,18 @@ def data_problems(run: Path) -> list[str]:
     Raises:
         RunError: The file audit.json is damaged.
     """
-    audit, found = read_run_json(run / "audit.json", AuditResults), []
-    groups = sum(bool(each.get("across_split")) for each in (audit or {}).get("duplicates", []))
+    audit = read_run_json(run / "audit.json", AuditResults)
+    if audit is None:
+        return []
+    found = []
+    groups = sum(each["across_split"] for each in audit["duplicates"])
     if groups:
         found.append(
             f"{count(groups, 'group')} of nearly identical images "
             f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
             "the true accuracy is probably lower."
         )
-    labels = len((audit or {}).get("mislabels", []))
+    labels = len(audit["mislabels"])
     if labels:
         found.append(
             f"{count(labels, 'label')} of the data {'is' if labels == 1 else 'are'} probably wrong "

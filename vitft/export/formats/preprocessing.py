@@ -42,7 +42,10 @@ VECTORS = "vectors"
 """Folder of the test vectors."""
 PROGRAMS = Path(__file__).parents[1] / "reference"
 """Folder of the programs as they are before the constants of a run are filled in."""
-CONSTANTS = re.compile(r"(Constants of the run: begin\n).*?(?=\S+ Constants of the run: end)", re.S)
+CONSTANTS = re.compile(
+    r"(?<=Constants of the run: begin\n)(.*?)(?=\S+ Constants of the run: end)", re.DOTALL
+)
+"""The part of a program that the constants of a run replace."""
 EQUALITY = (
     "The view must be equal in every byte, and the tensor in every bit of every float32. The three "
     "programs in this folder are: the resize uses integer weights, and each float32 operation is "
@@ -72,8 +75,8 @@ class PreprocessingFormat(ExportFormat):
         write_json(folder / SPECIFICATION_FILE, specification(transform, vectors, digests))
         for suffix, constants in CONSTANT_WRITERS.items():
             text = (PROGRAMS / f"{PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
-            block = constants(constants_of(transform))
-            filled = CONSTANTS.sub(lambda found, block=block: found[1] + block, text)
+            before, _, after = CONSTANTS.split(text)
+            filled = before + constants(constants_of(transform)) + after
             write_atomically(folder / f"{PROGRAM_NAME}{suffix}", filled)
         with writing(folder):
             shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
