@@ -332,7 +332,7 @@ def test_what_transformers_lacks_is_named(fields: dict[str, Any], part: str) -> 
     ("fields", "part"),
     [
         ({"norm_layer": "rmsnorm"}, "RMSNorm without SwiGLU"),
-        ({"patch_norm": True}, "a norm of the patch embeddings without RMSNorm"),
+        ({"patch_norm": True}, "a norm after the patch projection without RMSNorm"),
         ({"rope": RopeConfig(), "proj_bias": False}, "layers without biases"),
         ({"rope": RopeConfig(), "activation": "quick_gelu"}, "the activation quick_gelu"),
         ({"positions": False}, "neither learned nor rotary"),

@@ -33,12 +33,12 @@ def safe_streams() -> Iterator[Stdout]:
 
 
 def result(text: str, *, style: str | None = None) -> None:
-    """Print one line of a result, on a terminal in the given style of rich."""
+    """Print one line of a result, in the given rich style on a terminal."""
     stdout().print(visible(text), markup=False, style=style)
 
 
 def rule() -> None:
-    """Print a line that sets results apart from the log; nothing if stdout is not a terminal."""
+    """On a terminal, print a line that separates the results from the log."""
     if sys.stdout.isatty():
         stdout().rule(style="dim")
 

@@ -124,7 +124,7 @@ def list_recommended() -> None:
     )
     machine = "a GPU" if has_gpu() else "this CPU"
     output.note(f"times are estimates of one pass over 1,000 images on {machine}")
-    output.note("none of these requires an account; `vitft weights list --all` lists the catalogue")
+    output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
 
 
 def show_weights(args: argparse.Namespace) -> int:

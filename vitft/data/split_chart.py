@@ -9,15 +9,16 @@ from vitft.system.text import count, shortened
 log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
-"""Number of classes up to which the chart shows all, and how many it shows of more classes."""
+"""Maximum number of classes for which the chart shows all classes, and number shown otherwise."""
 MOST_CHARACTERS = 28
-"""Length to which the chart shortens class names."""
+"""Maximum number of characters of a class name in the chart."""
 
 
 def log_split(manifest: Manifest) -> None:
     """Log a chart of the number of images per class, and warn about the groups found by `leaks`.
 
-    The chart is at most 80 columns wide, and has the smallest classes if there are many.
+    The chart is at most 80 columns wide. If there are many classes, it shows only the smallest
+    ones.
     """
     counts = {name: [0, 0] for name in manifest.classes}
     for row in (*manifest.train, *manifest.val):

@@ -295,8 +295,9 @@ def relevance(
     For each block, the positive part of attention times gradient is averaged over the heads. The
     mean is multiplied by the relevance so far, and the product is added to it (equations 5 and 6).
     The paper does not cover mean pooling. It is treated here as another attention layer, with
-    weight 1 / P for every patch; attention pooling is one, with its own weights. If the head reads
-    several blocks, reading the output of each is treated in the same way.
+    weight 1 / P for every patch. Attention pooling is also treated as an attention layer, with its
+    own weights. If the head reads several blocks, reading the output of each is treated in the same
+    way.
 
     Returns:
         The non-negative relevance of each token, (B, N), and the logits (B, C).

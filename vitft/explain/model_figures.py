@@ -41,7 +41,7 @@ class ModelFigures:
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
     """Write filters.png, positions.png and, if any image is readable, distance.png to a folder.
 
-    A model without learned position embeddings (DINOv3) gets no positions.png.
+    For a model without learned position embeddings (DINOv3), positions.png is omitted.
 
     The attention distance is averaged over at most 128 images, evenly spaced in the list.
 

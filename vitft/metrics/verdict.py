@@ -5,15 +5,15 @@ from vitft.metrics.results import RunResults
 from vitft.system.text import count, interval, percent
 
 RARE = 0.25
-"""Fractions up to this one are given as `1 in N`, larger ones in percent."""
+"""Fractions up to this value are shown as `1 in N`, larger ones in percent."""
 
 
 def verdict(results: RunResults) -> str:
-    """Return a sentence that says how many new images the model will probably misclassify.
+    """Return a sentence that states how many new images the model will probably misclassify.
 
-    The sentence includes the 95% interval, which is wide if there are few validation images. A
-    model at chance level gets a sentence that says so. The result is empty for results of older
-    runs, which do not contain the interval.
+    The sentence includes the 95% interval, which is wide if there are few validation images. For a
+    model at chance level, the sentence states this instead. The result is empty for results of
+    older runs, which do not contain the interval.
     """
     if not results.get("top1_interval"):
         return ""

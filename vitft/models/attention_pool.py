@@ -1,7 +1,7 @@
 """Attention pooling: a layer that reads one feature vector from all tokens (SigLIP, PE).
 
-It is multi-head attention whose only query is a learned vector, the same for every image, followed
-by a residual MLP. The names of the parameters are those of timm's `AttentionPoolLatent`.
+It consists of multi-head attention with a single learned query, which is the same for every image,
+and a residual MLP. The parameters have the same names as in timm's `AttentionPoolLatent`.
 
 Notation: B images, N tokens, D width, H heads, K head width (D / H).
 

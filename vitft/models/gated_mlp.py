@@ -1,7 +1,7 @@
 """SwiGLU: the gated MLP of later models (DINOv2-giant, DINOv3 S+ and H+, EVA-02, AIMv2).
 
-Instead of one hidden layer with a GELU, there are two: the first, after SiLU, gates the second by
-multiplication. Both are computed by one matrix, whose first rows belong to the gate.
+Instead of one hidden layer with a GELU, there are two: the gate and the value. After SiLU, the gate
+is multiplied by the value. One matrix computes both; its first rows belong to the gate.
 
 Notation: B images, N tokens, D width.
 

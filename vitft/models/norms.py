@@ -16,5 +16,5 @@ def build_norm(config: ViTConfig, size: int | None = None) -> nn.Module:
 
 
 def optional_norm(config: ViTConfig, is_there: bool, size: int | None = None) -> nn.Module:
-    """Return a normalisation layer, or the identity if the architecture lacks it in this place."""
+    """Return a normalisation layer, or the identity if the architecture has none at this place."""
     return build_norm(config, size) if is_there else nn.Identity()

@@ -211,7 +211,7 @@ class NumpyModel:
         return out
 
     def norm_if_there(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the normalisation layer `name`, if the model has it."""
+        """Apply the normalisation layer `name` if the model has it."""
         return self.norm(x, name) if f"{name}weight" in self.weights else x
 
     def norm(self, x: Float32Array, name: str) -> Float32Array:
@@ -302,7 +302,7 @@ def by_head(x: Float32Array, heads: int) -> Float32Array:
 
 
 def mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
-    """Return the values, weighted by attention (appendix A): M queries to (B, M, D)."""
+    """Return the attention-weighted values for M queries (appendix A): (B, M, D)."""
     weights = softmax(as_floats(q / math.sqrt(q.shape[-1])) @ k.swapaxes(2, 3))
     mixed = (weights @ v).transpose(0, 2, 1, 3)  # (B, M, H, K)
     return mixed.reshape(*mixed.shape[:2], -1)

@@ -1,15 +1,14 @@
 """Rotary position embeddings (RoPE): positions that enter through queries and keys, as in DINOv3.
 
 A plain ViT adds a learned vector to each patch token, once, before the first block. With RoPE,
-every block instead turns the queries and keys of the patches. The K dimensions of a head form pairs
-(a, b), each seen as a point in the plane, which is turned by an angle proportional to the row or
-the column of the patch:
+every block instead rotates the queries and keys of the patches. The K dimensions of a head form
+pairs (a, b). Each pair is rotated by an angle t proportional to the row or the column of the patch:
 
     (a, b)  ->  (a cos t - b sin t,  b cos t + a sin t)
 
-The product of a query turned by t and a key turned by s depends only on t - s. So attention depends
-on the distance and direction between two patches, not on their places, and an image of any size
-needs no new weights. Values and prefix tokens are not turned.
+The product of a query rotated by t and a key rotated by s depends only on t - s. Attention
+therefore depends on the distance and direction between two patches, not on their places, and images
+of any size need no new weights. Values and prefix tokens are not rotated.
 
 Notation: B images, P patches, N tokens (prefix + P), H heads, K head width.
 

@@ -80,7 +80,7 @@ def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
 def mlp_shapes(config: ViTConfig, name: str, *, parts: int) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of each tensor of the MLP `name`.
 
-    `parts` is the number of hidden layers that its first matrix computes: 2 with a gate.
+    `parts` is the number of hidden layers computed by the first matrix: 2 with a gate.
     """
     yield from linear(f"{name}.fc1", config.width, parts * config.hidden, bias=config.proj_bias)
     if config.mlp_norm:

@@ -1,13 +1,13 @@
-"""The names and layouts of tensors in timm's EVA models, and vitft's.
+"""Conversion between the tensor names and layouts of timm's EVA models and vitft's.
 
-vitft's own model takes its names from timm's `VisionTransformer`. timm's `Eva`, which also builds
-DINOv3, PE and TIPS, names or divides the same weights differently:
+vitft's own model has the tensor names of timm's `VisionTransformer`. timm's `Eva`, which also
+builds DINOv3, PE and TIPS, names or divides the same weights differently:
 
 - the biases of queries and values are tensors of their own, and the keys have none;
 - queries, keys and values may have one matrix each, as may the gate and the value of a SwiGLU MLP;
 - LayerScale is called `gamma_1` and `gamma_2`.
 
-Each of them has one form in vitft's model, so that its code need not know them.
+In vitft's model, each of these has only one form.
 """
 
 import re
@@ -27,7 +27,7 @@ OTHER_NAMES = (
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of one of timm's networks under vitft's names and in vitft's layout.
 
-    Tensors that have vitft's names are left unchanged, and so are incomplete groups, which are
+    Tensors with vitft's names are left unchanged. Incomplete groups are also left unchanged and are
     reported later.
     """
     result = {renamed(name): tensor for name, tensor in tensors.items()}
@@ -49,17 +49,17 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def renamed(name: str) -> str:
-    """Return vitft's name of a tensor that only has another name."""
+    """Return vitft's name of a tensor that differs only in its name."""
     for pattern, ours in OTHER_NAMES:
         name = pattern.sub(ours, name)
     return name
 
 
 def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether timm's names suggest rotary position embeddings, which have no tensors.
+    """Return whether timm's names suggest rotary position embeddings, which are not stored.
 
-    Without learned position embeddings, a model has rotary ones. The other signs are names and
-    layouts that, among published models, occur only together with them or in a few more models.
+    A model without learned position embeddings has rotary ones. The other signs are names and
+    layouts that occur almost only in published models with rotary position embeddings.
     """
     gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
     first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))

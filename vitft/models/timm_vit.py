@@ -35,7 +35,7 @@ TIMM_NORMS: Mapping[str, NormLayer] = {
 }
 """Mapping from the class names of timm's normalisation layers to vitft's names."""
 ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
-"""Class names of timm's rotary position embeddings that vitft's own model has."""
+"""Class names of timm's rotary position embeddings that vitft's own model supports."""
 
 
 def timm_vit_config(name: str) -> ViTConfig:

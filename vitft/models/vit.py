@@ -1,9 +1,8 @@
 """The Vision Transformer, from pixels to class scores, in one file.
 
 This module does not depend on file formats, on the origin of the weights or on training. Its
-parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. What later
-models add is in files of its own: `stem`, `activations`, `norms`, `attention_pool`, `gated_mlp` and
-`rope`.
+parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. Components
+of later models are in `stem`, `activations`, `norms`, `attention_pool`, `gated_mlp` and `rope`.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),

@@ -59,25 +59,26 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embeddings (RoPE); `rope` explains them.
+    """Rotary position embeddings (RoPE), as explained in `rope`.
 
     The K dimensions of a head form K / 2 pairs, half of them for each of the two coordinates. Pair
-    i of a coordinate c is turned by the angle c / base^(4 i / K).
+    i of a coordinate c is rotated by the angle c / base^(4 i / K).
     """
 
     unit: bool = True
-    """Whether the coordinates are 2 pi times the place of a patch's centre in the image, in [-1, 1]
-    (DINOv3), and not the numbers of its row and column."""
+    """Whether the coordinates are 2 pi times the position of a patch's centre in the image, in [-1,
+    1] (DINOv3), instead of its row and column numbers.
+    """
     base: Annotated[float, Range(gt=1, le=1e9)] = 100.0
     offset: Annotated[float, Range(ge=-1024, le=1024)] = 0.0
-    """Value that is added to row and column numbers (1 in PE)."""
+    """Value added to row and column numbers (1 in PE)."""
     grid: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
     """Rows and columns of the grid to which row and column numbers are scaled (EVA-02, PE), so that
     an image of another size covers the same coordinates; None for no scaling."""
     x_first: bool = False
-    """Whether the first half of the pairs belongs to the column, and not to the row."""
+    """Whether the first half of the pairs belongs to the column instead of the row."""
     halves: bool = True
-    """Whether dimension j is paired with dimension j + K / 2 (DINOv3), not with its neighbour."""
+    """Whether dimension j is paired with dimension j + K / 2 (DINOv3) instead of its neighbour."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -106,7 +107,8 @@ class ViTConfig:
     """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""
     pool: Pool = "cls"
     """Input of the head: the class token (cls), the mean of the patch tokens (mean), or the output
-    of attention pooling, a layer that weights all tokens (map)."""
+    of attention pooling (map).
+    """
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability of skipping a residual branch in training. It increases
     linearly from 0 in the first block to this value in the last."""
@@ -147,8 +149,7 @@ class ViTConfig:
     pool_heads: Annotated[int, Range(ge=0, le=65536)] = field(default=0, repr=False, metadata=LATER)
     """Number of heads of attention pooling; 0 for as many as in the blocks."""
     norm_layer: NormLayer = field(default="layernorm", repr=False, metadata=LATER)
-    """Kind of all normalisation layers: LayerNorm, or RMSNorm (AIMv2), which neither subtracts the
-    mean nor adds a bias."""
+    """Kind of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""
     final_norm: bool = field(default=True, repr=False, metadata=LATER)
     """Whether a normalisation layer precedes the head (RADIO and PE have none)."""
     patch_norm: bool = field(default=False, repr=False, metadata=LATER)
@@ -160,8 +161,9 @@ class ViTConfig:
     mlp_norm: bool = field(default=False, repr=False, metadata=LATER)
     """Whether a normalisation layer precedes the last layer of the MLP (BEiT-3, EVA-02)."""
     gated_mlp: bool = field(default=False, repr=False, metadata=LATER)
-    """Whether the MLPs are SwiGLU layers: one half of the hidden layer, after SiLU, is multiplied
-    by the other half (DINOv2-giant, EVA-02, AIMv2). `activation` then has no effect on them."""
+    """Whether the MLPs are SwiGLU layers (DINOv2-giant, EVA-02, AIMv2); `activation` then has no
+    effect on them.
+    """
     positions: bool = field(default=True, repr=False, metadata=LATER)
     """Whether there are learned position embeddings."""
     rope: RopeConfig | None = field(default=None, repr=False, metadata=LATER)
@@ -209,7 +211,7 @@ class ViTConfig:
             self.check_read_blocks()
 
     def check_names(self) -> None:
-        """Check the settings that are names.
+        """Check the settings that have named values.
 
         Raises:
             UsageError: A name is unknown.

@@ -79,8 +79,8 @@ class LogHandler(logging.Handler):
 def show_log(level: int = logging.INFO) -> None:
     """Print the package's log records of at least `level` to stderr.
 
-    DEBUG adds details such as the tensors that were loaded, and WARNING leaves only warnings: no
-    progress is shown. A second call only sets the level.
+    DEBUG adds details such as the tensors that were loaded. WARNING shows only warnings, and no
+    progress. A second call only sets the level.
     """
     logger = logging.getLogger("vitft")
     logger.setLevel(level)
@@ -90,7 +90,7 @@ def show_log(level: int = logging.INFO) -> None:
 
 
 def shows_notes() -> bool:
-    """Return whether notes and progress are shown, and not only warnings and results."""
+    """Return whether notes and progress are shown in addition to warnings and results."""
     return is_shown() and log.isEnabledFor(logging.INFO)
 
 

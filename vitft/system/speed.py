@@ -23,8 +23,8 @@ def cpu_speed() -> float:
     """Return billions of float32 multiply-adds per second in a large matrix product on the CPU.
 
     The matrices have the shapes of the first MLP layer of a ViT-B/16 for four images. Processor
-    time is measured, so that other jobs on the machine make no difference; the best of three runs
-    counts, which take 0.1 to 0.5 s in total.
+    time is measured, so that other jobs on the machine make no difference. The best of three runs
+    is used; together, they take 0.1 to 0.5 s.
     """
     import numpy as np
 

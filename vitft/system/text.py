@@ -50,7 +50,7 @@ def listing(names: Iterable[str], most: int = 6) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; of a longer one the end is replaced by `…`."""
+    """Return a text of at most `most` characters; the end of a longer text is replaced by `…`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

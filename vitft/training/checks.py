@@ -52,12 +52,11 @@ images.
 def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
     """Check data, weights, trackers and run directory; return the settings and the run directory.
 
-    If the settings name no weights, suitable ones are chosen.
+    If the settings do not name any weights, default weights are chosen.
 
     Raises:
-        UsageError: The data are missing, no weights are named and none can be chosen, settings
-            cannot be combined, the library of a tracker is missing, or the run directory is inside
-            the data folder.
+        UsageError: The data is missing, no weights can be chosen, settings cannot be combined, the
+            library of a tracker is missing, or the run directory is inside the data folder.
         DataError: The data folder, its classes or the file `data.fixes` cannot be used.
         WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The run directory is not empty or not writable, or `data.like` is not a run.
@@ -100,7 +99,7 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
 
 
 def with_weights(config: Config, *, images: int) -> Config:
-    """Return the settings with weights chosen by the number of images, unless some are named.
+    """Return the settings, with weights chosen by the number of images if none are named.
 
     Raises:
         UsageError: No weights can be chosen (see `default_weights`), or several processes of

@@ -214,7 +214,7 @@ class StepStage:
         return stops
 
     def log_epoch(self, entry: Mapping[str, Any]) -> None:
-        """Log the metrics of an epoch as a row of a table, whose header precedes the first row."""
+        """Log the metrics of an epoch as a table row, preceded by the header in the first epoch."""
         if not self.has_header:
             log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
             self.has_header = True

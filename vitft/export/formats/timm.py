@@ -41,7 +41,7 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
 class SafetensorsFormat(ExportFormat):
     """The file model.safetensors with its card, and config.json if timm can open this file.
 
-    timm has other names for some tensors of later models (`timm_names`); it cannot open their file.
+    For some later models, timm uses other tensor names (`timm_names`) and cannot open the file.
     """
 
     reads_last_block = True
@@ -59,7 +59,7 @@ class SafetensorsFormat(ExportFormat):
 class TimmFormat(SafetensorsFormat):
     """The same files as `SafetensorsFormat`, for timm; only for models that timm can build.
 
-    If timm has other names for some tensors, the file has timm's names and no card.
+    If timm uses other names for some tensors, the file has timm's names and no card.
     """
 
     def obstacle(self, card: Card) -> str:
@@ -114,7 +114,7 @@ def timm_obstacle(card: Card) -> str:
 
 
 def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
-    """Return which combinations of parts that later models added timm cannot build."""
+    """Return descriptions of combinations of later parts that timm cannot build."""
     is_rms, eva = shape.norm_layer == "rmsnorm", is_eva(shape)
     uses_gelu = not shape.gated_mlp or shape.pool == "map"
     return {
@@ -122,8 +122,8 @@ def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
         and not (shape.gated_mlp and shape.norm_eps == 1e-5),
         "RMSNorm and attention pooling": is_rms and shape.pool == "map",
         "RMSNorm and rotary position embeddings": is_rms and eva,
-        "a norm of the patch embeddings without RMSNorm": shape.patch_norm and not is_rms,
-        "a patch projection with both a norm and no bias": shape.patch_norm and shape.embed_norm,
+        "a norm after the patch projection without RMSNorm": shape.patch_norm and not is_rms,
+        "a patch projection with a norm but without a bias": shape.patch_norm and shape.embed_norm,
         "rotary position embeddings or SwiGLU in layers without biases": eva
         and not shape.proj_bias,
         f"rotary position embeddings or SwiGLU and the activation {shape.activation}": eva
@@ -141,7 +141,7 @@ def is_eva(shape: ViTConfig) -> bool:
 
 
 def has_other_names(shape: AnyConfig) -> bool:
-    """Return whether timm has other names for some tensors of this architecture."""
+    """Return whether timm uses other names for some tensors of this architecture."""
     return isinstance(shape, ViTConfig) and (is_eva(shape) or shape.gated_mlp)
 
 

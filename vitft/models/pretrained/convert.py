@@ -127,7 +127,7 @@ class Converted:
     dropped: tuple[str, ...] = ()
     """Names and shapes of unused tensors."""
     may_rotate: bool = False
-    """Whether the model may have rotary position embeddings, which have no tensors."""
+    """Whether the model may have rotary position embeddings, which are not stored as tensors."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:

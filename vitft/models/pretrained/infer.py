@@ -90,7 +90,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 
 
 def norm_fields(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of a `ViTConfig` that say where normalisation layers are, and of what kind.
+    """Return the fields of a `ViTConfig` that describe the normalisation layers.
 
     The last one is left out, because `pool_fields` contains it.
     """
@@ -126,7 +126,7 @@ def patch_grid(
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
 
-    Without learned position embeddings, only `facts` can tell the grid.
+    Without learned position embeddings, the grid is taken from `facts`.
 
     Raises:
         WeightsError: The position embeddings match neither the image size nor a square grid, or

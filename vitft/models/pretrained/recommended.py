@@ -1,4 +1,4 @@
-"""Recommended weights, and the choice of weights for runs that name none.
+"""Recommended weights, and the default choice of weights.
 
 Does not import torch. The recommendations are the table `recommended` of `weights/catalog.toml`.
 """
@@ -16,9 +16,9 @@ from vitft.system.text import count, duration
 
 Tier = Literal["fast", "balanced", "best"]
 ACCEPTABLE_S = 300.0
-"""Time in seconds that the feature pass over a data set may take with weights chosen by default."""
+"""Maximum time in seconds of the feature pass over a data set with the default weights."""
 EFFICIENCY = 0.6
-"""Speed of a whole model and the decoding of its images, relative to a matrix product."""
+"""Speed of a model, including image decoding, relative to a matrix product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Recommendation:
     gmacs: float
     """Billions of multiply-adds for one image at the native size."""
     default: bool = False
-    """Whether runs that name no weights may use these."""
+    """Whether these weights may be chosen by default."""
 
     @property
     def entry(self) -> CatalogEntry:
@@ -40,9 +40,9 @@ class Recommendation:
         return find_entry(self.name)
 
     def seconds(self, images: int, speed: float) -> float:
-        """Return the estimated time in seconds of a pass over a number of images.
+        """Return the estimated time in seconds of a pass over `images` images.
 
-        `speed` is that of the machine in billions of multiply-adds per second.
+        `speed` is the speed of the machine in billions of multiply-adds per second.
         """
         return images * self.gmacs / (speed * EFFICIENCY)
 
@@ -59,11 +59,11 @@ def machine_speed(device: str = "auto") -> float:
 
 
 def default_weights(images: int, *, device: str) -> tuple[str, str]:
-    """Return the name of the weights for a run that names none, and why they were chosen.
+    """Return the name of the default weights for a run, and why they were chosen.
 
-    The most accurate weights whose feature pass takes at most `ACCEPTABLE_S` are chosen: among
-    those in the local cache if there are any, otherwise among all defaults. If every pass takes
-    longer, the fastest are chosen.
+    The candidates are the defaults in the local cache or, if there are none, all defaults. The most
+    accurate weights with a feature pass of at most `ACCEPTABLE_S` are chosen. If every pass takes
+    longer, the fastest weights are chosen.
 
     Raises:
         UsageError: None of the weights are in the cache, and HF_HUB_OFFLINE is set.

@@ -42,7 +42,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
 
     def headline(self) -> str:
-        """Return the line that stands for the report if no details are wanted."""
+        """Return a one-line summary of the report."""
         path = Path(self.source)
         source = path.stem if path.is_absolute() else self.source
         if source in ("model", "pytorch_model"):

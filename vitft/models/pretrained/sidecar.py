@@ -33,7 +33,7 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnstoredFacts:
-    """Parts of an architecture of which the names and shapes of tensors say nothing."""
+    """Parts of an architecture that cannot be inferred from the names and shapes of tensors."""
 
     rope: RopeConfig | None
     pool_heads: int
