@@ -134,6 +134,7 @@ LATE_WITH_REASON = {
     "cli/parser.py: vitft.config.names": "only a wrong option needs it",
     "cli/parser.py: vitft.config.options": "only a wrong option needs it",
     "data/download/fetch.py: fcntl": "POSIX only",
+    "serve/label/answers.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
     "system/rundir.py: importlib.metadata": "it imports email and zipfile",
     "system/rundir.py: fcntl": "POSIX only",

@@ -318,3 +318,33 @@ def test_long_tables_are_read_quickly(tmp_path: Path) -> None:
     found = read_label_table(tmp_path / "t.csv", DataSpec())
 
     assert len(found.rows) == 50_000
+
+
+# the column of `vitft label` ----------------------------------------------------------------------
+
+
+def test_pictures_skipped_in_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label,chosen\na.png,red,picked\nb.png,,skipped\nc.png,blue,confirmed\n")
+
+    found = read_label_table(table, DataSpec())
+
+    assert [row.path for row in found.rows] == ["a.png", "c.png"]
+    assert found.notes == ("not used: 1 image skipped in vitft label",)
+    assert found.parts == ()
+
+
+def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "path,label,chosen\na.png,red,picked\nb.png,red,audit\nc.png,blue,confirmed\n"
+        "d.png,blue,audit\ne.png,,skipped\n"
+    )
+
+    default = read_label_table(table, DataSpec())
+    audited = read_label_table(table, DataSpec(split_column="chosen"))
+
+    assert {row.part for row in default.rows} == {""}
+    assert "--set data.split_column=chosen" in " ".join(default.notes)
+    assert [row.part for row in audited.rows] == ["train", "val", "train", "val"]
+    assert "data.split_column" not in " ".join(audited.notes)

@@ -13,6 +13,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
 from vitft.data.split import Manifest, split, write_class_indices
+from vitft.data.thumbnail import THUMBNAIL_SIDE, thumbnail_jpeg
 from vitft.data.transforms import EvalTransform
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
@@ -24,7 +25,7 @@ from vitft.predict.validation import (
     thumb_name,
 )
 from vitft.system.rundir import RunDir
-from vitft.training.thumbnails import THUMBNAIL_SIDE, thumbnail_jpeg, write_thumbnails
+from vitft.training.thumbnails import write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 

@@ -127,11 +127,7 @@ def check_numbers(args: argparse.Namespace) -> None:
     Raises:
         UsageError: A number is out of range, or both a threshold and a precision are given.
     """
-    if not 0 <= args.port < 2**16:
-        raise UsageError(
-            f"invalid --port {args.port}",
-            fix="use a number from 1 to 65535, or 0 for any free port",
-        )
+    check_port(args.port)
     for option, value in (("threshold", args.threshold), ("precision", args.precision)):
         if value is not None and not 0 < value <= 1:
             raise UsageError(
@@ -141,6 +137,15 @@ def check_numbers(args: argparse.Namespace) -> None:
     if args.threshold is not None and args.precision is not None:
         raise UsageError(
             "--threshold and --precision cannot be used together", fix="remove one of them"
+        )
+
+
+def check_port(port: int) -> None:
+    """Raise a UsageError if a port number is out of range."""
+    if not 0 <= port < 2**16:
+        raise UsageError(
+            f"invalid --port {port}",
+            fix="use a number from 1 to 65535, or 0 for any free port",
         )
 
 

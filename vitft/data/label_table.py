@@ -5,7 +5,7 @@ the part of the split and the group. Other columns are ignored. Image files are 
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,13 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
+CHOSEN = "chosen"
+"""Column in which `vitft label` states how it chose each picture."""
+PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
+"""Values of this column: asked because the answer tells the most, confirmed together with others,
+drawn at random, and skipped, i.e. without a label."""
+CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
+"""Part that each value means if the column is used as the split."""
 SETTING_OF: Mapping[str, str] = {
     "path": "data.path_column",
     "label": "data.label",
@@ -123,7 +130,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         rows=found,
         columns=columns,
         reader=reader,
-        notes=tuple(notes_on_table(found, header, columns, repeated=rows.repeated)),
+        notes=tuple(notes_on_table(rows, columns)),
     )
     check_split_cells(table)
     return table
@@ -186,6 +193,10 @@ class RowParser:
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
     repeated: int = 0
     """Number of rows that repeat an earlier row."""
+    skipped: int = 0
+    """Number of images that the user skipped in `vitft label`; they have no label."""
+    audited: int = 0
+    """Number of images that `vitft label` drew at random."""
 
     def add(self, cells: Sequence[str]) -> None:
         """Check a row and add it.
@@ -200,11 +211,15 @@ class RowParser:
             )
         path = path_in(self.root, self.cell(cells, "path"))
         label = self.cell(cells, "label").strip()
+        chosen = self.chosen(cells)
+        if path and not label and chosen == SKIPPED:
+            self.skipped += 1
+            return
         if not path or not label:
             role = "label" if path else "path"
             raise self.error(f"the {role} is empty", role, fix="fill the cell, or remove the line")
         split = self.cell(cells, "split").strip()
-        part = part_named(split) if split else ""
+        part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
         if split and not part:
             raise self.error(
                 f"the split is {split[:40]!r} instead of train, val or test",
@@ -217,6 +232,13 @@ class RowParser:
         if first is not row:
             self.check_same(first, row)
             self.repeated += 1
+        else:
+            self.audited += chosen == AUDIT
+
+    def chosen(self, cells: Sequence[str]) -> str:
+        """Return how `vitft label` chose the image of a row, or an empty string if it did not."""
+        pairs = zip(self.header, cells, strict=True)
+        return next((cell for name, cell in pairs if name.strip().lower() == CHOSEN), "")
 
     def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
         """Raise a DataError if two rows for the same path differ."""
@@ -288,16 +310,21 @@ def check_split_cells(table: LabelTable) -> None:
         )
 
 
-def notes_on_table(
-    rows: Sequence[LabelledRow], header: Iterable[str], columns: Mapping[str, str], *, repeated: int
-) -> list[str]:
-    """Return notes on the groups, on repeated lines and on a column of weights."""
+def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
+    """Return notes on groups, rows that are left out, and columns that are not used as such."""
     notes = []
-    if groups := len({row.group for row in rows if row.group}):
+    if groups := len({row.group for row in rows.by_path.values() if row.group}):
         notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")
-    if repeated:
-        notes.append(f"{count(repeated, 'repeated line')} of the table left out")
-    weights = [cell for cell in header if cell.strip().lower() in WEIGHT_COLUMNS]
+    if rows.repeated:
+        notes.append(f"{count(rows.repeated, 'repeated line')} of the table left out")
+    if rows.skipped:
+        notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
+    if rows.audited and "split" not in columns:
+        notes.append(
+            f"{count(rows.audited, 'image')} drawn at random by vitft label, the others "
+            f"chosen; to validate on the random ones, use --set data.split_column={CHOSEN}"
+        )
+    weights = [cell for cell in rows.header if cell.strip().lower() in WEIGHT_COLUMNS]
     if weights and weights[0] not in columns.values():
         notes.append(
             f"not used: the column {weights[0].strip()} (sample weights are not supported)"

@@ -65,6 +65,15 @@ def css_variables(name: str, theme: Mapping[str, str]) -> str:
     return " ".join(lines)
 
 
+def colour_scheme() -> str:
+    """Return CSS rules that define the colours of a page for light and dark mode."""
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    )
+
+
 def style_sheet() -> str:
     """Return the style sheet that defines the colours: light or dark on screen, light in print.
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import http
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -154,10 +156,13 @@ class Handlers:
 
 
 class SecurityMiddleware:
-    """ASGI middleware for access checks, security headers and error responses at shutdown."""
+    """ASGI middleware for access checks, security headers and error responses at shutdown.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+    If `key` is not empty, every request must contain it as the query parameter `key`.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, *, key: str = "") -> None:
+        self.app, self.access, self.key = app, access, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -174,7 +179,7 @@ class SecurityMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
-        handler = refusal(scope, self.access) or self.app
+        handler = refusal(scope, self.access, key=self.key) or self.app
         try:
             await handler(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
@@ -184,7 +189,7 @@ class SecurityMiddleware:
                 )
 
 
-def refusal(scope: Scope, access: Access) -> JsonResponse | None:
+def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | None:
     """Return the error response for a refused request, or None if the request is allowed."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
@@ -195,6 +200,11 @@ def refusal(scope: Scope, access: Access) -> JsonResponse | None:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
         return JsonResponse(403, {"error": "cross-origin requests are not allowed"})
+    sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
+    if key and not secrets.compare_digest(sent.encode(), key.encode()):
+        return JsonResponse(
+            403, {"error": "wrong or missing key; open the address that the command has printed"}
+        )
     return None
 
 

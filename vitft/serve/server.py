@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
-from vitft.serve.app import make_app
+from vitft.serve.app import SecurityMiddleware, make_app
 from vitft.serve.batching import BatchQueue
 from vitft.serve.limits import (
     GRACE_SECONDS,
@@ -217,8 +217,13 @@ def make_server(
     Raises:
         RunError: The model's scores are not finite.
     """
+    return server_of(make_app(BatchQueue(predictor, postprocess, limits), access))
+
+
+def server_of(app: SecurityMiddleware) -> Server:
+    """Return a server for an application that can be started with `run(sockets=[...])`."""
     config = uvicorn.Config(
-        make_app(BatchQueue(predictor, postprocess, limits), access),
+        app,
         http=TimeoutProtocol,
         ws="none",
         loop="asyncio",

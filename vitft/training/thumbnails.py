@@ -5,7 +5,6 @@ confident mistakes also get attention overlays. Metadata of the original files i
 """
 
 import copy
-import io
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from vitft.data.arrays import PixelArray
 from vitft.data.images import open_image
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
+from vitft.data.thumbnail import thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
@@ -42,8 +42,6 @@ from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
-THUMBNAIL_SIDE = 112
-"""Length of a thumbnail's longer side in pixels."""
 ATTENTION_BATCH = 4
 """Number of images per batch when attention is computed; on a CPU, each batch uses one core."""
 
@@ -201,21 +199,3 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
     index = {name: number for number, name in enumerate(manifest.classes)}
     predicted = {p.sha256: index[p.predicted] for p in wrong[:12]}
     return predicted, list(rows.values())
-
-
-def thumbnail_jpeg(image: Image.Image) -> bytes:
-    """Return a small JPEG of an image, without EXIF data, comments or colour profile."""
-    if max(image.size) <= THUMBNAIL_SIDE:
-        small = image.copy()
-    else:
-        small = image.resize(thumbnail_size(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
-    small.info.clear()
-    buffer = io.BytesIO()
-    small.save(buffer, format="JPEG", quality=82, optimize=True)
-    return buffer.getvalue()
-
-
-def thumbnail_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return a width and height scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
-    longest, side = max(size), THUMBNAIL_SIDE
-    return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))

@@ -6,19 +6,14 @@ They are used by the page of the server (`serve.page`) and the page of `export -
 
 from pathlib import Path
 
-from vitft.report.palette import DARK, LIGHT, css_variables
+from vitft.report.palette import colour_scheme
 
 CARDS = Path(__file__).parent
 
 
 def cards_style() -> str:
     """Return the style sheet, with the colours for light and dark mode."""
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        + read_asset(CARDS, "cards.css")
-    )
+    return colour_scheme() + read_asset(CARDS, "cards.css")
 
 
 def cards_script() -> str:

@@ -3,6 +3,7 @@
 The HTML contains no class or file names. The script inserts them later, as text.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +23,32 @@ class ServedPage:
 
 def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
     """Return the page for uploads of at most `max_bytes`, with or without relevance overlays."""
-    css, script = cards_style(), cards_script() + read_asset(HERE, "page.js")
-    html = (
-        read_asset(HERE, "page.html")
-        .replace("{css}", css)
-        .replace("{script}", script)
-        .replace("{max_bytes}", str(max_bytes))
-        .replace("{explains}", str(explains).lower())
+    return assemble_page(
+        read_asset(HERE, "page.html"),
+        css=cards_style(),
+        script=cards_script() + read_asset(HERE, "page.js"),
+        values={"max_bytes": str(max_bytes), "explains": str(explains).lower()},
+        images="blob: data:",
     )
+
+
+def assemble_page(
+    html: str, *, css: str, script: str, images: str, values: Mapping[str, str] | None = None
+) -> ServedPage:
+    """Return a page with its policy.
+
+    Args:
+        html: HTML with placeholders such as `{css}`.
+        css: The only style sheet that the policy allows.
+        script: The only script that the policy allows.
+        images: Sources of images that the policy allows.
+        values: Mapping from the names of further placeholders to HTML.
+    """
+    for name, value in {"css": css, "script": script, **(values or {})}.items():
+        html = html.replace(f"{{{name}}}", value)
     policy = (
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
-        "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        f"img-src {images}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'; require-trusted-types-for 'script'"
     )
     return ServedPage(html, policy)

@@ -1,0 +1,131 @@
+"""The choice of pictures to ask about, and the head that guesses the rest."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitft.serve.label import chooser
+from vitft.serve.label.chooser import directions, first_pictures, random_order, unsure_pictures
+from vitft.serve.label.guesses import guess, guess_head
+
+
+def groups(sizes: list[int], *, width: int = 16, noise: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Return directions around one centre per group, and the groups."""
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    centres = torch.randn(len(sizes), width, generator=generator)
+    x = centres[y] + noise * torch.randn(len(y), width, generator=generator)
+    return F.normalize(x, dim=1), y
+
+
+def test_directions_have_length_one_and_ignore_the_scale_of_a_dimension() -> None:
+    x = torch.randn(50, 8)
+
+    z = directions(x.clone())
+    scaled = directions(x * torch.tensor([1000.0, 1, 1, 1, 0.001, 1, 1, 1]) + 5)
+
+    torch.testing.assert_close(z.norm(dim=1), torch.ones(50))
+    torch.testing.assert_close(z, scaled, atol=1e-3, rtol=0)
+
+
+def test_the_first_pictures_show_every_group_even_a_rare_one() -> None:
+    z, y = groups([200, 100, 50, 20, 10, 5])
+
+    first = first_pictures(z)
+
+    assert {*y[first[:10]].tolist()} == {0, 1, 2, 3, 4, 5}
+    assert len(first) == len({*first}) <= 80
+    assert y[first[0]] == 0  # the largest group
+
+
+def test_the_first_pictures_do_not_depend_on_chance() -> None:
+    z, _ = groups([40, 40])
+
+    assert first_pictures(z) == first_pictures(z)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 9, 11])
+def test_few_pictures_are_asked_about_once_each(number: int) -> None:
+    z = F.normalize(torch.randn(number, 4), dim=1)
+
+    assert sorted(first_pictures(z)) == [*range(number)]
+
+
+def test_identical_pictures_are_no_reason_to_fail() -> None:
+    z = F.normalize(torch.ones(30, 4), dim=1)
+
+    assert len({*first_pictures(z)}) >= 1
+
+
+def test_many_pictures_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chooser, "CLUSTERED", 100)
+    z, y = groups([300, 300, 300])
+
+    first = first_pictures(z)
+
+    assert {*y[first[:10]].tolist()} == {0, 1, 2}
+    assert max(first) > 100
+
+
+def test_unsure_pictures_are_asked_about_the_farthest_first() -> None:
+    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [1, 0.01], [-1, 0]]), dim=1)
+    sure, unsure = [0.99, 0.01], [0.5, 0.5]
+    probabilities = torch.tensor([sure, unsure, unsure, unsure, sure])
+    candidates, answered = torch.tensor([1, 2, 3, 4]), torch.tensor([0])
+
+    found = unsure_pictures(probabilities, z, candidates, answered, 2)
+
+    assert found == [4, 2]  # all four are among the most unsure; the farthest come first
+
+
+def test_sure_pictures_are_left_out_if_there_are_enough_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chooser, "UNSURE", 3)
+    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [1, 0.01], [-1, 0]]), dim=1)
+    probabilities = torch.tensor([[0.99, 0.01], [0.5, 0.5], [0.6, 0.4], [0.5, 0.5], [0.99, 0.01]])
+
+    found = unsure_pictures(probabilities, z, torch.tensor([1, 2, 3, 4]), torch.tensor([0]), 5)
+
+    assert found == [2, 1, 3]
+
+
+def test_the_random_order_keeps_its_order_when_pictures_are_added() -> None:
+    digests = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(100)]
+
+    few, many = random_order(digests[:60]), random_order(digests)
+
+    assert [i for i in many if i < 60] == few
+    assert few != [*range(60)]
+
+
+def test_one_answer_per_class_is_enough_for_clear_groups() -> None:
+    z, y = groups([30, 30, 30])
+    answered = torch.tensor([0, 30, 60])
+
+    probabilities = guess(z, guess_head(z[answered], y[answered], torch.ones(3), classes=3))
+
+    assert torch.equal(probabilities.argmax(dim=1), y)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(90))
+
+
+def test_a_class_without_answers_has_no_probability() -> None:
+    z, y = groups([30, 30])
+
+    probabilities = guess(z, guess_head(z, 2 * y, torch.ones(60), classes=4))
+
+    assert probabilities[:, [1, 3]].abs().max() == 0
+    assert torch.equal(probabilities.argmax(dim=1), 2 * y)
+
+
+def test_many_answers_for_one_class_do_not_hide_another() -> None:
+    z, y = groups([300, 30], noise=0.4)
+    answered = torch.tensor([*range(250), 300])  # one answer for the second class
+
+    probabilities = guess(z, guess_head(z[answered], y[answered], torch.ones(251), classes=2))
+
+    recall = (probabilities.argmax(dim=1) == y)[301:].float().mean().item()
+    assert recall > 0.9

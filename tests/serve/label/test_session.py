@@ -1,0 +1,245 @@
+"""Sessions: what is asked, what is learned, what is measured, and what a restart finds."""
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serve.label.test_chooser import groups
+from vitft.serve.label.answers import AnswerFile
+from vitft.serve.label.pool import PicturePool, StandIns
+from vitft.serve.label.session import MANY, Session
+from vitft.system.errors import UsageError
+
+NAMES = ("daisy", "rose", "tulip")
+SIZES = [100, 60, 40]
+Z, Y = groups(SIZES, noise=0.3)
+
+
+def make_pool(**options: Any) -> PicturePool:
+    """Return a pool of 200 pictures in three groups; the second has two files."""
+    paths = [(f"{i:03}.jpg",) for i in range(len(Z))]
+    paths[1] = ("001.jpg", "copy of 001.jpg")
+    digests = tuple(f"{i:064x}" for i in range(len(Z)))
+    return PicturePool(root=Path(), paths=tuple(paths), digests=digests, z=Z, **options)
+
+
+@contextmanager
+def opened(folder: Path, pool: PicturePool | None = None, **options: Any) -> Iterator[Session]:
+    with AnswerFile(folder / "labels.csv") as file:
+        yield Session(pool or make_pool(), file, prefix="photos/", **options)
+
+
+def truth(picture: int) -> str:
+    return NAMES[int(Y[picture])]
+
+
+def answer(session: Session, number: int, mode: Any = "mixed") -> list[str]:
+    """Answer questions truthfully, and return the kinds of the questions."""
+    kinds = []
+    for _ in range(number):
+        question = session.questions(mode)[0]
+        session.answer(question.picture, truth(question.picture))
+        kinds.append(question.kind)
+    return kinds
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "labels.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_after_eight_chosen_pictures_every_fifth_is_of_the_audit_sample(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        kinds = answer(session, 23)
+
+    audited = [i for i, kind in enumerate(kinds) if kind == "audit"]
+    assert audited == [8, 13, 18]
+    assert [row["chosen"] for row in rows(tmp_path)] == kinds
+    assert rows(tmp_path)[0]["path"].startswith("photos/")
+
+
+def test_the_audit_sample_is_never_chosen_confirmed_or_learned_from(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        answer(session, 60)
+        head = session.head
+        likely = {picture for name in NAMES for picture, _ in session.likely(name)}
+        answer(session, 10, "audit")
+
+        assert head is not None
+        assert session.head is not None
+        assert torch.equal(head, session.head)
+        assert not {*session.audit_sample} & {*session.trained.tolist()}
+        assert not {*session.audit_sample} & likely
+        assert len(session.audit_sample) == len(Z) // 5
+        with pytest.raises(UsageError, match="cannot be confirmed"):
+            session.confirm([session.audit_sample[-1]], "rose", [])
+
+
+def test_the_accuracy_counts_the_audit_sample_only(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        assert session.accuracy() == {"images": 0, "sample": 40, "skipped": 0}
+        for _ in range(8):
+            answer(session, 1)
+        for i, picture in enumerate(session.audit_sample[:11]):
+            if i == 10:
+                session.skip(picture)
+            else:
+                session.answer(picture, truth(picture) if i else "a weed")
+
+        accuracy = session.accuracy()
+
+    assert (accuracy["correct"], accuracy["images"], accuracy["skipped"]) == (9, 10, 1)
+    assert accuracy["low"] == pytest.approx(0.596, abs=1e-3)  # Wilson's interval of 9 of 10
+    assert accuracy["high"] == pytest.approx(0.982, abs=1e-3)
+
+
+def test_audit_pictures_are_shown_without_a_guess(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        answer(session, 8)
+        audit, chosen = session.state("audit"), session.describe(session.chosen_questions(1)[0])
+
+    assert audit["question"]["kind"] == "audit"
+    assert audit["question"]["guesses"] == []
+    assert chosen["guesses"][0]["probability"] > 0.3
+
+
+def test_a_restart_finds_the_same_session(tmp_path: Path) -> None:
+    with opened(tmp_path, classes=["weed"]) as session:
+        answer(session, 30)
+        session.skip(session.questions("mixed")[0].picture)
+        before = session.state("mixed")
+
+    with opened(tmp_path, classes=["weed"]) as session:
+        after = session.state("mixed")
+
+    assert after == before
+    assert next(one["name"] for one in after["classes"]) == "weed"
+    assert after["skipped"] == 1
+
+
+def test_undo_asks_about_the_same_picture_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        answer(session, 9)
+        picture = session.questions("mixed")[0].picture
+        before = session.state("mixed")
+        session.answer(picture, "rose")
+        assert session.state("mixed")["undo"] == f"{picture:03}.jpg: rose"
+
+        session.undo()
+
+        after = session.state("mixed")
+        assert after["question"]["picture"] == picture
+        assert after["question"]["reason"] == "again"
+        assert after["classes"] == before["classes"]
+        for _ in range(20):
+            session.undo()  # nothing is left: no error
+        assert session.state("mixed")["answered"] == 0
+
+
+def test_several_pictures_are_confirmed_and_the_others_asked_about_next(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        answer(session, 8)
+        likely = [picture for picture, _ in session.likely("daisy")]
+        assert len(likely) == MANY
+        session.confirm(likely[2:], "daisy", likely[:2])
+
+        assert [q.picture for q in session.chosen_questions(2)] == likely[:2]
+        assert not {*likely[2:]} & {picture for picture, _ in session.likely("daisy")}
+        session.undo()
+        assert {picture for picture, _ in session.likely("daisy")} == {*likely}
+
+    assert len(rows(tmp_path)) == 8
+
+
+def test_identical_files_get_one_answer_and_a_line_each(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        session.answer(1, "rose")
+
+    assert [row["path"] for row in rows(tmp_path)] == ["photos/001.jpg", "photos/copy of 001.jpg"]
+
+
+def test_all_pictures_can_be_answered(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        answer(session, len(Z))
+        state = session.state("mixed")
+
+    assert state["question"] is None
+    assert state["answered"] == len(Z)
+    assert state["accuracy"]["images"] == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "needs 1 to 80 characters"),
+        ("  ", "needs 1 to 80 characters"),
+        ("x" * 81, "not 81"),
+        ("a|b", "invalid class name"),
+        ("a,b", "invalid class name"),
+        ("a\u202eb", "invalid class name"),
+        ("a\0b", "invalid class name"),
+    ],
+)
+def test_unusable_class_names_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    with opened(tmp_path) as session, pytest.raises(UsageError, match=message):
+        session.answer(0, name)
+
+    assert rows(tmp_path) == []
+
+
+def test_a_name_in_another_spelling_is_the_same_class(tmp_path: Path) -> None:
+    with opened(tmp_path, classes=["Tulip", "tulip ", "rose"]) as session:
+        session.answer(0, " TULIP")
+
+        assert session.classes == ["Tulip", "rose"]
+
+
+def test_a_picture_is_answered_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        session.answer(0, "rose")
+        with pytest.raises(UsageError, match="already answered"):
+            session.answer(0, "tulip")
+        with pytest.raises(UsageError, match="already answered"):
+            session.skip(0)
+        with pytest.raises(UsageError, match="already answered"):
+            session.confirm([0], "rose", [])
+        with pytest.raises(UsageError, match="no picture 999"):
+            session.answer(999, "rose")
+
+
+def test_answers_about_other_pictures_are_kept_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label,chosen\nelsewhere.jpg,weed,picked\n")
+
+    with opened(tmp_path) as session:
+        session.answer(0, "rose")
+        assert session.notes[0].startswith("1 answer in labels.csv refer")
+        assert session.classes == ["weed", "rose"]
+
+    assert [row["path"] for row in rows(tmp_path)] == ["elsewhere.jpg", "photos/000.jpg"]
+
+
+def test_a_run_guesses_before_the_first_answer_until_a_class_has_answers(tmp_path: Path) -> None:
+    sure = torch.cat([torch.arange(0, 20), torch.arange(100, 120)])
+    pool = make_pool(classes=("daisy", "rose"), stand_ins=StandIns(sure, Y[sure]))
+
+    with opened(tmp_path, pool) as session:
+        assert session.probabilities is not None
+        right = session.probabilities[:160].argmax(dim=1) == Y[:160]
+        assert right.float().mean() > 0.9
+        assert not {*session.trained.tolist()} & {*session.audit_sample}
+        before = len(session.trained)
+        for picture in [i for i in range(40, 60) if i not in session.audit_sample][:5]:
+            session.answer(picture, "daisy")
+
+        stand_ins = {*session.trained.tolist()} & {*range(20)}
+        assert not stand_ins
+        assert len(session.trained) < before
+
+    with opened(tmp_path, replace(pool, stand_ins=None)) as session:
+        assert session.probabilities is None  # answers for one class only

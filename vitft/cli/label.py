@@ -1,0 +1,169 @@
+"""`vitft label`: label unsorted pictures on a page in the browser, the most telling ones first."""
+
+import argparse
+import gc
+import os
+import secrets
+import shlex
+from pathlib import Path
+
+from vitft.cli import output
+from vitft.cli.parser import Parser
+from vitft.cli.serve import browser_address, check_port
+from vitft.config.sections import TrainSpec
+from vitft.data.folder import check_is_folder
+from vitft.data.label_table import leads_outside, path_in
+from vitft.models.pretrained.locate import check_weights_name
+from vitft.serve.access import access_for, is_loopback
+from vitft.serve.label.answers import AnswerFile
+from vitft.system.errors import Stopped, UsageError
+from vitft.system.imports import heavy_imports, require_extra
+from vitft.system.signals import Stopper
+from vitft.system.text import count
+
+BUNDLED = "demo"
+"""Weights that are used by default."""
+
+
+def add_label(parser: Parser) -> None:
+    """Add the options of `vitft label`."""
+    parser.description = (
+        "Label pictures on a page in the browser. The page asks about the pictures whose answers "
+        "tell the most, guesses the rest and measures the accuracy on a random sample. Each answer "
+        "is appended to a table at once; vitft finetune --data reads it. Press Ctrl-C to stop, and "
+        "run the same command to continue."
+    )
+    parser.add_argument("data", metavar="DIR", help="folder of pictures, with or without folders")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--weights",
+        metavar="NAME",
+        help=f"pretrained weights that compute the features (default: {BUNDLED}, which is bundled; "
+        "larger ones need fewer answers)",
+    )
+    source.add_argument(
+        "--run",
+        metavar="RUN",
+        help="run directory or checkpoint whose model computes the features and makes the first "
+        "guesses",
+    )
+    parser.add_argument(
+        "--classes",
+        default="",
+        metavar="A,B,...",
+        help="names of the classes, separated by commas; more can be added on the page",
+    )
+    parser.add_argument(
+        "--out",
+        default="labels.csv",
+        metavar="FILE",
+        help="table to which the answers are appended (default: labels.csv)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8001,
+        help="port to listen on, or 0 for any free port (default: 8001)",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="folder of cached features, or none to disable the cache (default: "
+        "~/.cache/vitft/features)",
+    )
+    parser.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    parser.set_defaults(command=label_command)
+
+
+def label_command(args: argparse.Namespace) -> int:
+    """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
+    root, table = Path(args.data).expanduser(), Path(args.out).expanduser()
+    check_port(args.port)
+    check_is_folder(root)
+    check_table(table, root, is_default=args.out == "labels.csv")
+    weights = args.weights or BUNDLED
+    if args.run is None:
+        check_weights_name(weights, allow_pickle=False)
+    access = access_for(args.host, [])
+    require_extra("serve", feature="vitft label")
+    with heavy_imports():
+        from vitft.serve.label.app import make_label_app
+        from vitft.serve.label.pool import find_pictures, load_pool
+        from vitft.serve.label.session import Session
+        from vitft.serve.server import listen, server_of
+
+    train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
+    folder = find_pictures(root)
+    with listen(args.host, args.port) as bound, AnswerFile(table) as file, Stopper() as stopper:
+        pool = load_pool(folder, weights=weights, run=args.run, train=train)
+        names = [name for name in args.classes.split(",") if name.strip()]
+        session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)
+        for text in session.notes:
+            output.note(text)
+        key = secrets.token_urlsafe(16)
+        server = server_of(make_label_app(session, access, key=key))
+        gc.collect()
+        gc.freeze()
+        if not is_loopback(args.host):
+            output.warn(
+                f"the address below gives any machine that can reach {args.host} access to the "
+                "pictures; the connection is not encrypted"
+            )
+        address = browser_address(args.host, bound.getsockname()[1])
+        output.result(f"label at {address}?key={key} (press Ctrl-C to stop)")
+        try:
+            server.run(sockets=[bound])
+        except Stopped:
+            output.note("stopped")
+        print_next(len(session.label_of), table, root, args)
+    return stopper.exit_code or 0
+
+
+def check_table(table: Path, root: Path, *, is_default: bool) -> None:
+    """Check the path of the table.
+
+    Raises:
+        UsageError: It does not end in .csv, its folder does not exist, or it is in the folder of
+            the pictures although the user has not named it.
+    """
+    if table.suffix.lower() != ".csv" or table.is_dir():
+        raise UsageError(f"invalid --out {table}: not a CSV file", fix="use e.g. --out labels.csv")
+    if not table.absolute().parent.is_dir():
+        raise UsageError(
+            f"the folder of --out {table} does not exist", fix="create it, or choose another one"
+        )
+    home = table.absolute().parent.resolve()
+    if is_default and root.resolve() in (home, *home.parents):
+        raise UsageError(
+            "labels.csv would be written to the folder of the pictures",
+            fix=f"choose a file with --out; it may be there: --out {root / 'labels.csv'}",
+        )
+
+
+def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
+    """Return the text to put before the paths of the pictures in the table.
+
+    Also return whether these paths are relative to the folder of the table. If the pictures are not
+    in or below that folder, the paths are relative to the folder of the pictures instead.
+    """
+    home, place = Path(os.path.abspath(table)).parent, os.path.abspath(root)  # noqa: PTH100 - keeps links
+    if place == str(home):
+        return "", True
+    below = path_in(home, place)
+    return ("", False) if leads_outside(below) else (f"{below}/", True)
+
+
+def print_next(answers: int, table: Path, root: Path, args: argparse.Namespace) -> None:
+    """Print the number of labelled pictures and the command that trains on them."""
+    output.result(f"{count(answers, 'labelled picture')} in {table}")
+    words = ["--data", str(table)]
+    if not paths_in_table(root, table)[1]:
+        words += ["--set", f"data.root={root}"]
+    words += ["--weights", args.run or args.weights or BUNDLED]
+    output.result(f"next: {shlex.join(['vitft', 'finetune', *words])}")

@@ -1,0 +1,283 @@
+"""Answers of `vitft label`: a CSV file to which each answer is appended before it is confirmed.
+
+The file has the columns path, label and chosen, so it is a table of labels that `vitft finetune`
+reads. It is only ever appended to or, to undo an answer, truncated. A killed process therefore
+loses no confirmed answer, and at most the line that it was writing is incomplete.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from vitft.data.label_table import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
+from vitft.data.table import encode_table
+from vitft.system.errors import DataError, LockedError, RunError
+from vitft.system.files import read_regular, writing
+from vitft.system.text import count
+
+COLUMNS = ("path", "label", CHOSEN)
+KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
+MAX_ANSWER_BYTES = 2**28
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NEW_FILE = "choose another file with --out"
+
+
+class Answer(NamedTuple):
+    """One line of the file."""
+
+    path: str
+    """Path of the picture as written in the file."""
+    label: str
+    """Class name; empty if the picture was skipped."""
+    chosen: str
+    """How the picture was chosen: one of `KINDS`."""
+
+
+class StoredAnswers(NamedTuple):
+    """Content of a file of answers."""
+
+    answers: list[Answer]
+    starts: list[int]
+    """Offset of each answer's line in bytes."""
+    end: int
+    """Number of bytes up to the end of the last complete line."""
+    is_ended: bool
+    """Whether the last complete line ends with a line break."""
+
+
+class AnswerFile:
+    """Open file of answers, locked against other processes.
+
+    Raises:
+        DataError: The file has other columns, or a line is invalid.
+        LockedError: Another process has the file open.
+        RunError, ResourceError: The file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        with writing(path):
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            lock_file(self.descriptor, path)
+            self.load()
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)  # this also releases the lock
+
+    def load(self) -> None:
+        """Read the answers; add the header to an empty file, and remove an incomplete last line."""
+        try:
+            data = read_regular(self.path, limit=MAX_ANSWER_BYTES)
+        except OSError as error:
+            raise RunError(f"cannot read {self.path}: {error}", fix=NEW_FILE) from error
+        stored = read_answers(data, self.path)
+        self.answers = stored.answers
+        self.steps = [[start] for start in stored.starts]
+        """For each step that can be undone, the offsets of its lines."""
+        if stored.end < len(data):
+            self.notes.append(f"{self.path}: removed an incomplete last line")
+            with writing(self.path):
+                os.ftruncate(self.descriptor, stored.end)
+        self.end = stored.end
+        if not data.strip():
+            self.write(encode_table(COLUMNS, []))
+        elif not stored.is_ended:
+            self.write(b"\n")
+        self.identity = self.find_identity()
+
+    def append(self, answers: Sequence[Answer]) -> None:
+        """Append answers as one step, and return once they are on the disk.
+
+        Raises:
+            DataError: Another program has changed the file.
+            RunError, ResourceError: The file cannot be written; it is unchanged.
+        """
+        self.check_unchanged()
+        lines = [encode_answer(answer) for answer in answers]
+        starts = [self.end + sum(map(len, lines[:i])) for i in range(len(lines))]
+        try:
+            self.write(b"".join(lines))
+        finally:
+            self.identity = self.find_identity()
+        self.answers += answers
+        self.steps.append(starts)
+
+    def undo(self) -> list[Answer]:
+        """Remove the answers of the last step from the file and return them.
+
+        The result is empty if there are no answers. The answers of earlier sessions are removed one
+        by one.
+
+        Raises:
+            DataError: Another program has changed the file.
+            RunError, ResourceError: The file cannot be written.
+        """
+        if not self.steps:
+            return []
+        self.check_unchanged()
+        starts = self.steps[-1]
+        with writing(self.path):
+            os.ftruncate(self.descriptor, starts[0])
+            os.fsync(self.descriptor)
+        self.end = starts[0]
+        self.identity = self.find_identity()
+        self.steps.pop()
+        removed = self.answers[-len(starts) :]
+        del self.answers[-len(starts) :]
+        return removed
+
+    def write(self, data: bytes) -> None:
+        """Write at the end of the file and flush to the disk; on an error, remove the data again.
+
+        Raises:
+            RunError, ResourceError: The file cannot be written.
+        """
+        with writing(self.path):
+            try:
+                os.lseek(self.descriptor, self.end, os.SEEK_SET)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self.descriptor, view) :]
+                os.fsync(self.descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self.descriptor, self.end)
+                raise
+        self.end += len(data)
+
+    def find_identity(self) -> tuple[int, ...]:
+        """Return numbers that change if another program changes or replaces the file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return ()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def check_unchanged(self) -> None:
+        """Raise a DataError if another program has changed, replaced or deleted the file."""
+        if self.find_identity() != self.identity:
+            raise DataError(
+                f"another program has changed {self.path}",
+                fix="restart vitft label, which continues from the file as it is now",
+            )
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Return the line of an answer."""
+    return encode_table(answer, [])
+
+
+def lock_file(descriptor: int, path: Path) -> None:
+    """Lock an open file until it is closed; on Windows, there is no lock.
+
+    Raises:
+        LockedError: Another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise LockedError(
+            f"another vitft label is using {path}",
+            fix="stop it, or choose another file with --out",
+        ) from error
+
+
+def read_answers(data: bytes, path: Path) -> StoredAnswers:
+    """Parse the content of a file of answers; `path` is used in errors.
+
+    The last line is left out if it is incomplete.
+
+    Raises:
+        DataError: The columns are not those of `vitft label`, or a line is invalid.
+    """
+    answers: list[Answer] = []
+    starts: list[int] = []
+    labels: dict[str, str] = {}
+    begin = len(BYTE_ORDER_MARK) * data.startswith(BYTE_ORDER_MARK)
+    header, end, is_ended, number = False, begin, True, 1
+    for start, line in split_lines(data, begin):
+        cells = parse_line(line)
+        is_last, has_break = start + len(line) == len(data), line.endswith(b"\n")
+        if not header and cells:
+            if [cell.strip().lower() for cell in cells] != [*COLUMNS]:
+                raise DataError(
+                    f"{path} was not written by vitft label: its columns are "
+                    f"{', '.join(cells)[:100]} instead of {', '.join(COLUMNS)}",
+                    fix=NEW_FILE,
+                )
+            header = True
+        elif cells:
+            problem = problem_with(cells, labels)
+            if problem and is_last and not has_break:
+                break
+            if problem:
+                raise DataError(
+                    f"{path}, line {number}: {problem}", fix="correct or remove the line"
+                )
+            answers.append(Answer(*cells))
+            starts.append(start)
+            labels[cells[0]] = cells[1]
+        end, is_ended = start + len(line), has_break
+        number += line.count(b"\n")
+    return StoredAnswers(answers, starts, end, is_ended)
+
+
+def split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of each line of a CSV file, with line breaks in quotes."""
+    start, quotes = begin, 0
+    while start < len(data):
+        end = start
+        while True:
+            found = data.find(b"\n", end)
+            stop = len(data) if found < 0 else found + 1
+            quotes += data.count(b'"', end, stop)
+            end = stop
+            if quotes % 2 == 0 or found < 0:
+                break
+        yield start, data[start:end]
+        start, quotes = end, 0
+
+
+def parse_line(line: bytes) -> list[str]:
+    """Return the cells of a line, or one empty cell if it is not valid CSV; none if it is blank."""
+    text = line.decode("utf-8", "surrogateescape")
+    if not text.strip():
+        return []
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error:
+        return [""]
+
+
+def problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
+    """Return what is wrong with a line, given the labels of earlier lines by path, or nothing."""
+    if len(cells) != len(COLUMNS):
+        return f"{count(len(cells), 'cell')} instead of {len(COLUMNS)}"
+    path, label, chosen = cells
+    if not path:
+        return "the path is empty"
+    if chosen not in KINDS:
+        known = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        return f"the column {CHOSEN} is {chosen[:40]!r} instead of {known}"
+    if bool(label.strip()) == (chosen == SKIPPED):
+        return "a skipped picture has a label" if label.strip() else "the label is empty"
+    if labels.get(path, label) != label:
+        before, here = labels[path] or SKIPPED, label or SKIPPED
+        return f"{path} is listed twice: {before} before, {here} here"
+    return ""

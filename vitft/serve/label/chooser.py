@@ -1,0 +1,134 @@
+"""Choice of the pictures to ask about: first typical ones, then unsure and varied ones.
+
+The first pictures are centres of clusters of features. They are found without labels, so their
+order is known before the first answer. The following pictures are ones of which the current head is
+unsure. Pictures chosen in these ways are not a random sample, so accuracy must be measured on
+others.
+
+Notation: n pictures, D feature dimensions, C classes, k clusters.
+
+Sources: k-means++ by Arthur & Vassilvitskii 2007; typical pictures first as in Hacohen, Dekel &
+Weinshall 2022, "Active Learning on a Budget"; margins as in Scheffer, Decomain & Wrobel 2001.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitft.features.logistic import Standardizer
+
+ROUNDS = (10, 20, 40, 80)
+"""Numbers of clusters. Each round adds pictures of clusters without a chosen picture."""
+CLUSTERED = 10_000
+"""Maximum number of pictures that are clustered; if there are more, a random subset is used."""
+RESTARTS, ITERATIONS = 4, 25
+UNSURE = 30
+"""Number of unsure pictures among which the one farthest from all answered pictures is asked."""
+
+
+def directions(x: Tensor) -> Tensor:
+    """Return standardised features (n, D), each row scaled to length 1."""
+    return F.normalize(Standardizer.fit(x)(x), dim=1)
+
+
+def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
+    """Return the indices of the pictures to ask about first, at most `ROUNDS[-1]` of them.
+
+    `z` (n, D) is the result of `directions`. Each prefix of the list covers the pictures well:
+    within a round, the next picture is the one that brings all pictures closest to a chosen one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if len(z) > CLUSTERED:
+        rows = torch.randperm(len(z), generator=generator)[:CLUSTERED]
+        return [int(rows[i]) for i in first_pictures(z[rows], seed=seed)]
+    chosen: list[int] = []
+    nearest = torch.full((len(z),), torch.inf)
+    """Squared distance of each picture to the nearest chosen one; infinite before the first."""
+    for k in ROUNDS:
+        typical = cluster_centres(z, min(k, len(z)), generator, besides=chosen)
+        distances = torch.cdist(z[typical], z).square()  # (candidates, n)
+        for _ in range(min(k - len(chosen), len(typical))):
+            best = int(torch.minimum(distances, nearest).sum(dim=1).argmin())
+            chosen.append(typical[best])
+            nearest = torch.minimum(nearest, distances[best])
+            distances[best] = torch.inf
+    return chosen
+
+
+def cluster_centres(
+    z: Tensor, k: int, generator: torch.Generator, *, besides: list[int]
+) -> list[int]:
+    """Return, for each of k clusters, the index of the picture nearest to its centre.
+
+    Clusters that contain one of the pictures `besides` are left out.
+    """
+    centres = min(
+        (k_means(z, k, generator) for _ in range(RESTARTS)),
+        key=lambda found: float(torch.cdist(z, found).amin(dim=1).square().sum()),
+    )
+    distances = torch.cdist(z, centres)  # (n, k)
+    cluster = distances.argmin(dim=1)
+    covered = {int(cluster[i]) for i in besides}
+    found = []
+    for j in range(k):
+        members = torch.where(cluster == j)[0]
+        if len(members) and j not in covered:
+            found.append(int(members[distances[members, j].argmin()]))
+    return found
+
+
+def k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """Return the centres (k, D) of clusters found by Lloyd's algorithm from a k-means++ start."""
+    picks = [int(torch.randint(len(z), (1,), generator=generator))]
+    nearest = (z - z[picks[0]]).square().sum(dim=1)
+    while len(picks) < k:
+        picks.append(int(torch.multinomial(nearest.clamp(min=1e-12), 1, generator=generator)))
+        nearest = torch.minimum(nearest, (z - z[picks[-1]]).square().sum(dim=1))
+    centres = z[picks]
+    for _ in range(ITERATIONS):
+        cluster = torch.cdist(z, centres).argmin(dim=1)
+        sizes = torch.bincount(cluster, minlength=k)[:, None]
+        moved = torch.zeros_like(centres).index_add_(0, cluster, z) / sizes.clamp(min=1)
+        moved = torch.where(sizes > 0, moved, centres)  # an empty cluster stays where it is
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres
+
+
+def unsure_pictures(
+    probabilities: Tensor, z: Tensor, candidates: Tensor, answered: Tensor, count: int
+) -> list[int]:
+    """Return up to `count` candidates to ask about next, in order.
+
+    They are among the `UNSURE` candidates with the smallest margins between the two largest
+    probabilities. The one farthest from all answered pictures is the first.
+
+    Args:
+        probabilities: Class probabilities (n, C) of all pictures, with at least two classes.
+        z: Directions (n, D) of all pictures.
+        candidates: Indices (m,) of the pictures that may be asked about.
+        answered: Indices of the answered pictures, at least one.
+        count: Maximum number of pictures to return.
+    """
+    best = probabilities[candidates].topk(2, dim=1).values
+    margins = best[:, 0] - best[:, 1]
+    unsure = candidates[margins.argsort(stable=True)[:UNSURE]]
+    distances = torch.cdist(z[unsure], z[answered]).amin(dim=1)
+    order = distances.argsort(descending=True, stable=True)
+    return [int(i) for i in unsure[order[:count]]]
+
+
+def random_order(digests: list[str]) -> list[int]:
+    """Return the indices of the pictures in a random order that depends only on their contents.
+
+    The order of two pictures does not change if others are added, so the pictures at the front
+    remain a random sample.
+    """
+
+    def position(i: int) -> bytes:
+        return hashlib.sha256(f"vitft label {digests[i]}".encode()).digest()
+
+    return sorted(range(len(digests)), key=position)

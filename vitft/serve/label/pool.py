@@ -1,0 +1,201 @@
+"""The unlabelled pictures of a folder, with features from pretrained weights or from a run."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.data.folder import File, Folder, check_is_folder
+from vitft.data.grey_levels import GreyRange
+from vitft.data.grey_range import measure_grey_range
+from vitft.data.inspection import InspectedFolder, log_inspection
+from vitft.data.transforms import eval_view
+from vitft.data.unused import by_suffix, unused_files, unused_notes
+from vitft.data.walk import Walk
+from vitft.features.pipeline import (
+    FrozenPipeline,
+    build_pipeline,
+    inspect_dataset,
+    load_pipeline,
+    log_cached_features,
+)
+from vitft.models.timm_model import Model
+from vitft.predict.torch_engine import Predictor
+from vitft.serve.label.chooser import directions
+from vitft.system.cores import usable_cores
+from vitft.system.device import exact_float32
+from vitft.system.errors import DataError
+from vitft.system.text import count
+
+MOST_PICTURES = 50_000
+"""Maximum number of files that are used; if there are more, a random subset is used."""
+SURE = 0.9
+"""Probability from which a picture may stand in for a class of the run."""
+STAND_INS = 50
+"""Maximum number of pictures that stand in for a class."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """Pictures of which a run is sure. They represent a class until it has answers of its own."""
+
+    pictures: Tensor  # (m,) indices
+    labels: Tensor  # (m,) indices into the run's classes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturePool:
+    """The readable pictures of a folder; identical files are one picture."""
+
+    root: Path
+    paths: tuple[tuple[str, ...], ...]
+    """For each picture, its files as paths relative to the folder, sorted."""
+    digests: tuple[str, ...]
+    """SHA-256 of each picture."""
+    z: Tensor
+    """Directions of the features (n, D), each of length 1."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Paths of unreadable files, with the reasons."""
+    classes: tuple[str, ...] = ()
+    """Classes of the run, if any."""
+    stand_ins: StandIns | None = None
+    grey_range: GreyRange = ()
+
+
+def find_pictures(root: Path) -> Folder:
+    """Return the image files in and below a folder, without opening them.
+
+    Raises:
+        DataError: The folder is missing, cannot be read or contains no images.
+    """
+    check_is_folder(root)
+    walk = Walk(os.fspath(root))
+    paths = walk.images_in("")
+    walk.raise_if_refused()
+    if not paths:
+        content = by_suffix(unused_files(walk.unused()))
+        raise DataError(
+            f"no images in {root}{f', which contains {content}' if content else ''}",
+            fix="use a folder with .jpg, .png or .webp files",
+        )
+    notes = unused_notes(walk.unused())
+    if len(paths) > MOST_PICTURES:
+        notes.append(f"{MOST_PICTURES:,} of {count(len(paths), 'image')} are used, drawn at random")
+        paths = sorted(sorted(paths, key=path_position)[:MOST_PICTURES])
+    return Folder(
+        root=root,
+        classes=(),
+        files=tuple(File(path, 0) for path in paths),
+        layout="classes",
+        bad=tuple(walk.bad),
+        notes=tuple(notes),
+    )
+
+
+def path_position(path: str) -> bytes:
+    """Return the position of a path in a random order of all paths."""
+    return hashlib.sha256(os.fsencode(path)).digest()
+
+
+def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:
+    """Compute the features of a folder's pictures, or read them from the cache.
+
+    The features come from `weights` or, if `run` is given, from the model of the run.
+
+    Raises:
+        DataError: None of the files can be read.
+        WeightsError, RunError, UsageError, ResourceError: The weights, the run, the device or the
+            cache cannot be used.
+    """
+    max_pixels = DataSpec().max_pixels
+    pipeline, classes = open_pipeline(folder, weights=weights, run=run, train=train)
+    if run is None:
+        found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
+        transform = replace(pipeline.transform, grey_range=found)
+    else:
+        transform = pipeline.transform
+    view = eval_view(transform)
+    extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
+    assert extractor is not None
+    inspected = inspect_dataset(
+        folder, max_pixels=max_pixels, allow_bad=True, extractor=extractor, view=view
+    )
+    log_inspection(inspected)
+    log_cached_features(inspected, extractor.computed)
+    files = files_by_digest(inspected)
+    x = extractor.rows([*files], view)
+    stand_ins = find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
+    return PicturePool(
+        root=folder.root,
+        paths=tuple(files.values()),
+        digests=tuple(files),
+        z=directions(x),
+        bad=inspected.bad,
+        classes=classes,
+        stand_ins=stand_ins,
+        grey_range=transform.grey_range,
+    )
+
+
+def open_pipeline(
+    folder: Folder, *, weights: str, run: str | None, train: TrainSpec
+) -> tuple[FrozenPipeline, tuple[str, ...]]:
+    """Load a frozen model, and return it with the classes of the run, if any."""
+    if run is None:
+        pipeline, _ = load_pipeline(
+            folder,
+            "head",
+            weights=WeightsSpec(name=weights),
+            model=ModelSpec(),
+            train=train,
+            max_pixels=DataSpec().max_pixels,
+        )
+        return pipeline, ()
+    predictor = Predictor.from_run(run, device=train.device)
+    pipeline = build_pipeline(
+        predictor.model,
+        predictor.transform,
+        "head",
+        train,
+        device=predictor.device,
+        precision="fp32",
+    )
+    return pipeline, predictor.classes
+
+
+def files_by_digest(inspected: InspectedFolder) -> dict[str, tuple[str, ...]]:
+    """Return a mapping from the digest of each picture to the paths of its files.
+
+    Raises:
+        DataError: None of the files can be read.
+    """
+    files: dict[str, list[str]] = {}
+    for file in inspected.good:
+        files.setdefault(file.sha256, []).append(file.path)
+    if not files:
+        path, reason = inspected.bad[0]
+        raise DataError(
+            f"none of the {count(len(inspected.bad), 'image')} in {inspected.folder.root} can be "
+            f"read ({path}: {reason})",
+            fix="use a folder with undamaged images",
+        )
+    return {digest: tuple(paths) for digest, paths in files.items()}
+
+
+@torch.inference_mode()
+def find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
+    """Return the pictures, given their features (n, D), of whose class the model is most sure."""
+    with exact_float32(device):
+        parts: Sequence[Tensor] = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
+    best, labels = torch.cat([*parts]).float().softmax(dim=1).max(dim=1)
+    chosen = []
+    for label in labels.unique():
+        members = torch.where((labels == label) & (best >= SURE))[0]
+        chosen.append(members[best[members].argsort(descending=True, stable=True)[:STAND_INS]])
+    pictures = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long)
+    return StandIns(pictures, labels[pictures])
