@@ -23,7 +23,7 @@ from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import Exported, export_run
 from vitft.export.formats import html
-from vitft.export.formats.html import engine_input, scores, store_model
+from vitft.export.formats.html import engine_input, measured_precision, scores, store_model
 from vitft.export.formats.html_weights import Bits, read_tensors, store_tensors
 from vitft.export.page import engine, read_page
 from vitft.export.plan import plan_export
@@ -281,6 +281,7 @@ def test_weights_have_8_bits_if_these_hardly_change_a_probability(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, bits: int
 ) -> None:
     monkeypatch.setattr(html, "MAX_CHANGE", limit)
+    monkeypatch.setattr(html, "MIN_TRIED", 6)
 
     done = export_run(str(make_run(tmp_path)), plan_export(["html"], str(tmp_path / "page")))
 
@@ -290,16 +291,28 @@ def test_weights_have_8_bits_if_these_hardly_change_a_probability(
     assert re.match(rf"--html: weights in {bits} bits, .*change 0 predicted .*6 val", done.notes[0])
 
 
-def test_weights_have_16_bits_if_there_is_no_image_to_try_8_bits_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exact", "rounded", "bits"), [
+    pytest.param([2.0, 0.0], [2.02, 0.0], 8, id="close"),
+    pytest.param([0.01, 0.0], [0.0, 0.01], 16, id="another class"),
+    pytest.param([1.0, 0.0], [1.1, 0.0], 16, id="another probability"),
+    pytest.param([9.0, -9.0], [9.9, -9.0], 16, id="another logit, the same probability"),
+])  # fmt: skip
+def test_8_bits_must_keep_classes_probabilities_and_logits(
+    exact: list[float], rounded: list[float], bits: int
+) -> None:
+    logits = np.array([[exact] * 3, [rounded] * 3])
+
+    assert measured_precision(logits, np.zeros(3, np.int64)).bits == bits
+
+
+def test_weights_have_16_bits_if_there_are_too_few_images_to_try_8_bits_on(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     shutil.rmtree(tmp_path / "photos")
 
     done = export_run(str(run), plan_export(["html"], str(tmp_path / "page")))
 
-    assert (
-        done.notes[0]
-        == "--html: weights in 16 bits, because there are no validation images for testing 8 bits"
-    )
+    few = "because the 0 validation images are too few for testing 8 bits"
+    assert done.notes[0] == f"--html: weights in 16 bits, {few}"
 
 
 def test_a_hybrid_and_nearest_interpolation_are_refused(tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
 """Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
-MAX_ERROR_ROUNDED = 3e-2
-"""Maximum relative logit difference for pages, whose weights are rounded to 8 or 16 bits."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 

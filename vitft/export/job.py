@@ -8,13 +8,13 @@ from vitft.export.card import write_readme
 from vitft.export.compare import (
     MAX_ERROR,
     MAX_ERROR_RESIZED,
-    MAX_ERROR_ROUNDED,
     ExportComparison,
     check_comparison,
     compare_exports,
 )
 from vitft.export.formats import formats_of
 from vitft.export.formats.base import OpenedModel, open_module
+from vitft.export.formats.html import MAX_ERROR_ROUNDED
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import timm_obstacle

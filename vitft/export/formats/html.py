@@ -71,8 +71,12 @@ MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
 much memory for the text, the decoded weights and the model.
 """
-MAX_CHANGE = 0.01
-"""Maximum change in a probability due to 8-bit weights; if it is exceeded, 16 bits are used."""
+MAX_ERROR_ROUNDED = 3e-2
+"""Maximum difference of a logit due to rounded weights, relative to the larger of 1 and the largest
+logit; for a choice of 8 bits, half of it."""
+MAX_CHANGE, MIN_TRIED = 0.01, 20
+"""Maximum change of a probability by 8-bit weights, and minimum number of validation images on
+which to measure it; otherwise, 16 bits are used."""
 WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
 """Maximum memory in bytes and maximum number of the workers that classify images in parallel, each
 with its own copy of the model.
@@ -221,27 +225,30 @@ def choose_precision(
     samples, labels = comparison_images(trained, images), list[int]()
     found = list[NumericArray]()
     while batch := list(islice(samples, IMAGES_AT_ONCE)):
-        if batch[0].label < 0:
-            return Precision(
-                16, "weights in 16 bits, because there are no validation images for testing 8 bits"
-            )
-        labels += [sample.label for sample in batch]
-        inputs = np.stack(
-            [normalised_view(trained.card.transform, sample.image) for sample in batch]
-        )
-        logits = np.stack([scores(model, inputs) for model in models])  # (2, B, C)
-        found.append(softmax(logits.astype(np.float64)))
-    probabilities = np.concatenate(found, axis=1)  # (2, n, C)
+        labels += [sample.label for sample in batch if sample.label >= 0]
+        views = [normalised_view(trained.card.transform, sample.image) for sample in batch]
+        inputs = np.stack(views)
+        found.append(np.stack([scores(model, inputs) for model in models]))
+    if len(labels) < MIN_TRIED:
+        few = f"the {count(len(labels), 'validation image')} are too few for testing 8 bits"
+        return Precision(16, f"weights in 16 bits, because {few}")
+    return measured_precision(np.concatenate(found, axis=1), np.array(labels))
+
+
+def measured_precision(logits: NumericArray, truth: NumericArray) -> Precision:
+    """Choose a precision, given logits (2, n, C) with exact and 8-bit weights and classes (n,)."""
+    probabilities = softmax(logits.astype(np.float64))
     before, after = probabilities.argmax(axis=2)
-    changed, truth = int((before != after).sum()), np.array(labels)
+    changed = int((before != after).sum())
     moved = float(np.abs(probabilities[0] - probabilities[1]).max())
+    error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
     accuracies = [percent(float((each == truth).mean())) for each in (after, before)]
     measured = (
         f"change {count(changed, 'predicted class', 'predicted classes')} and probabilities by up "
         f"to {moved:.3f} ({count(len(truth), 'validation image')}; accuracy "
         f"{' instead of '.join(dict.fromkeys(accuracies))})"
     )
-    if changed == 0 and moved <= MAX_CHANGE:
+    if changed == 0 and moved <= MAX_CHANGE and error <= MAX_ERROR_ROUNDED / 2:
         return Precision(8, f"weights in 8 bits, which {measured}")
     return Precision(16, f"weights in 16 bits, because 8 bits would {measured}")
 
