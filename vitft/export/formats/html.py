@@ -72,10 +72,10 @@ MAX_PAGE_BYTES = 130_000_000
 much memory for the text, the decoded weights and the model.
 """
 MAX_ERROR_ROUNDED = 3e-2
-"""Maximum difference of a logit due to rounded weights, relative to the larger of 1 and the largest
+"""Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
 logit; for a choice of 8 bits, half of it."""
 MAX_CHANGE, MIN_TRIED = 0.01, 20
-"""Maximum change of a probability by 8-bit weights, and minimum number of validation images on
+"""Maximum change in a probability due to 8-bit weights, and minimum number of validation images on
 which to measure it; otherwise, 16 bits are used."""
 WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
 """Maximum memory in bytes and maximum number of the workers that classify images in parallel, each
