@@ -54,6 +54,20 @@ JS_RANGE = """
   }}
 """
 """Code that does the same in JavaScript for 16-bit grey; sharp clips floating-point images."""
+JS_CMYK = """
+  if ((await sharp(file).metadata()).space === "cmyk") {  // convert without a colour profile
+    const cmyk = sharp(file, { ignoreIcc: true }).rotate().pipelineColourspace("cmyk");
+    const raw = cmyk.toColourspace("cmyk").raw();
+    const { data, info } = await raw.toBuffer({ resolveWithObject: true });
+    const levels = new Uint8ClampedArray(3 * info.width * info.height);
+    levels.forEach((_, i) => {
+      const at = 4 * Math.floor(i / 3);
+      levels[i] = (255 - data[at + (i % 3)]) * (255 - data[at + 3]) / 255;
+    });
+    return new RawImage(levels, info.width, info.height, 3);
+  }
+"""
+"""Code that converts CMYK images to RGB with Pillow's formula; sharp would use a colour profile."""
 ONLY_VITFT = "floating-point images and 12-bit TIFF files can only be opened by vitft itself."
 
 
@@ -114,7 +128,8 @@ def javascript_caveat(transform: EvalTransform) -> str:
         )
     return (
         "`openRgb` converts images as vitft does, because the model was trained on images "
-        "converted in this way: it rotates them according to EXIF, shows transparency on white and "
+        "converted in this way: it rotates them according to EXIF, shows transparency on white, "
+        "converts CMYK without a colour profile and "
         f"{wide}; {ONLY_VITFT}{page}"
     )
 
@@ -204,7 +219,7 @@ const model = "{repo}";
 const classifier = await pipeline("image-classification", model, {{ dtype: "fp32" }});
 
 // Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white.
-async function openRgb(file) {{{wide}
+async function openRgb(file) {{{JS_CMYK.rstrip()}{wide}
   const upright = sharp(file, {{ ignoreIcc: true }}).rotate().flatten({{ background: "white" }});
   const rgb = upright.toColourspace("srgb").removeAlpha().raw();
   const {{ data, info }} = await rgb.toBuffer({{ resolveWithObject: true }});
