@@ -30,7 +30,7 @@ def jpeg(
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(320, 240), (240, 320), (500, 375), (333, 500), (64, 48)])
-@pytest.mark.parametrize("fit", ["crop", "squash"])
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
 def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
     size: tuple[int, int], interpolation: Interpolation, fit: str
 ) -> None:

@@ -91,6 +91,55 @@ def test_squashing_keeps_the_whole_image() -> None:
     assert (pixels == np.asarray(image.resize((48, 32), Image.Resampling.BILINEAR))).all()
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("crop", [0.875, 1.0])
+@pytest.mark.parametrize("image_size", [(64, 64), (64, 97)], ids=str)
+def test_a_padded_view_equals_timms_border(
+    size: tuple[int, int], crop: float, image_size: tuple[int, int]
+) -> None:
+    image, mean, std = photo(*size), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    theirs = timm.data.create_transform(
+        (3, *image_size),
+        interpolation="bicubic",
+        mean=mean,
+        std=std,
+        crop_pct=crop,
+        crop_mode="border",
+    )
+    ours = EvalTransform(image_size=image_size, crop=crop, mean=mean, std=std, fit="pad")
+
+    pixels = torch.from_numpy(ours.pixels(image)[None])
+
+    torch.testing.assert_close(ours.normalise(pixels)[0], theirs(image), rtol=0, atol=1e-6)
+
+
+def test_borders_are_nearly_zero_after_normalisation() -> None:
+    transform = EvalTransform(image_size=(32, 32), fit="pad", crop=1.0, mean=(0.1, 0.5, 0.9))
+
+    view = transform.normalise(torch.from_numpy(transform.pixels(photo(64, 20))[None]))
+
+    assert view[0, :, :11].abs().max() <= 0.5 / 255 / 0.5 + 1e-6
+    assert view[0, :, 11:21].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "shown"),
+    [
+        ({}, (640, 480), (224 / 248) ** 2 * 3 / 4),
+        ({}, (480, 480), (224 / 248) ** 2),
+        ({"crop": 1.0}, (640, 480), 3 / 4),
+        ({"fit": "squash"}, (640, 480), (224 / 248) ** 2),
+        ({"fit": "squash", "crop": 1.0}, (640, 480), 1.0),
+        ({"fit": "pad", "crop": 1.0}, (640, 480), 1.0),
+        ({"crop": 1.0, "image_size": (224, 448)}, (640, 480), 2 / 3),
+    ],
+)
+def test_the_fraction_of_the_area_that_a_view_shows(
+    fields: dict[str, Any], size: tuple[int, int], shown: float
+) -> None:
+    assert EvalTransform(**fields).shown(*size) == pytest.approx(shown, abs=0.005)
+
+
 @pytest.mark.parametrize("size", [(65500, 1), (1, 65500), (3000, 2)], ids=str)
 def test_a_line_of_pixels_is_viewed_in_little_memory(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, (10, 20, 30))

@@ -291,6 +291,7 @@ def test_eight_bits_are_refused_where_they_save_nothing(tmp_path: Path) -> None:
         pytest.param({"fit": "squash", "crop": 1.0}, (16, 16), id="squashed"),
         pytest.param({"interpolation": "bilinear", "mean": (0.1, 0.2, 0.3)}, (16, 16), id="means"),
         pytest.param({"crop": 0.77}, (8, 12), id="not square"),
+        pytest.param({"fit": "pad", "crop": 1.0}, (8, 12), id="padded"),
     ],
 )
 def test_transformers_prepares_images_as_the_run_does(

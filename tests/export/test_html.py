@@ -173,8 +173,8 @@ def test_resizing_equals_pillow_byte_for_byte() -> None:
             image_size=((32, 32), (24, 40))[i // 12 % 2],
             crop=(0.9, 1.0, 0.875)[i % 3],
             interpolation=("bicubic", "bilinear", "lanczos")[i // 24],
-            fit=("crop", "squash")[i % 5 == 0],
-            mean=(0.5,) * channels,
+            fit=("crop", "squash", "pad")[(i % 5 == 0) + 2 * (i % 5 == 1)],
+            mean=(0.1, 0.5, 0.9)[:channels],
             std=(0.5,) * channels,
         )
         width, height = sides[i % len(sides)]

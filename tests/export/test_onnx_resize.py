@@ -56,6 +56,11 @@ TRANSFORMS = [
     pytest.param({"crop": 0.45}, id="a small part"),
     pytest.param({"fit": "squash"}, id="squashed"),
     pytest.param({"fit": "squash", "image_size": (16, 32)}, id="squashed, not square"),
+    pytest.param({"image_size": (24, 36)}, id="not square"),
+    pytest.param({"image_size": (36, 20), "crop": 0.7}, id="high, a part"),
+    pytest.param({"fit": "pad", "crop": 1.0, "mean": (0.1, 0.5, 0.9)}, id="padded"),
+    pytest.param({"fit": "pad", "image_size": (16, 32)}, id="padded and cropped, not square"),
+    pytest.param({"fit": "pad", "crop": 1.0, "mean": (0.4,), "std": (0.5,)}, id="padded, grey"),
     pytest.param({"mean": (0.5,), "std": (0.5,)}, id="grey"),
 ]
 

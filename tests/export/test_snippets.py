@@ -199,6 +199,9 @@ TRANSFORMS: list[Any] = [
     pytest.param({"image_size": (20, 28)}, id="not square"),
     pytest.param({"fit": "squash"}, id="squashed"),
     pytest.param({"fit": "squash", "crop": 1.0, "image_size": (20, 28)}, id="squashed, whole"),
+    pytest.param({"fit": "pad", "crop": 1.0, "mean": (0.1, 0.5, 0.9)}, id="padded"),
+    pytest.param({"fit": "pad", "image_size": (20, 28)}, id="padded and cropped"),
+    pytest.param({"fit": "pad", "mean": (0.3,), "std": (0.2,)}, id="padded, grey"),
     pytest.param({"mean": (0.3,), "std": (0.2,)}, id="grey"),
     pytest.param({"interpolation": "nearest", "mean": (0.1, 0.2, 0.3)}, id="nearest, means"),
 ]

@@ -21,6 +21,7 @@ from vitft.system.errors import RunError, WeightsError
 TRANSFORMS = [
     pytest.param({"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1)}, id="its own statistics"),
     pytest.param({"fit": "squash", "crop": 1.0}, id="squashed"),
+    pytest.param({"fit": "pad", "crop": 1.0}, id="padded"),
     pytest.param({"crop": 0.77, "interpolation": "bilinear"}, id="bilinear, crop 0.77"),
     pytest.param({"grey_range": (120.0, 3900.0)}, id="12-bit values"),
 ]

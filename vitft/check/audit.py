@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from vitft.data.fixes import ACTIONS, Fix
 from vitft.data.unused import unused_files, unused_notes
-from vitft.metrics.results import AuditResults, CopyGroup, CopyMember, Imbalance, Mislabel
+from vitft.metrics.results import (
+    AuditResults,
+    CopyGroup,
+    CopyMember,
+    Imbalance,
+    Mislabel,
+    ViewFacts,
+)
 from vitft.system.text import count
 
 ClassProbabilities = Mapping[str, float]
@@ -46,6 +53,7 @@ def audit_images(
     odd: Iterable[tuple[str, str]] = (),
     groups: Mapping[str, str] | None = None,
     mislabels: Sequence[Mislabel] = (),
+    view: ViewFacts | None = None,
 ) -> AuditResults:
     """Return the findings about the images of a folder.
 
@@ -57,8 +65,9 @@ def audit_images(
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
         groups: Mapping from the digest of each near-duplicate to the name of its group.
         mislabels: Probable label errors.
+        view: How much of the images the model's view shows.
     """
-    return {
+    found: AuditResults = {
         "images": len(images),
         "unused": unused_files(unused or {}),
         "notes": [note for note in notes if note not in unused_notes(unused or {})],
@@ -75,6 +84,9 @@ def audit_images(
         "mislabels": list(mislabels),
         "imbalance": class_imbalance(image.label for image in images),
     }
+    if view is not None:
+        found["view"] = view
+    return found
 
 
 def copy_groups(

@@ -22,6 +22,8 @@ from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
 from vitft.data.scan import scan
 from vitft.data.split import Manifest
+from vitft.data.transforms import EvalTransform, eval_view
+from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
@@ -69,9 +71,9 @@ def check_folder(
     folder, max_pixels = scan_for_run(data, spec, split), spec.max_pixels
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
-    features = None
+    features, transform = None, EvalTransform()
     if weights.name:
-        inspected, features = inspect_with_features(
+        inspected, features, transform = inspect_with_features(
             folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
         )
     else:
@@ -96,6 +98,7 @@ def check_folder(
         odd=odd_images(inspected, fingerprints),
         groups=groups,
         mislabels=mislabels,
+        view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
     fixes = propose_fixes(audit, probabilities)
     return CheckResult(
@@ -136,14 +139,13 @@ def inspect_with_features(
     weights: WeightsSpec,
     train: TrainSpec,
     max_pixels: int,
-) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"]]:
+) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"], EvalTransform]:
     """Inspect every image, computing its fingerprint and features in the same pass.
 
     Returns:
-        The inspected folder, and a function that maps the digests of readable images to their
-        features (n, D).
+        The inspected folder, a function that maps the digests of readable images to their features
+        (n, D), and the transform of the model.
     """
-    from vitft.data.transforms import eval_view
     from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 
     pipeline, _ = load_pipeline(
@@ -162,7 +164,7 @@ def inspect_with_features(
         fingerprints=fingerprints,
     )
     log_cached_features(inspected, extractor.computed)
-    return inspected, functools.partial(extractor.rows, view=view)
+    return inspected, functools.partial(extractor.rows, view=view), transform
 
 
 def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from vitft.cli.parser import Parser
 from vitft.cli.table_settings import add_table_settings, table_settings, with_table_settings
 from vitft.config.run import Config
 from vitft.data.table import is_table
+from vitft.data.view_facts import describe_view
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
@@ -143,6 +144,8 @@ def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[s
     if largest and smallest and ratio is not None:
         names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
         output.result(f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}")
+    if view := audit.get("view"):
+        output.result(describe_view(view))
     if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
     if written is None:

@@ -28,6 +28,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "train.seed": ("random_state", "random_seed", "manual_seed"),
     "weights.name": ("model_name", "pretrained", "checkpoint", "backbone", "arch"),
     "weights.image_size": ("img_size", "input_size", "resolution"),
+    "weights.fit": ("crop_mode", "resize_mode", "letterbox"),
+    "weights.crop": ("crop_pct", "crop_fraction", "center_crop"),
     "model.width": ("embed_dim", "hidden_size", "hidden_dim", "dim"),
     "model.depth": ("num_layers", "num_hidden_layers", "layers", "num_blocks"),
     "model.heads": ("num_heads", "num_attention_heads"),

@@ -118,6 +118,12 @@ FINETUNE_OPTIONS = (
         default="the pretraining size",
     ),
     Option(
+        "weights.fit",
+        "how an image is fitted to the input size: crop, squash (changes the aspect ratio) or pad "
+        "(adds borders)",
+        default="as in pretraining",
+    ),
+    Option(
         "weights.pre_logits",
         "whether to keep or drop a Linear + Tanh layer before the pretrained head",
     ),

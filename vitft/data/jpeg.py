@@ -9,7 +9,6 @@ reports any errors.
 
 import io
 
-import numpy as np
 import simplejpeg
 from PIL import JpegImagePlugin
 
@@ -77,15 +76,12 @@ def is_rotated(data: bytes) -> bool:
 
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
-    """Resize and crop the pixels (H, W, 3) of an image with torch's kernels."""
+    """Resize and frame the pixels (H, W, 3) of an image with torch's kernels."""
     import torch  # not needed for decoding alone
 
-    height, width = transform.image_size
     planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest
     wide, tall = transform.resized(image.shape[1], image.shape[0])
     planes = torch.nn.functional.interpolate(
         planes, (tall, wide), mode=transform.interpolation, antialias=True
     )
-    left, top = round((wide - width) / 2), round((tall - height) / 2)
-    cut = planes[0, :, top : top + height, left : left + width]
-    return np.ascontiguousarray(cut.permute(1, 2, 0).numpy())
+    return transform.framed(planes[0].permute(1, 2, 0).numpy())

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # must not import torch
     from torch import Tensor
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
-Fit = Literal["crop", "squash"]
+Fit = Literal["crop", "squash", "pad"]
+CROP_MODES: Mapping[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
+"""Mapping from timm's names of the resizing methods to vitft's."""
 
 RESAMPLING: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
@@ -58,7 +60,8 @@ class EvalTransform:
     std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
-    """Resizing method: `crop` keeps the aspect ratio, and `squash` changes it."""
+    """Resizing method: `crop` keeps the aspect ratio and covers the view, `squash` changes the
+    aspect ratio, and `pad` keeps it and adds borders in the mean colour."""
 
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
     """Values shown as black and as white in images with more than 8 bits per pixel (see
@@ -83,10 +86,10 @@ class EvalTransform:
                 f"{MAX_RESIZED_SIDE:,} pixels per side",
                 fix="use a larger fraction, e.g. 0.9",
             )
-        if self.interpolation not in RESAMPLING or self.fit not in ("crop", "squash"):
+        if self.interpolation not in RESAMPLING or self.fit not in CROP_MODES.values():
             raise UsageError(
                 f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",
-                fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash",
+                fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad",
             )
         if len(self.mean) != len(self.std) or not all(
             math.isfinite(m) and math.isfinite(s) and s > 0
@@ -110,27 +113,63 @@ class EvalTransform:
         height, width = self.image_size
         resample = RESAMPLING[self.interpolation]
         wide, tall = self.resized(image.width, image.height)
-        # Round half to even, as in torchvision's CenterCrop.
-        left, top = round((wide - width) / 2), round((tall - height) / 2)
-        box = left, top, left + width, top + height
         aspect = max(wide, tall) / min(wide, tall)
         is_large = aspect > MAX_ASPECT or wide * tall > MAX_RESIZED_PIXELS
         if self.fit == "crop" and is_large:  # 65500 x 1 pixels would take 12 GB
+            left, top = round((wide - width) / 2), round((tall - height) / 2)
+            box = left, top, left + width, top + height
             across, down = image.width / wide, image.height / tall
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.array(image.resize((width, height), resample, box=part))
-        return np.array(image.resize((wide, tall), resample).crop(box))
+        return self.framed(np.asarray(image.resize((wide, tall), resample)))
+
+    def framed(
+        self, resized: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Cut the centre of a resized image (h, w, 3) to the view (H, W, 3), or pad it.
+
+        Odd margins are rounded as in torchvision's CenterCrop (half to even), and odd borders as in
+        timm.
+        """
+        rows, columns = (
+            centred(old, new) for old, new in zip(resized.shape[:2], self.image_size, strict=True)
+        )
+        part = resized[rows.source, columns.source]
+        if part.shape[:2] == self.image_size:
+            return np.array(part)  # a writable copy
+        view = np.empty((*self.image_size, 3), np.uint8)
+        view[:] = self.border
+        view[rows.target, columns.target] = part
+        return view
+
+    @property
+    def border(self) -> tuple[int, int, int]:
+        """Colour of the borders that `pad` adds: the mean, which is 0 after normalisation."""
+        red, *others = (min(255, max(0, round(255 * value))) for value in self.mean)
+        green, blue = others if len(others) == 2 else (red, red)
+        return red, green, blue
+
+    def shown(self, width: int, height: int) -> float:
+        """Return the fraction of the area of an image of this size that the view shows."""
+        wide, tall = self.resized(width, height)
+        return min(1.0, self.image_size[1] / wide) * min(1.0, self.image_size[0] / tall)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height in pixels to which an image is resized before the crop."""
+        """Return the width and height in pixels to which an image is resized before the crop.
+
+        If both sides of the input differ, or with `pad`, they are those of timm's ResizeKeepRatio.
+        """
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
         if self.fit == "squash":
             return wide, tall
+        if self.fit == "pad":
+            ratio = max(height / tall, width / wide)  # neither side is exceeded
+            return max(1, round(width / ratio)), max(1, round(height / ratio))
         if tall == wide:  # the longer side is rounded down, as in torchvision
             short, long = min(width, height), max(width, height)
             scaled = int(tall * long / short)
             return (tall, scaled) if width <= height else (scaled, tall)
-        ratio = min(height / tall, width / wide)  # covers both sides, like timm's ResizeKeepRatio
+        ratio = min(height / tall, width / wide)  # both sides are covered
         return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
@@ -151,6 +190,24 @@ class EvalTransform:
         """Create a transform from the output of `to_json`; JSON lists become tuples."""
         tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         return cls(**{**fields, **tuples})
+
+
+class Overlap(NamedTuple):
+    """Rows or columns that a resized image and the view have in common."""
+
+    source: slice
+    """Their place in the resized image."""
+    target: slice
+    """Their place in the view."""
+
+
+def centred(old: int, new: int) -> Overlap:
+    """Return how a side of `old` pixels lies in the middle of a side of `new` pixels."""
+    if old >= new:
+        first = round((old - new) / 2)
+        return Overlap(slice(first, first + new), slice(0, new))
+    first = (new - old) // 2
+    return Overlap(slice(0, old), slice(first, first + old))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

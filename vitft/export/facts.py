@@ -76,11 +76,18 @@ def model_sentence(card: Card, literal: Literal) -> str:
     return f"{kind}, {history} with vitft {version('vitft')}."
 
 
+HOW_FITTED: Mapping[str, str] = {
+    "crop": "resized and cropped",
+    "squash": "resized",
+    "pad": "resized and padded",
+}
+
+
 def view_sentence(card: Card) -> str:
     """Return a sentence on the preprocessing of images."""
     transform = card.transform
     return (
-        f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
+        f"Images are {HOW_FITTED[transform.fit]} to "
         f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
         f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
         f"{list(transform.mean)} and std {list(transform.std)}."

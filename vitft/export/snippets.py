@@ -5,6 +5,7 @@ libraries open differently from vitft are converted first: photos rotated by EXI
 transparency, and 16-bit grey images.
 """
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -329,8 +330,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
     colour = '.convert("RGB")' if grey else ""
     lines = ['image = image.convert("L")'] * grey + [
         *resize_lines(transform),
-        f"left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)",
-        f"image = image.crop((left, top, left + {width}, top + {height}))",
+        *frame_lines(transform),
     ]
     if takes.takes_bytes:
         lines.append(f"return np.asarray(image{colour})[None]")
@@ -358,6 +358,13 @@ def resize_lines(transform: EvalTransform) -> list[str]:
     height, width = transform.image_size
     if transform.fit == "squash":
         return [f"image = image.resize(({wide}, {tall}), {resample})"]
+    if transform.fit == "pad":
+        tall, wide = (math.floor(side / transform.crop) for side in (height, width))
+        return [
+            f"ratio = max(image.height / {tall}, image.width / {wide})",
+            "size = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))",
+            f"image = image.resize(size, {resample})",
+        ]
     if height == width:
         return [
             "short = min(image.size)",
@@ -369,6 +376,25 @@ def resize_lines(transform: EvalTransform) -> list[str]:
         f"ratio = min(image.height / {tall}, image.width / {wide})",
         f"size = max({wide}, round(image.width / ratio)), max({tall}, round(image.height / ratio))",
         f"image = image.resize(size, {resample})",
+    ]
+
+
+def frame_lines(transform: EvalTransform) -> list[str]:
+    """Return the lines that cut or pad the resized `image`, as `EvalTransform.framed` does."""
+    height, width = transform.image_size
+    margins = (
+        f"left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)"
+    )
+    if transform.fit != "pad":
+        return [margins, f"image = image.crop((left, top, left + {width}, top + {height}))"]
+    colour = transform.border if transform.channels == 3 else transform.border[0]
+    return [
+        margins,
+        f"left = -left if image.width > {width} else ({width} - image.width) // 2",
+        f"top = -top if image.height > {height} else ({height} - image.height) // 2",
+        f"padded = Image.new(image.mode, ({width}, {height}), {colour})",
+        "padded.paste(image, (left, top))",
+        "image = padded",
     ]
 
 

@@ -296,6 +296,16 @@ class OodResults(TypedDict):
     `unknown_class` may be too high."""
 
 
+class ViewFacts(TypedDict):
+    """How much of the images the input of a model shows."""
+
+    image_size: list[AtLeastOne]  # height and width in pixels
+    fit: str
+    crop: Share
+    shown: Share  # mean fraction of an image's area
+    least_shown: Share
+
+
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems in a labelled folder."""
 
@@ -310,6 +320,7 @@ class AuditResults(TypedDict):
     duplicates: list[CopyGroup]
     mislabels: list[Mislabel]
     imbalance: Imbalance
+    view: NotRequired[ViewFacts]  # absent if there are no images, and from older runs
     out_of_distribution: NotRequired[OodResults]  # absent from `vitft check` and older runs
 
 

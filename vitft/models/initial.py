@@ -5,7 +5,7 @@ Transformers, and by timm for timm models.
 """
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ def load_initial_model(
             drop_path=drop_path,
             seed=seed,
         )
+    report = replace(report, transform=fitted(report.transform, weights))
     name = weights.name.removeprefix(RANDOM)
     if name != weights.name:
         log.info(f"model:      the architecture of {name} with random weights")
@@ -80,6 +81,13 @@ def load_initial_model(
     if report.statistics_source == UNSTATED:
         log.info("note:       the file states no mean and std: 0.5 assumed (see --mean, --std)")
     return model, report
+
+
+def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:
+    """Return a transform with the resizing method and the crop of the settings, where set."""
+    fit = transform.fit if weights.fit == "auto" else weights.fit
+    crop = transform.crop if weights.fit in ("auto", "crop") else 1.0
+    return replace(transform, fit=fit, crop=weights.crop or crop)
 
 
 def new_model(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.config.sections import layers_text
+from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.models.vit_config import ViTConfig
@@ -76,6 +77,10 @@ def describe_model(run: Run) -> str:
     trained = describe_training(str(run.setting("train", "freeze") or ""))
     pixels = shape.image_size if shape else ()
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
+    view = run.audit.get("view")
+    if view:
+        text = describe_view(view)
+        inputs += f" {text[0].upper()}{text[1:]}."
     training = f"; {trained}" if trained else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 

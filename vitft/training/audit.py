@@ -17,6 +17,7 @@ from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
+from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.head import CV_IMAGES, DEFAULT_L2, HeldOutLogits, cross_validation_rows
 from vitft.features.label_errors import (
@@ -76,6 +77,7 @@ def audit_run(
         odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,
         mislabels=mislabels,
+        view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
     )  # fmt: skip
 
 

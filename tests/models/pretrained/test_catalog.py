@@ -13,6 +13,7 @@ import torch
 import transformers
 from timm.models import get_pretrained_cfg
 
+from vitft.data.transforms import CROP_MODES
 from vitft.models.pretrained import catalog
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import bundled_file, check_weights_name, locate
@@ -214,7 +215,7 @@ def test_a_row_agrees_with_timms_configuration(entry: CatalogEntry) -> None:
     assert (entry.mean, entry.std) == (theirs.mean, theirs.std)
     assert (entry.crop, entry.interpolation) == (theirs.crop_pct, theirs.interpolation)
     assert (entry.num_classes, entry.licence) == (theirs.num_classes, theirs.license)
-    assert entry.fit == ("squash" if theirs.crop_mode == "squash" else "crop")
+    assert entry.fit == CROP_MODES.get(theirs.crop_mode, "crop")
 
 
 @pytest.mark.parametrize("entry", TIMMS, ids=lambda entry: entry.name)

@@ -13,6 +13,7 @@ Notation: B images, C colour channels. The sides are h and w for an image, h' an
 it that affects the view, H and W for the resized image, and S for the view.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,6 @@ def resize_obstacle(card: Card) -> str:
     transform = card.transform
     if transform.interpolation not in RESIZED:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
-    height, width = transform.image_size
-    if transform.fit == "crop" and height != width:
-        return f"the size after resizing is not an integer for an input of {height}x{width} pixels"
     return ""
 
 
@@ -83,7 +81,10 @@ def resize_graph(
     by_row, by_column = (
         filter_matrix(graph, transform, axis, old, new, window) for axis in (0, 1)
     )  # (S, h') and (w', S)
-    view = add("Cast", two_passes(graph, planes, by_row, by_column, old, new), to=TensorProto.UINT8)
+    view = two_passes(graph, planes, by_row, by_column, old, new)
+    if transform.fit == "pad":
+        view = padded(graph, transform, view)
+    view = add("Cast", view, to=TensorProto.UINT8)
     view = add("Transpose", view, perm=[0, 2, 3, 1])
     if transform.channels == 1:
         view = add("Concat", view, view, view, axis=3)
@@ -106,15 +107,36 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
     wide, tall = transform.resized(1, 1)  # for a square image
     if transform.fit == "squash":
         return graph.add("Identity", [tall, wide])
-    short = graph.add("ReduceMin", old, keepdims=0)
-    return graph.add("Div", graph.add("Mul", old, [tall, wide]), short)  # rounded down
+    height, width = transform.image_size
+    if transform.fit == "crop" and height == width:
+        short = graph.add("ReduceMin", old, keepdims=0)
+        return graph.add("Div", graph.add("Mul", old, [tall, wide]), short)  # rounded down
+    return rounded_sides(graph, transform, old)
+
+
+def rounded_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
+    """Add nodes for sides that are rounded to the nearest integer, as by timm's ResizeKeepRatio.
+
+    They compute in float64, like Python, so that exact halves are rounded to the same side.
+    """
+    from onnx import TensorProto
+
+    add = graph.add
+    limits = [math.floor(side / transform.crop) for side in transform.image_size]
+    sides = add("Cast", old, to=TensorProto.DOUBLE)
+    ratios = add("Div", sides, add("Cast", limits, to=TensorProto.DOUBLE))
+    ratio = add("ReduceMax" if transform.fit == "pad" else "ReduceMin", ratios, keepdims=0)
+    new = add("Cast", add("Round", add("Div", sides, ratio)), to=TensorProto.INT64)
+    return add("Max", new, [1, 1] if transform.fit == "pad" else limits)
 
 
 class Window(NamedTuple):
     """Names of the values that describe the centre crop; each value has one number per axis."""
 
     corner: str
-    """First row and column of the view within the resized image."""
+    """First row and column of the view within the resized image; 0 along a side that is padded."""
+    last: str
+    """End row and column (exclusive) of the view within the resized image."""
     first: str
     """First row and column of the original image on which the view depends."""
     end: str
@@ -128,12 +150,16 @@ def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: st
     add, view = graph.add, [*transform.image_size]
     margin = add("Mul", add("Cast", add("Sub", new, view), to=TensorProto.FLOAT), 0.5)
     corner = add("Cast", add("Round", margin), to=TensorProto.INT64)  # half to even, as in Pillow
+    last = add("Add", corner, view)
+    if transform.fit == "pad":
+        corner = add("Max", corner, 0)
+        last = add("Min", add("Add", corner, view), new)
     # A filter reaches at most 3 pixels, or 3 times the factor by which the image is reduced.
     reach = add("Add", add("Mul", add("Div", old, new), 3), 4)
     begin = add("Div", add("Mul", corner, old), new)
-    end = add("Div", add("Mul", add("Add", corner, view), old), new)
+    end = add("Div", add("Mul", last, old), new)
     first = add("Max", add("Sub", begin, reach), 0)
-    return Window(corner, first, add("Min", add("Add", end, reach), old))
+    return Window(corner, last, first, add("Min", add("Add", end, reach), old))
 
 
 def filter_matrix(
@@ -151,7 +177,7 @@ def filter_matrix(
     from onnx import TensorProto
 
     add = graph.add
-    old, new, corner, first, end = (add("Gather", n, axis) for n in (old, new, *window))
+    old, new, corner, last, first, end = (add("Gather", n, axis) for n in (old, new, *window))
     inner, outer = ([1, -1], [-1, 1]) if axis == 0 else ([-1, 1], [1, -1])
 
     def centres(begin: str, stop: str, shape: list[int]) -> str:
@@ -159,7 +185,6 @@ def filter_matrix(
         return add("Reshape", doubled, shape)
 
     near = add("Mul", centres(first, end, inner), new)
-    last = add("Add", corner, transform.image_size[axis])
     far = add("Mul", centres(corner, last, outer), old)
     scale = add("Cast", add("Mul", add("Max", old, new), 2), to=TensorProto.FLOAT)
     distance = add("Div", add("Cast", add("Sub", near, far), to=TensorProto.FLOAT), scale)
@@ -233,6 +258,18 @@ def two_passes(
         then_branch=in_order("resize_rows_", rows_first=True),
         else_branch=in_order("resize_columns_", rows_first=False),
     )
+
+
+def padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
+    """Add nodes that put a part of the view, float32 (B, C, h, w), into its middle (B, C, S, S)."""
+    add = graph.add
+    sides = add("Slice", add("Shape", part), [2], [4])  # h, w
+    missing = add("Sub", [*transform.image_size], sides)
+    before = add("Div", missing, 2)
+    none = add("Identity", [0, 0])
+    pads = add("Concat", none, before, none, add("Sub", missing, before), axis=0)
+    colour = [[[float(value)]] for value in transform.border[: transform.channels]]
+    return add("Add", add("Pad", add("Sub", part, colour), pads, 0.0), colour)
 
 
 class ViewDifference(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save as to_safetensors
 
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import CROP_MODES, EvalTransform
 from vitft.export.formats.base import (
     ExportFormat,
     OpenedModel,
@@ -183,7 +183,7 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
         "input_size": [channels, *transform.image_size],
         "interpolation": transform.interpolation,
         "crop_pct": transform.crop,
-        "crop_mode": "center" if transform.fit == "crop" else "squash",
+        "crop_mode": next(mode for mode, fit in CROP_MODES.items() if fit == transform.fit),
         "mean": list(transform.mean),
         "std": list(transform.std),
     }

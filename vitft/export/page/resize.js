@@ -33,6 +33,10 @@ function roundHalfEven(x) {
 function resizedSize(transform, width, height) {
   const [tall, wide] = transform.image_size.map((side) => Math.floor(side / transform.crop));
   if (transform.fit === "squash") return [wide, tall];
+  if (transform.fit === "pad") {
+    const ratio = Math.max(height / tall, width / wide);
+    return [Math.max(1, roundHalfEven(width / ratio)), Math.max(1, roundHalfEven(height / ratio))];
+  }
   if (tall === wide) {
     const scaled = Math.floor(tall * Math.max(width, height) / Math.min(width, height));
     return width <= height ? [tall, scaled] : [scaled, tall];
@@ -115,6 +119,18 @@ function cropped({ data, width, channels }, left, top, wide, tall) {
   return { data: result, width: wide, height: tall, channels };
 }
 
+// Put an image into the middle of a wider or higher one in the mean colour (EvalTransform.framed).
+function padded({ data, width, height, channels }, wide, tall, mean) {
+  const colour = mean.map((value) => Math.min(255, Math.max(0, roundHalfEven(255 * value))));
+  const result = new Uint8Array(wide * tall * channels).map((_, i) => colour[i % channels]);
+  const left = Math.floor((wide - width) / 2), top = Math.floor((tall - height) / 2);
+  for (let y = 0; y < height; y++) {
+    const row = data.subarray(y * width * channels, (y + 1) * width * channels);
+    result.set(row, ((top + y) * wide + left) * channels);
+  }
+  return { data: result, width: wide, height: tall, channels };
+}
+
 // Convert RGB to grey as Pillow does.
 function toGrey({ data, width, height }) {
   const grey = new Uint8Array(width * height);
@@ -129,8 +145,9 @@ function toGrey({ data, width, height }) {
 // when the page was written, filters tall images along y first (Pillow 13 and later).
 function viewOf(rgb, transform, rowsFirst) {
   const image = transform.mean.length === 1 ? toGrey(rgb) : rgb;
-  const [height, width] = transform.image_size;
   const [wide, tall] = resizedSize(transform, image.width, image.height);
+  const size = transform.image_size;
+  const height = Math.min(size[0], tall), width = Math.min(size[1], wide);  // smaller than the view if padded
   const left = roundHalfEven((wide - width) / 2), top = roundHalfEven((tall - height) / 2);
   const isLarge = Math.max(wide, tall) > MAX_ASPECT * Math.min(wide, tall) || wide * tall > MAX_RESIZED_PIXELS;
   const filter = FILTERS[transform.interpolation];
@@ -145,7 +162,8 @@ function viewOf(rgb, transform, rowsFirst) {
   }
   if (wide !== image.width) x = filterWeights(filter, image.width, 0, image.width, wide, left, width);
   if (tall !== image.height) y = filterWeights(filter, image.height, 0, image.height, tall, top, height);
-  return resample(image, x, y, left, top, width, height, rowsFirst, wide, tall);
+  const part = resample(image, x, y, left, top, width, height, rowsFirst, wide, tall);
+  return transform.fit === "pad" ? padded(part, size[1], size[0], transform.mean) : part;
 }
 
 // Filter an image along both axes, with rounding to bytes in between, and crop the axes that keep their size.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from vitft.data.grey_levels import GreyRange
-from vitft.data.transforms import RESAMPLING, Fit
+from vitft.data.transforms import CROP_MODES, RESAMPLING, Fit
 from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
 from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
@@ -269,7 +269,7 @@ def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
         "std": std if mean else None,
         "crop": cfg.number("crop_pct"),
         "interpolation": known if known in RESAMPLING else None,
-        "fit": "squash" if cfg.text("crop_mode") == "squash" else "crop",
+        "fit": CROP_MODES.get(cfg.text("crop_mode") or "", "crop"),
         "source": f"from {cfg.path}" if mean and std else "",
     }
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
+from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
@@ -222,7 +222,7 @@ def registry_entry(name: str) -> CatalogEntry:
         known,
         name=known.name.removeprefix("timm:"),
         options={},
-        fit="squash" if known.options["crop_mode"] == "squash" else "crop",
+        fit=CROP_MODES.get(str(known.options["crop_mode"]), "crop"),
         note="the licence forbids commercial use" if "-nc" in known.licence else "",
     )
 
@@ -246,5 +246,5 @@ def timm_transform(
         interpolation=cast("Interpolation", known),
         mean=given[0] if given else entry.mean,
         std=given[1] if given else entry.std,
-        fit="squash" if entry.options["crop_mode"] == "squash" else "crop",
+        fit=CROP_MODES.get(str(entry.options["crop_mode"]), "crop"),
     )

@@ -1,0 +1,91 @@
+"""Inputs that are not square, and the ways of fitting an image to them, through every command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.training.test_run import run_it
+from vitft.cli.main import main
+from vitft.config.sections import WeightsSpec
+from vitft.data.transforms import EvalTransform, Fit
+from vitft.export.job import export_run
+from vitft.export.plan import plan_export
+from vitft.models.initial import fitted
+from vitft.predict.numpy_engine import NumpyEngine
+from vitft.predict.torch_engine import Predictor
+from vitft.report.run_page import write_report
+
+FITS: list[Fit] = ["crop", "squash", "pad"]
+
+
+@pytest.fixture(params=FITS)
+def run(
+    request: pytest.FixtureRequest, image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> Path:
+    weights: dict[str, Any] = {"image_size": [16, 24], "fit": request.param}
+    return run_it(image_folder, tiny_weights, tmp_path / "run", weights=weights).run
+
+
+def test_every_engine_and_export_sees_the_same_view(run: Path, image_folder: Path) -> None:
+    photo = str(image_folder / "red" / "000.png")  # 24 x 20 pixels
+    torch_engine = Predictor.from_run(str(run), device="cpu")
+    numpy_engine = NumpyEngine.open(run / "model.safetensors")
+    assert numpy_engine is not None
+    transform = torch_engine.card.transform
+
+    with Image.open(photo) as picture:
+        view = transform.pixels(picture)[None]
+    expected = torch_engine.scores(view).logits
+    order = plan_export(["onnx"], str(run.parent / "export"), with_resize=True)
+    compared = export_run(str(run), order)
+
+    assert transform.image_size == (16, 24)
+    assert transform.crop == (0.9 if transform.fit == "crop" else 1.0)
+    assert numpy_engine.transform == transform
+    assert numpy_engine.scores(view).logits == pytest.approx(expected, abs=1e-5)
+    assert compared.difference < 0.01
+    assert main(["explain", photo, "--run", str(run), "--out", str(run.parent / "heat")]) == 0
+    with Image.open(run.parent / "heat" / "001-000.png") as heat:
+        assert heat.size == (24, 16)
+
+
+def test_the_page_and_the_audit_say_how_much_is_shown(run: Path) -> None:
+    facts = json.loads((run / "audit.json").read_text())["view"]
+    page = write_report(run).read_text()
+
+    assert facts["image_size"] == [16, 24]
+    assert facts["shown"] == pytest.approx({"crop": 0.63}.get(facts["fit"], 1.0), abs=0.05)
+    assert "view (16 x 24 pixels" in page
+    assert ("--fit pad" in page) is (facts["fit"] == "crop")
+
+
+def test_check_says_how_much_the_view_shows(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", str(image_folder), "--out", str(tmp_path)])
+
+    assert "view (224 x 224 pixels, crop 0.9) shows 68% of an image" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "fit", "crop"),
+    [
+        ({}, "crop", 0.875),
+        ({"fit": "crop"}, "crop", 0.875),
+        ({"fit": "pad"}, "pad", 1.0),
+        ({"fit": "squash"}, "squash", 1.0),
+        ({"crop": 0.5}, "crop", 0.5),
+        ({"fit": "pad", "crop": 0.5}, "pad", 0.5),
+    ],
+)
+def test_the_settings_replace_the_view_of_the_weights(
+    settings: dict[str, Any], fit: str, crop: float
+) -> None:
+    found = fitted(EvalTransform(crop=0.875), WeightsSpec(name="x", **settings))
+
+    assert (found.fit, found.crop) == (fit, crop)
+    assert np.isfinite(found.shown(640, 480))

@@ -1,0 +1,36 @@
+"""How much of the images a model's view shows: `vitft check` and the report state it."""
+
+from collections.abc import Iterable
+
+from vitft.data.transforms import EvalTransform
+from vitft.metrics.results import ViewFacts
+from vitft.system.text import percent
+
+MOST_SHOWN = 0.75
+"""Fraction of the area above which `describe_view` does not name alternatives."""
+
+
+def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:
+    """Return how much a view shows of images of these widths and heights; None without images."""
+    shown = [transform.shown(*size) for size in sizes]
+    if not shown:
+        return None
+    return {
+        "image_size": [*transform.image_size],
+        "fit": transform.fit,
+        "crop": transform.crop,
+        "shown": sum(shown) / len(shown),
+        "least_shown": min(shown),
+    }
+
+
+def describe_view(facts: ViewFacts) -> str:
+    """Return a sentence that says how much of the images the view shows, and how to show more."""
+    height, width = facts["image_size"]
+    how = f"{height} x {width} pixels, {facts['fit']} {facts['crop']:g}"
+    mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)
+    least = f" (at least {least})" if least != mean else ""
+    text = f"the model's view ({how}) shows {mean} of an image's area on average{least}"
+    if facts["shown"] > MOST_SHOWN:
+        return text
+    return f"{text}; to show all of it, use --fit pad or --fit squash"
