@@ -33,6 +33,7 @@ from vitft.export.formats.base import (
 from vitft.export.formats.onnx_resize import PILLOW_REORDERS_PASSES
 from vitft.export.formats.vectors import Vector, draw_vectors
 from vitft.export.trained import TrainedRun
+from vitft.models.card import Card
 from vitft.system.errors import RunError
 from vitft.system.files import resource, write_atomically, write_json, writing
 
@@ -65,6 +66,11 @@ class PreprocessingFormat(ExportFormat):
 
     trained: TrainedRun
     is_model = False
+
+    def obstacle(self, card: Card) -> str:
+        if card.transform.fit == "pad":
+            return "its images are padded (weights.fit=pad), which the programs do not support"
+        return ""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         transform = trained.card.transform
