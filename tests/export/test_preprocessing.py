@@ -228,5 +228,5 @@ def test_an_export_whose_program_gives_other_values_is_refused(tmp_path: Path) -
 def test_padded_images_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, fit="pad", crop=1.0)
 
-    with pytest.raises(RunError, match="--preprocessing cannot represent .* images are padded"):
+    with pytest.raises(RunError, match=r"--preprocessing cannot represent .* images are padded"):
         export_run(str(run), plan_export(["preprocessing"], str(tmp_path / "export")))
