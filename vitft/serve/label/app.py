@@ -30,7 +30,8 @@ from vitft.serve.uploads import MemoryBudget, receive_body
 from vitft.system.errors import DataError, ImageError, UsageError, VitftError
 from vitft.system.structure import Natural, StructureError, parse_json, structured
 
-PAGE = Path(__file__).parent / "page"
+LABEL_PAGE = Path(__file__).parent / "page"
+"""Folder of the page's files."""
 MAX_BODY = 20_000
 """Maximum size of a request body in bytes."""
 RENDERERS = 2
@@ -69,9 +70,9 @@ class LabelHandlers:
         self.session = session
         self.memory = MemoryBudget(8 * MAX_BODY)
         self.page = assemble_page(
-            read_asset(PAGE, "page.html"),
-            css=colour_scheme() + read_asset(PAGE, "page.css"),
-            script=read_asset(PAGE, "page.js"),
+            read_asset(LABEL_PAGE, "page.html"),
+            css=colour_scheme() + read_asset(LABEL_PAGE, "page.css"),
+            script=read_asset(LABEL_PAGE, "page.js"),
             images="'self' data:",
         )
         self.owner: BlockingPool
