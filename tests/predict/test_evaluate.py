@@ -69,6 +69,7 @@ def test_all_unseen_images_are_evaluated(run: Path, unseen: Path) -> None:
         "trained": 0,
         "trained_copies": 0,
         "trained_paths": 0,
+        "trained_groups": 0,
         "validated": 0,
         "copies": 0,
     }

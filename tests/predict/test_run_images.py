@@ -1,6 +1,7 @@
 """Training images are recognised among images to evaluate, also after they were saved again."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from vitft.data.labelled import find_labelled
 from vitft.data.split import Manifest
 from vitft.metrics.results import EvaluatedData
 from vitft.predict.evaluate import evaluate
-from vitft.predict.run_images import COPY_NOTE, PATH_NOTE
+from vitft.predict.run_images import COPY_NOTE, GROUP_NOTE, PATH_NOTE
 
 CLASSES = ("cat", "dog")
 
@@ -140,3 +141,80 @@ def test_many_images_of_a_run_are_not_compared_which_is_said(
 
     assert (images, data["trained_copies"], data["trained_paths"]) == (20, 0, 0)
     assert "near-duplicates of training images are not recognised" in capsys.readouterr().err
+
+
+def patient_table(folder: Path, patients: dict[str, str]) -> Path:
+    """A table of the images in a folder with the patient of each; `patients` maps paths."""
+    rows = [f"{path},{path.partition('/')[0]},{name}" for path, name in sorted(patients.items())]
+    (folder / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
+    return folder / "labels.csv"
+
+
+def new_scenes(into: Path, names: dict[str, str]) -> Path:
+    """New scenes with the given names in both classes, and a table with their patients."""
+    patients = {}
+    for label, kind in enumerate(CLASSES):
+        (into / kind).mkdir(parents=True)
+        for i, (name, patient) in enumerate(names.items()):
+            (into / kind / name).write_bytes(encoded(scene(3000 + 100 * label + i)))
+            patients[f"{kind}/{name}"] = patient
+    return patient_table(into, patients)
+
+
+@pytest.fixture
+def patients_run(photos: Path, tiny_weights: Path, tmp_path: Path) -> Path:
+    """A run on five patients, each with two scenes of both classes."""
+    paths = [str(path.relative_to(photos)) for path in photos.rglob("*.jpg")]
+    table = patient_table(photos, {path: f"p{int(path[4:-4]) // 2}" for path in paths})
+    return run_it(table, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs", "l2": 1.0}).run
+
+
+def test_new_images_of_a_training_patient_are_left_out(
+    patients_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = Manifest.read(patients_run / "split.csv", patients_run)
+    trained, held = manifest.train[0].group, manifest.val[0].group
+    names = {"0.jpg": trained, "1.jpg": held, "2.jpg": "new", "3.jpg": ""}
+    table, out = new_scenes(tmp_path / "fresh", names), tmp_path / "out"
+
+    assert (
+        main(["evaluate", "--data", str(table), "--run", str(patients_run), "--out", str(out)]) == 0
+    )
+
+    with (out / "predictions.csv").open(newline="") as file:
+        notes = {row["path"]: row["notes"] for row in csv.DictReader(file)}
+    assert {path for path, note in notes.items() if note == GROUP_NOTE} == {
+        "cat/0.jpg",
+        "dog/0.jpg",
+    }
+    said = capsys.readouterr().err
+    assert "skipped 2 of 8 images because they belong to groups of training images" in said
+
+
+def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(
+    photos: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    for path in sorted(photos.rglob("*.jpg")):
+        path.rename(path.with_name(f"v{int(path.stem) // 2}_{path.name}"))
+    settings = {"data": {"group_by": r"(v\d+)_"}, "optim": {"solver": "lbfgs", "l2": 1.0}}
+    run = run_it(photos, tiny_weights, tmp_path / "run", **settings).run
+    manifest = Manifest.read(run / "split.csv", run)
+    names = {f"{manifest.train[0].group}_new.jpg": "", f"{manifest.val[0].group}_new.jpg": ""}
+    new_scenes(tmp_path / "fresh", names)
+    (tmp_path / "fresh" / "labels.csv").unlink()
+
+    images, data = judged(tmp_path / "fresh", run)
+
+    assert (images, data["trained_groups"]) == (2, 2)
+
+
+def test_a_run_without_recorded_groups_is_evaluated_as_before(
+    patients_run: Path, tmp_path: Path
+) -> None:
+    manifest = Manifest.read(patients_run / "split.csv", patients_run)
+
+    assert (patients_run / "split.csv").read_text().startswith("path,label,split,sha256,group\n")
+    bare = [replace(row, group="") for row in manifest.rows]
+    replace(manifest, rows=tuple(bare)).write(tmp_path / "split.csv")
+    assert (tmp_path / "split.csv").read_text().startswith("path,label,split,sha256\n")
+    assert Manifest.read(tmp_path / "split.csv", tmp_path).rows == tuple(bare)

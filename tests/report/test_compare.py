@@ -8,10 +8,12 @@ import pytest
 from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
+from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, compare_runs, write_comparison
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
+from vitft.system.text import points
 
 
 def compared(*runs: Path) -> RunComparison:
@@ -51,6 +53,72 @@ def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> 
     assert result.notes[0].startswith(
         "The splits differ: the runs have 18 and 12 validation images, and"
     )
+
+
+# added training images ---------------------------------------------------------------------------
+
+
+def grown(path: Path, *, hardness: float, **settings: object) -> Path:
+    """A run like those of `make_run`, with 20 further training images."""
+    run = make_run(path, per_class=60, held_back=50, hardness=hardness)
+    rows = [f"x/{i}.jpg,rose,train,{i:064}" for i in range(20)]
+    with (run / "split.csv").open("a") as file:
+        file.write("\n".join(rows) + "\n")
+    table = read_toml(run / "config.toml")
+    for key, value in {"data.like": "runs/first", **settings}.items():
+        section, _, name = key.partition(".")
+        table[section][name] = value
+    (run / "config.toml").write_text(to_toml(config_from_table(table)))
+    return run
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["second", "first"])
+@pytest.mark.parametrize(
+    ("hardness", "verdict"),
+    [
+        (0.5, "the 20 training images that {more} has in addition to those of {fewer} helped: "),
+        (2.0, "no clear effect of the 20 training images that {more} has in addition"),
+        (5.0, "the 20 training images that {more} has in addition to those of {fewer} hurt: "),
+    ],
+)
+def test_it_is_said_whether_added_images_helped(
+    tmp_path: Path, hardness: float, verdict: str, order: int
+) -> None:
+    runs = [
+        make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1),
+        grown(tmp_path / "more", hardness=hardness),
+    ]
+
+    result = compared(*runs[::order])
+
+    (text,) = result.conclusions()
+    fewer, more = "AB"[::order]
+    assert text.startswith(verdict.format(more=more, fewer=fewer))
+    accuracies = dict(zip("AB", (top1 for top1, _ in result.accuracies), strict=True))
+    difference = points(accuracies[more] - accuracies[fewer])
+    assert f"{more} - {fewer} = {difference} on the shared images (95% interval " in text
+    assert ("; p" in text) == (hardness != 2)
+
+
+def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
+    few = make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1)
+    more = grown(tmp_path / "more", hardness=0.5, **{"optim.l2": 3.0})
+
+    (text,) = compared(few, more).conclusions()
+
+    assert text.startswith("B is more accurate than A on these images, by ")
+    assert text.endswith("; B has 20 training images in addition, but optim.l2 differs too")
+
+
+def test_runs_with_images_of_their_own_are_compared_as_before(tmp_path: Path) -> None:
+    few = make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1)
+    more = grown(tmp_path / "more", hardness=0.5)
+    split = few / "split.csv"
+    split.write_text(split.read_text() + f"y/1.jpg,rose,train,{'e' * 64}\n")
+
+    (text,) = compared(few, more).conclusions()
+
+    assert text.startswith("B is more accurate than A on these images, by ")
 
 
 def test_without_shared_images_nothing_is_tested(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ class names match the model.
 """
 
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -35,6 +35,8 @@ class LabelledImages:
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Names of the groups that a table gives to images, by path."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""
@@ -154,4 +156,5 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
         classes=table.classes,
         images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
         notes=(*notes, *table.notes),
+        groups={row.path: row.group for row in table.rows if row.group},
     ), bool(parts)

@@ -221,6 +221,8 @@ class EvaluatedData(TypedDict):
     """Number of images left out because a training image with the same path can no longer be read
     for a comparison.
     """
+    trained_groups: int | None
+    """Number of images left out because the run trained on other images of their group."""
     validated: int | None
     """Number of scored images that are validation images of the run or near-duplicates of them;
     None if the split is unknown."""

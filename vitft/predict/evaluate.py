@@ -219,7 +219,8 @@ def image_groups(
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            found = Recognised() if known is None else known.recognise(path, content)
+            group = data.groups.get(path, "")
+            found = Recognised() if known is None else known.recognise(path, content, group)
             if found.note:
                 return HashedImage(path, label, digest, notes=(found.note,))
             view, is_validation = engine.view(content, path), found.split == "val"
@@ -285,13 +286,16 @@ def evaluated_data(
     """
     rows = [row.prediction for row in predictions]
     is_known = validated is not None
-    exact, near, same_path = (sum(note in row.notes for row in rows) for note in LEFT_OUT)
+    exact, near, same_path, same_group = (
+        sum(note in row.notes for row in rows) for note in LEFT_OUT
+    )
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
         "trained": exact if is_known else None,
         "trained_copies": near if is_known else None,
         "trained_paths": same_path if is_known else None,
+        "trained_groups": same_group if is_known else None,
         "validated": validated,
         "copies": len(digests) - len({*digests}),
     }
@@ -318,6 +322,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
             data["trained_paths"],
             "they have the same paths as training images, and their contents could not be compared",
         ),
+        (data["trained_groups"], "they belong to groups of training images"),
     )
     total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
     for number, reason in reasons:

@@ -8,6 +8,7 @@ image. Does not import torch.
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
 """Note on an image that has the path of a training image with an unknown fingerprint."""
-LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
+GROUP_NOTE = "image of a training group of this model"
+"""Note on a new image of a group (patient, video, camera) of which the run trained on images."""
+LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
 MAX_COMPARED = 50_000
 """Maximum number of images of a run whose fingerprints are compared, to limit time and memory."""
 
@@ -62,6 +65,10 @@ class RunImages:
     """Split (`train` or `val`) of each image in `known`."""
     grey_range: GreyRange = ()
     """Grey range of the model's transform, used to decode images for a comparison."""
+    train_groups: frozenset[str] = frozenset()
+    """Names of the groups of training images."""
+    group_by: str = ""
+    """Regular expression by which the run found groups in paths (`data.group_by`)."""
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
@@ -97,10 +104,17 @@ class RunImages:
             known=KnownImages(found.table(digests)),
             known_splits=tuple(splits[digest] for digest in digests),
             grey_range=grey_range,
+            train_groups=frozenset(row.group for row in manifest.train if row.group),
+            group_by=group_pattern(folder),
         )
 
-    def recognise(self, path: str, content: bytes) -> Recognised:
-        """Return the split of the run to which an image belongs, given the image's path and bytes.
+    def recognise(self, path: str, content: bytes, group: str = "") -> Recognised:
+        """Return the split of the run to which an image belongs.
+
+        Args:
+            path: Path relative to the data folder.
+            content: Bytes of the file.
+            group: Name of the image's group; if empty, it is found in the path as in the run.
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in
@@ -118,7 +132,22 @@ class RunImages:
             return Recognised("train", COPY_NOTE)
         if path in self.train_paths:
             return Recognised("train", PATH_NOTE)
+        if not group and self.group_by and (match := re.search(self.group_by, path)):
+            group = match[1] or ""
+        if group in self.train_groups:
+            return Recognised("train", GROUP_NOTE)
         return Recognised("val" if near else "")
+
+
+def group_pattern(folder: Path) -> str:
+    """Return the setting `data.group_by` of a run, or an empty string if config.toml is missing.
+
+    Raises:
+        RunError: The file config.toml is damaged.
+    """
+    if not os.path.lexists(folder / "config.toml"):
+        return ""
+    return checked_run_config(folder).data.group_by
 
 
 def read_fingerprints(

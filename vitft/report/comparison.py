@@ -17,6 +17,7 @@ from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_inter
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report import charts
+from vitft.report.added_images import effect_text, find_added
 from vitft.report.html import render
 from vitft.report.reproduce import dotted, setting_text
 from vitft.report.run_files import Run, Thumbnails
@@ -137,12 +138,32 @@ class RunComparison:
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
+        """Return a sentence that states which of two runs is more accurate, if either is.
+
+        If the runs differ only in their training images, the sentence says whether the images that
+        one of them has in addition helped.
+        """
+        added = find_added(self.runs[pair.first], self.runs[pair.second])
+        if added is None:
+            return self.difference_text(pair)
+        letters = self.letters[pair.first], self.letters[pair.second]
+        if not added.settings:
+            p = f"; {p_equation(pair.p)}" if pair.p < 0.05 else ""
+            return effect_text(added, letters, pair.difference, pair.interval, p)
+        verb = "differs" if len(added.settings) == 1 else "differ"
+        return (
+            f"{self.difference_text(pair)}; {letters[added.is_second]} has "
+            f"{count(added.images, 'training image')} in addition, but {listing(added.settings)} "
+            f"{verb} too"
+        )
+
+    def difference_text(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
         better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
-        p = f"p = {p_text(pair.p)}".replace("= <", "<")
+        p = p_equation(pair.p)
         if pair.p < 0.05:
             return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
         if pair.difference == 0:
@@ -180,6 +201,11 @@ class RunComparison:
             ],
             "disagree": [image.path for image in self.images if image.disputed],
         }
+
+
+def p_equation(p: float) -> str:
+    """Return a p-value as text, e.g. `p = 0.012` or `p < 0.001`."""
+    return f"p = {p_text(p)}".replace("= <", "<")
 
 
 def p_text(p: float) -> str:

@@ -1,0 +1,74 @@
+"""Whether the images that one of two runs was trained on in addition made it more accurate."""
+
+from dataclasses import dataclass
+
+from vitft.metrics.results import Interval
+from vitft.report.reproduce import dotted
+from vitft.report.run_files import Run
+from vitft.system.text import count, points
+
+LOST = 0.02
+"""Maximum fraction of the other run's training images that the run with more images may lack, e.g.
+because they are validation images now."""
+FREE_SETTINGS = frozenset(
+    {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
+) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
+"""Settings that say where images come from, or that do not change results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedImages:
+    """Training images that one of two runs has and the other has not."""
+
+    is_second: bool
+    """Whether the second of the two runs has more images."""
+    images: int
+    settings: tuple[str, ...]
+    """Other settings that differ between the runs."""
+
+
+def find_added(first: Run, second: Run) -> AddedImages | None:
+    """Return the images that one run was trained on in addition to those of the other, if any.
+
+    None is returned if the runs were trained on the same images, or each on images of its own.
+    """
+    trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
+    for is_second in (True, False):
+        fewer, more = trained if is_second else reversed(trained)
+        if fewer and more - fewer and len(fewer - more) <= LOST * len(fewer):
+            one, other = dotted(first.config), dotted(second.config)
+            different = sorted(
+                key for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+            )
+            return AddedImages(
+                is_second=is_second,
+                images=len(more - fewer),
+                settings=tuple(key for key in different if key not in FREE_SETTINGS),
+            )
+    return None
+
+
+def effect_text(
+    added: AddedImages, letters: tuple[str, str], difference: float, interval: Interval, p: str
+) -> str:
+    """Return a sentence, without a full stop, that says whether the added images helped.
+
+    Args:
+        added: The images that one of the two runs has in addition.
+        letters: Letters of the two runs.
+        difference: Accuracy of the first run minus accuracy of the second.
+        interval: 95% interval of the difference.
+        p: The p-value as text, e.g. `p = 0.012`; empty if the difference is not significant.
+    """
+    fewer, more = letters if added.is_second else letters[::-1]
+    low, high = interval
+    if added.is_second:
+        difference, low, high = -difference, -high, -low
+    bounds = f"95% interval {points(low).split()[0]} to {points(high)}"
+    what = (
+        f"{count(added.images, 'training image')} that {more} has in addition to those of {fewer}"
+    )
+    measured = f"{more} - {fewer} = {points(difference)} on the shared images ({bounds}{p})"
+    if not p:
+        return f"no clear effect of the {what}: {measured}"
+    return f"the {what} {'helped' if difference > 0 else 'hurt'}: {measured}"
