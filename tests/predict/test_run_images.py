@@ -3,6 +3,7 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +197,10 @@ def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(
 ) -> None:
     for path in sorted(photos.rglob("*.jpg")):
         path.rename(path.with_name(f"v{int(path.stem) // 2}_{path.name}"))
-    settings = {"data": {"group_by": r"(v\d+)_"}, "optim": {"solver": "lbfgs", "l2": 1.0}}
+    settings: dict[str, Any] = {
+        "data": {"group_by": r"(v\d+)_"},
+        "optim": {"solver": "lbfgs", "l2": 1.0},
+    }
     run = run_it(photos, tiny_weights, tmp_path / "run", **settings).run
     manifest = Manifest.read(run / "split.csv", run)
     names = {f"{manifest.train[0].group}_new.jpg": "", f"{manifest.val[0].group}_new.jpg": ""}

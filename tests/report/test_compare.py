@@ -92,7 +92,7 @@ def test_it_is_said_whether_added_images_helped(
     result = compared(*runs[::order])
 
     (text,) = result.conclusions()
-    fewer, more = "AB"[::order]
+    fewer, more = ("A", "B")[::order]
     assert text.startswith(verdict.format(more=more, fewer=fewer))
     accuracies = dict(zip("AB", (top1 for top1, _ in result.accuracies), strict=True))
     difference = points(accuracies[more] - accuracies[fewer])
