@@ -49,6 +49,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     recipe: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     split: Literal["content", "random", "reference"] | None = None,
+    classes: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | None = None,
     val_from: Literal["auto", "test"] | None = None,
     fixes: str | os.PathLike[str] | None = None,
@@ -86,6 +87,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe, or path of a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
+        classes: Table that renames, merges and drops classes.
         split: Method of choosing the validation images: `content`, `random` or `reference`.
         like: Directory of an earlier run whose held-out images are held out again.
         val_from: Source of validation images for data with a test part but no validation part:

@@ -102,7 +102,7 @@ def check_command(args: argparse.Namespace) -> int:
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written})
     else:
-        chosen = table_settings(spec) if is_table(data) else []
+        chosen = table_settings(spec) if is_table(data) or spec.classes else []
         print_findings(outcome, written, ["--data", args.data, *chosen])
     return 0
 

@@ -9,7 +9,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.label_table import SETTING_OF
 from vitft.system.errors import UsageError
 
-TABLE_SETTINGS = (*SETTING_OF.values(), "data.root")
+TABLE_SETTINGS = (*SETTING_OF.values(), "data.root", "data.classes")
 
 
 def add_table_settings(group: OptionGroup) -> None:

@@ -23,6 +23,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "data.label": ("label_column", "target", "target_column", "y_col", "class_column"),
     "data.path_column": ("x_col", "image_column", "file_column", "filename_column"),
     "data.group": ("group_column", "groups", "patient", "patient_id"),
+    "data.classes": ("class_map", "class_mapping", "label_map", "class_names"),
     "data.like": ("previous_run", "base_run", "same_split"),
     "data.val_rate": ("val_split", "validation_split", "val_size", "val_ratio", "test_size"),
     "train.seed": ("random_state", "random_seed", "manual_seed"),

@@ -72,6 +72,13 @@ FINETUNE_OPTIONS = (
         name="data",
     ),
     Option(
+        "data.classes",
+        "table with the columns class and new_class that renames and merges classes, and drops "
+        "those whose new_class is empty; files are not changed",
+        metavar="TABLE",
+        default="-",
+    ),
+    Option(
         "data.split",
         "how to choose the validation images: content (stable when files are added, removed or "
         "renamed), random (as in earlier versions), or reference (as in "

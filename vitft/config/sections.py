@@ -50,6 +50,9 @@ class DataSpec:
     """Regular expression that captures the name of an image's group in its path with one pair of
     parentheses, e.g. `patient([0-9]+)`; replaces the column `data.group`.
     """
+    classes: str = ""
+    """Table that renames, merges and drops classes, with the columns `class` and `new_class`; an
+    empty `new_class` leaves out the class. The files are not changed."""
     split: Literal["content", "random", "reference"] = "content"
     """Method of choosing the validation images: `content`, by a hash of each image's bytes, which
     is stable when files are added, removed or renamed; `random`, by position in the sorted list of
@@ -92,6 +95,11 @@ class DataSpec:
             not (self.group_by and self.split == "reference"),
             "data.group_by cannot be used with the reference split, which is fixed",
             fix="use data.split=content, or remove data.group_by",
+        )
+        require(
+            not (self.classes and self.split == "reference"),
+            "data.classes cannot be used with the reference split, which is fixed",
+            fix="use data.split=content, or remove data.classes",
         )
         require(
             not self.like or self.split == "content",

@@ -6,12 +6,13 @@ class names match the model.
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
+from vitft.data.class_changes import describe_changes, read_class_changes
 from vitft.data.folder import check_is_folder, split_folders
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import Part
@@ -75,12 +76,33 @@ def find_labelled(
     else:
         check_is_folder(source)
         found, parts = from_folder(source, subset)
+    if spec is not None and spec.classes:
+        found = with_changed_classes(found, Path(spec.classes).expanduser())
     if subset is not None and not parts:
         raise UsageError(
             f"cannot use --subset {subset}: {source} is not divided into parts",
             fix="omit --subset",
         )
     return found
+
+
+def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
+    """Return the images with their classes renamed, merged and left out as a table says.
+
+    The table may list classes that the data does not have.
+
+    Raises:
+        DataError: The table is invalid.
+        UsageError: The table is in Parquet, and pyarrow is not installed.
+    """
+    changes = read_class_changes(table, data.classes, allow_unknown=True)
+    new = {name: changes.get(name, name) for name in data.classes}
+    images = tuple((path, new[name]) for path, name in data.images if new[name])
+    note = f"{table.name}: {describe_changes(data.classes, list(new.values()))}"
+    if dropped := len(data.images) - len(images):
+        note += f" ({count(dropped, 'image')})"
+    classes = tuple(sorted({*new.values()} - {""}))
+    return replace(data, classes=classes, images=images, notes=(*data.notes, note))
 
 
 def choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:

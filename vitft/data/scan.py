@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
+from vitft.data.class_changes import change_classes
 from vitft.data.folder import (
     File,
     Folder,
@@ -45,7 +46,12 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
         folder = scan_table(data, spec)
     else:
         check_is_folder(data)
-        folder = scan_folder(data, reference=reference, allow_empty=bool(spec.fixes))
+        allow_empty = bool(spec.fixes or spec.classes)
+        folder = scan_folder(data, reference=reference, allow_empty=allow_empty)
+    if spec.classes:
+        folder = change_classes(folder, Path(spec.classes).expanduser())
+        if folder.empty.content and not spec.fixes:
+            raise folder.empty.error(folder.root, folder.empty.content)
     if spec.group_by:
         folder = with_groups(folder, spec.group_by)
     check_groups(folder)

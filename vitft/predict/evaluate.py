@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitft.config.run import checked_run_config
 from vitft.data.images import read_bytes
-from vitft.data.labelled import LabelledImages
+from vitft.data.labelled import LabelledImages, with_changed_classes
 from vitft.data.loading import in_order
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -122,8 +123,9 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     """
     engine = evaluation_engine(run, device)
     classes = engine.classes
-    check_classes(data, classes)
     folder = find_model(run, graphs=True).parent
+    data = with_run_classes(data, folder, classes)
+    check_classes(data, classes)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(run, classes, engine.feature_size)
@@ -187,6 +189,26 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
             fix=f"remove --device {device}, or use the run directory",
         )
     return OnnxEngine(path)
+
+
+def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
+    """Return data whose classes the model does not know with the class changes of its run.
+
+    The data is returned unchanged if the model knows all classes, or if the run has no table of
+    class changes or the table is gone.
+
+    Raises:
+        RunError: The file config.toml of the run is damaged.
+        DataError: The table is invalid.
+    """
+    if {*data.classes} <= {*known} or not (folder / "config.toml").is_file():
+        return data
+    table = Path(checked_run_config(folder).data.classes)
+    if not table.is_file():
+        return data
+    changed = with_changed_classes(data, table)
+    log.info(f"classes changed as in the run: {changed.notes[-1]}")
+    return changed
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:

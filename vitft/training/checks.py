@@ -37,6 +37,7 @@ RESUME_CHANGES = frozenset(
     {
         "data.path",
         "data.root",
+        "data.classes",
         "data.like",
         "train.device",
         "train.cache",

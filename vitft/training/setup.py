@@ -133,13 +133,14 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
 
 
 def with_absolute_paths(spec: DataSpec) -> DataSpec:
-    """Return the settings with absolute paths of the data, a table's base folder and `like`."""
+    """Return the settings with absolute paths of the data, its base folder, and other files."""
     data = data_path(spec.path, spec.root).resolve()
     root = (
         str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
     )
     like = str(Path(spec.like).expanduser().resolve()) if spec.like else ""  # `latest` moves on
-    return replace(spec, path=str(data), root=root, like=like)
+    classes = str(Path(spec.classes).expanduser().resolve()) if spec.classes else ""
+    return replace(spec, path=str(data), root=root, classes=classes, like=like)
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:

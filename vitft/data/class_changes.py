@@ -1,0 +1,154 @@
+"""Table that renames, merges and drops classes of a data set, without changing any file.
+
+    class,new_class
+    tulips,bulbs        renamed; merged if several classes get the same name
+    weeds,              left out, with all its images
+
+Classes that the table does not list keep their names. All changes are made at once, so that two
+classes may exchange their names.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vitft.data.folder import Folder, similar_names
+from vitft.data.table import NotText, TableReader
+from vitft.system.errors import DataError, RunError
+from vitft.system.text import count, listing
+
+CLASS_COLUMNS = ("class", "new_class")
+ClassChanges = Mapping[str, str]
+"""Mapping from class names to new names; a class with an empty new name is left out."""
+
+
+def read_class_changes(
+    path: Path, known: Collection[str], *, allow_unknown: bool = False
+) -> ClassChanges:
+    """Read a table of class changes.
+
+    Unless `allow_unknown` is set, all its classes must be among the `known` ones.
+
+    Raises:
+        DataError: The table cannot be read, lists no class, or has an invalid header or row; the
+            message names the line and the column.
+        UsageError: The table is in Parquet, and pyarrow is not installed.
+    """
+    reader = TableReader(
+        path,
+        missing="check the path and its permissions",
+        fix="use a table with the columns class and new_class, where an empty new_class leaves the "
+        "class out",
+        separators="\t" if path.suffix.lower() == ".tsv" else ",;",
+    )
+    lines = iter(reader)
+    header = [cell.strip() for cell in next(lines, [])]
+    names = [cell.lower() for cell in header]
+    for name in CLASS_COLUMNS:
+        if names.count(name) != 1:
+            many = "more than one column" if name in names else "no column"
+            raise reader.error(f"{many} {name}; columns found: {listing(header) or 'none'}")
+    places = [names.index(name) for name in CLASS_COLUMNS]
+    changes: dict[str, str] = {}
+    for cells in filter(any, lines):
+        if len(cells) != len(header):
+            column = header[min(len(cells), len(header) - 1)]
+            raise reader.error(
+                f"{count(len(cells), 'cell')} instead of {len(header)}", column=column
+            )
+        old, new = (cells[place] for place in places)
+        old = old if old in known else old.strip()
+        check_names(reader, old, new)
+        if old in changes:
+            raise reader.error(f"{old} is listed twice", column="class")
+        if old not in known and not allow_unknown:
+            raise unknown_class(reader, old, known)
+        changes[old] = new.strip()
+    if not changes:
+        raise reader.error("the table lists no classes", line=reader.line)
+    return changes
+
+
+def check_names(reader: TableReader, old: str, new: str) -> None:
+    """Raise a DataError if a cell of the current row is not valid."""
+    for column, cell in zip(CLASS_COLUMNS, (old, new), strict=True):
+        if isinstance(cell, NotText):
+            raise reader.error(f"the value is not text (its type is {cell})", column=column)
+        if "\0" in cell:
+            raise reader.error("the text contains a NUL character", column=column)
+    if not old:
+        raise reader.error("the class is empty", column="class")
+    try:
+        new.encode()
+    except UnicodeEncodeError as error:
+        fix = "save the table in UTF-8"
+        raise reader.error("the text is not UTF-8", column="new_class", fix=fix) from error
+
+
+def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> DataError | RunError:
+    """Return the error for a class that the data does not have."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return reader.error(
+        f"the data has no class {name[:40]!r}, only {listing(sorted(known))}",
+        column="class",
+        fix=f"correct the name: did you mean {near[0]}?" if near else "correct or remove the line",
+    )
+
+
+def change_classes(folder: Folder, table: Path) -> Folder:
+    """Return the folder with its classes renamed, merged and left out as a table says.
+
+    Raises:
+        DataError: The table is invalid or leaves fewer than two classes, or a class folder is
+            empty and not in the table.
+        UsageError: The table is in Parquet, and pyarrow is not installed.
+    """
+    changes = read_class_changes(table, folder.classes)
+    new = [changes.get(name, name) for name in folder.classes]
+    classes = sorted({new[file.label] for file in folder.files} - {""})
+    if len(classes) < 2:
+        left = count(len(classes), "class", "classes")
+        raise DataError(
+            f"{table} leaves {left} with images of {folder.source}",
+            fix="keep at least 2 classes",
+        )
+    index = {name: number for number, name in enumerate(classes)}
+    kept = [file for file in folder.files if new[file.label]]
+    files = [replace(file, label=index[new[file.label]]) for file in kept]
+    unexplained = {
+        path: text
+        for path, text in folder.empty.content.items()
+        if path.rpartition("/")[2] not in changes
+    }
+    notes = [f"{table.name}: {describe_changes(folder.classes, new)}"]
+    if dropped := len(folder.files) - len(kept):
+        notes[0] += f" ({count(dropped, 'image')})"
+    if twins := similar_names(classes):
+        notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
+    return replace(
+        folder,
+        classes=tuple(classes),
+        files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
+        empty=replace(folder.empty, content=unexplained),
+        notes=(*folder.notes, *notes),
+    )
+
+
+def describe_changes(old: Sequence[str], new: Sequence[str]) -> str:
+    """Return in words how many classes are renamed, merged and left out.
+
+    The number of images of classes that are left out may be appended.
+    """
+    sizes = Counter(name for name in new if name)
+    merged = sum(size for size in sizes.values() if size > 1)
+    into = sum(size > 1 for size in sizes.values())
+    renamed = sum(a != b and sizes[b] == 1 for a, b in zip(old, new, strict=True) if b)
+    dropped = sum(not name for name in new)
+    parts = [
+        f"{count(renamed, 'class', 'classes')} renamed" if renamed else "",
+        f"{merged} merged into {into}" if merged else "",
+        f"{count(dropped, 'class', 'classes')} left out" if dropped else "",
+    ]
+    return ", ".join(filter(None, parts)) or "no changes"
