@@ -62,7 +62,7 @@ JS_CMYK = """
     const { data, info } = await raw.toBuffer({ resolveWithObject: true });
     const levels = new Uint8ClampedArray(3 * info.width * info.height);
     levels.forEach((_, i) => {
-      const at = 4 * Math.floor(i / 3);
+      const at = 4 * Math.trunc(i / 3);
       levels[i] = (255 - data[at + (i % 3)]) * (255 - data[at + 3]) / 255;
     });
     return new RawImage(levels, info.width, info.height, 3);

@@ -16,7 +16,7 @@ from typing import Any
 from vitft.report.cards import cards_script, cards_style, read_asset
 from vitft.report.html import digest_source
 
-PAGE = Path(__file__).parent
+PAGE_FOLDER = Path(__file__).parent
 ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
 PART_BYTES = 3 * 2**20
 """Number of bytes in one element of the page; browsers limit the length of a text node."""
@@ -24,8 +24,8 @@ PART_BYTES = 3 * 2**20
 
 def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
     """Return the page for a model, given the facts that the scripts read and the weights."""
-    style, script = cards_style() + read_asset(PAGE, "page.css"), cards_script()
-    script += read_asset(PAGE, "page.js")
+    style, script = cards_style() + read_asset(PAGE_FOLDER, "page.css"), cards_script()
+    script += read_asset(PAGE_FOLDER, "page.js")
     policy = (
         f"default-src 'none'; style-src {digest_source(style)}; "
         f"script-src {digest_source(script)}; worker-src blob:; "
@@ -40,12 +40,12 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
         "engine": engine(),
         "weights": "\n".join(weight_elements(data)),
     }
-    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], read_asset(PAGE, "page.html"))
+    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], read_asset(PAGE_FOLDER, "page.html"))
 
 
 def engine() -> str:
     """Return the script of the worker."""
-    return "".join(read_asset(PAGE, name) for name in ENGINE)
+    return "".join(read_asset(PAGE_FOLDER, name) for name in ENGINE)
 
 
 def weight_elements(data: bytes) -> list[str]:
