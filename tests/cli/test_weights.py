@@ -42,6 +42,8 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         pytest.param(["--all"], "vit_huge_patch14_224.mae", "no such", id="everything"),
         pytest.param(["--size", "tiny"], "vit_tiny_r_s16_p8_224", "vit_small", id="size"),
         pytest.param(["--licence", "commercial"], "deit_tiny", ".mae", id="no -nc"),
+        pytest.param(["--licence", "open"], "deit_tiny", ".mae", id="open"),
+        pytest.param(["--licence", "CC-BY-NC-4.0"], "(non-commercial)", "augreg", id="marked"),
         pytest.param(["--licence", "CC-BY-NC-4.0"], ".mae", "augreg", id="one licence"),
         pytest.param(["--data", "lvd"], "reg4_dinov2", "augreg", id="data"),
     ],

@@ -162,6 +162,10 @@ def test_images_kept_for_a_test_are_counted_apart(tmp_path: Path) -> None:
 LICENCES: list[Any] = [
     pytest.param({"licence": "cc-by-nc-4.0"}, "", ("cc-by-nc-4.0", None), id="of the weights"),
     pytest.param({"licence": "cc-by-nc-4.0"}, "MIT", ("mit", None), id="chosen"),
+    pytest.param(
+        {"licence": "dinov3-license"}, "", ("other", "dinov3-license"), id="DINOv3's licence"
+    ),
+    pytest.param({"licence": "dinov3-license"}, "MIT", ("mit", None), id="DINOv3's, MIT chosen"),
     pytest.param({}, "", ("unknown", None), id="unknown"),
     pytest.param({}, "all rights reserved", ("other", "all rights reserved"), id="by its name"),
     pytest.param(
@@ -187,8 +191,12 @@ def test_the_licence_is_the_chosen_one_or_that_of_the_pretrained_weights(
     fields = header(tmp_path)
     assert (fields["license"], fields.get("license_name")) == expected
     text = (tmp_path / "README.md").read_text()
-    if chosen and "licence" in weights:
-        assert "pretrained weights: cc-by-nc-4&#46;0" in text
+    licence = weights.get("licence", "")
+    if licence:
+        assert f"pretrained weights: {licence.replace('.', '&#46;')}" in text
+        assert "Its terms also apply to this model" in text
+    assert ("forbid commercial use" in text) is (licence == "cc-by-nc-4.0")
+    assert ("include its text" in text) is (licence == "dinov3-license")
     if not chosen and not weights:
         assert "Not stated." in text
 

@@ -41,8 +41,8 @@ def add_list(actions: Commands) -> None:
     listed.add_argument(
         "--licence",
         metavar="NAME",
-        help="list only weights with this licence, e.g. apache-2.0; 'commercial' selects all "
-        "licences that allow commercial use",
+        help="list only weights with this licence, e.g. apache-2.0; 'open' selects all licences "
+        "without further terms, 'commercial' all that allow commercial use",
     )
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
@@ -78,6 +78,7 @@ def add_inspect(actions: Commands) -> None:
 
 def list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
+    from vitft.models.licences import marked_licence
     from vitft.models.pretrained.catalog import select_entries
 
     if not (args.all or args.size or args.licence or args.data):
@@ -92,7 +93,7 @@ def list_weights(args: argparse.Namespace) -> int:
             (
                 entry.name,
                 entry.data,
-                entry.licence,
+                marked_licence(entry.licence),
                 str(entry.num_classes or "-"),
                 "x".join(str(side) for side in entry.image_size),
             )
@@ -105,6 +106,7 @@ def list_weights(args: argparse.Namespace) -> int:
 
 def list_recommended() -> None:
     """Print the recommended weights as a table, with their cost on this machine."""
+    from vitft.models.licences import marked_licence
     from vitft.models.pretrained.recommended import machine_speed, recommendations
 
     speed = machine_speed()
@@ -114,7 +116,7 @@ def list_recommended() -> None:
             (
                 one.name,
                 one.tier,
-                one.entry.licence,
+                marked_licence(one.entry.licence),
                 f"{one.megabytes:,}",
                 duration(max(1, one.seconds(1000, speed))),
             )

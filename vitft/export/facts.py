@@ -15,6 +15,7 @@ from vitft.export.trained import TrainedRun
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.models.card import Card, Provenance
+from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.timm_config import TimmConfig
 from vitft.system.text import count, interval, percent
@@ -141,9 +142,12 @@ def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
     known = pretrained_licence(card.weights)
     pretrained = f"pretrained weights: {literal(known)}" if known else ""
     if chosen:
-        also = f" ({pretrained})" if pretrained and known != chosen else ""
-        return f"{literal(chosen)}{also}."
-    return f"Same licence as the {pretrained}." if pretrained else "Not stated."
+        if not pretrained or known.lower() == chosen.lower():
+            return f"{literal(chosen)}."
+        return f"{literal(chosen)} ({pretrained}). {obligation(known)}".rstrip()
+    if not pretrained:
+        return "Not stated."
+    return f"Same licence as the {pretrained}. {obligation(known)}".rstrip()
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:

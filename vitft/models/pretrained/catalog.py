@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from vitft.data.transforms import CROP, Fit
+from vitft.models.licences import licence_terms, marked_licence
 from vitft.models.timm_config import timm_modules
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
@@ -81,7 +82,7 @@ class CatalogEntry:
             "source": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
             "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
-            "licence": self.licence,
+            "licence": marked_licence(self.licence),
             "head": head,
             "pre_logits": "yes" if self.pre_logits else "no",
             "pixels": f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
@@ -155,21 +156,29 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
     return rows
 
 
+def has_licence(entry: CatalogEntry, wanted: str) -> bool:
+    """Return whether an entry has a licence, or one of the kind `open` or `commercial`."""
+    terms = licence_terms(entry.licence)
+    if wanted == "open":
+        return terms == "open"
+    if wanted == "commercial":
+        return terms in ("open", "own terms")
+    return wanted == entry.licence.lower()
+
+
 def select_entries(
     *, size: str | None = None, licence: str | None = None, data: str | None = None
 ) -> list[CatalogEntry]:
     """Return the entries that match all filters; None matches everything.
 
-    The licence `commercial` matches all licences without an -nc clause. `data` matches if it is
-    part of the description of the training data.
+    The licence `open` matches licences that allow any use without further terms, and `commercial`
+    those that do not forbid commercial use. `data` matches if it is part of the description of the
+    training data.
     """
-    wanted = (licence or "").lower()
     return [
         entry
         for entry in catalog_entries()
         if (not size or entry.size == size)
-        and (
-            "-nc" not in entry.licence if wanted == "commercial" else wanted in ("", entry.licence)
-        )
+        and (not licence or has_licence(entry, licence.lower()))
         and (not data or data.lower() in entry.data)
     ]

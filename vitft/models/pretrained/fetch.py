@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitft.models.licences import licence_terms
 from vitft.models.pretrained import hub
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import bundled_file
@@ -57,7 +58,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     if entry.path:
         path = bundled_file(entry)
         return Fetched(path=path, sha256=sha256_of(path))
-    if "-nc" in entry.licence:
+    if licence_terms(entry.licence) == "non-commercial":
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
         entry = with_existing_file(entry, allow_pickle=allow_pickle)

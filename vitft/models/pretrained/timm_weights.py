@@ -11,6 +11,7 @@ from typing import Any, cast
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.licences import licence_terms
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import strip_prefixes
@@ -223,7 +224,9 @@ def registry_entry(name: str) -> CatalogEntry:
         name=known.name.removeprefix("timm:"),
         options={},
         fit=CROP_MODES.get(str(known.options["crop_mode"]), "crop"),
-        note="the licence forbids commercial use" if "-nc" in known.licence else "",
+        note="the licence forbids commercial use"
+        if licence_terms(known.licence) == "non-commercial"
+        else "",
     )
 
 

@@ -1,0 +1,42 @@
+"""What the licences of pretrained weights allow, by their names on the hub."""
+
+from typing import Literal
+
+Terms = Literal["open", "non-commercial", "own terms", "not stated"]
+
+OPEN = frozenset(
+    {
+        "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense",
+        "mpl-2.0", "isc",
+    }
+)  # fmt: skip
+"""Licences that allow any use and modification, with attribution at most. They do not bind models
+that are fine-tuned from the weights to further terms."""
+NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+"""Parts of the names of licences that forbid commercial use. Apple's AMLR and SEER's are research
+licences, although their names do not say so."""
+
+
+def licence_terms(licence: str) -> Terms:
+    """Return what a licence allows, e.g. `own terms` for `dinov3-license`."""
+    name = licence.lower()
+    if name in ("", "unknown", "not stated") or name.startswith("see "):
+        return "not stated"
+    if any(part in name for part in NON_COMMERCIAL):
+        return "non-commercial"
+    return "open" if name in OPEN else "own terms"
+
+
+def marked_licence(licence: str) -> str:
+    """Return a licence with its terms in parentheses, unless it is open or not known."""
+    terms = licence_terms(licence)
+    return f"{licence} ({terms})" if terms in ("non-commercial", "own terms") else licence
+
+
+def obligation(licence: str) -> str:
+    """Return a sentence on what a licence demands of fine-tuned models, or "" if it is open."""
+    if licence_terms(licence) == "non-commercial":
+        return "Its terms also apply to this model and forbid commercial use."
+    if licence_terms(licence) == "own terms":
+        return "Its terms also apply to this model: include its text when you pass the model on."
+    return ""
