@@ -4,6 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.models.licences import marked_licence
 from vitft.system.errors import UsageError
 from vitft.system.speed import has_gpu
 from vitft.system.text import duration
@@ -78,7 +79,6 @@ def add_inspect(actions: Commands) -> None:
 
 def list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
-    from vitft.models.licences import marked_licence
     from vitft.models.pretrained.catalog import select_entries
 
     if not (args.all or args.size or args.licence or args.data):
@@ -106,7 +106,6 @@ def list_weights(args: argparse.Namespace) -> int:
 
 def list_recommended() -> None:
     """Print the recommended weights as a table, with their cost on this machine."""
-    from vitft.models.licences import marked_licence
     from vitft.models.pretrained.recommended import machine_speed, recommendations
 
     speed = machine_speed()
