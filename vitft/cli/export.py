@@ -74,13 +74,14 @@ def add_hub_options(parser: Parser) -> None:
     hub.add_argument(
         "--dry-run",
         action="store_true",
-        help="write the folder for the hub, to read first, without network access",
+        help="write the folder for the hub without network access or upload, to review it first",
     )
     hub.add_argument(
         "--image-licence",
         metavar="NAME",
         default="",
-        help="licence of your images; if it allows it, the page shows one image per class",
+        help="licence of your images; if it permits publication, the page shows one image per "
+        "class",
     )
     hub.add_argument(
         "--image-credit", metavar="TEXT", default="", help="authors and source of these images"

@@ -1,4 +1,4 @@
-"""`vitft label`: label unsorted pictures on a page in the browser, the most telling ones first."""
+"""`vitft label`: label unsorted pictures on a web page, the most informative ones first."""
 
 import argparse
 import gc
@@ -22,18 +22,20 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count
 
 BUNDLED = "demo"
-"""Weights that are used by default."""
+"""Default weights."""
 
 
 def add_label(parser: Parser) -> None:
     """Add the options of `vitft label`."""
     parser.description = (
-        "Label pictures on a page in the browser. The page asks about the pictures whose answers "
-        "tell the most, guesses the rest and measures the accuracy on a random sample. Each answer "
-        "is appended to a table at once; vitft finetune --data reads it. Press Ctrl-C to stop, and "
+        "Label pictures on a page in the browser. The page asks about the most informative "
+        "pictures, guesses the rest and measures the accuracy on a random sample. Each answer is "
+        "immediately appended to a table for vitft finetune --data. Press Ctrl-C to stop, and "
         "run the same command to continue."
     )
-    parser.add_argument("data", metavar="DIR", help="folder of pictures, with or without folders")
+    parser.add_argument(
+        "data", metavar="DIR", help="folder of pictures, with or without sub-folders"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--weights",
@@ -129,8 +131,8 @@ def check_table(table: Path, root: Path, *, is_default: bool) -> None:
     """Check the path of the table.
 
     Raises:
-        UsageError: It does not end in .csv, its folder does not exist, or it is in the folder of
-            the pictures although the user has not named it.
+        UsageError: It does not end in .csv, its folder does not exist, or the default table would
+            be in the folder of the pictures.
     """
     if table.suffix.lower() != ".csv" or table.is_dir():
         raise UsageError(f"invalid --out {table}: not a CSV file", fix="use e.g. --out labels.csv")
@@ -147,7 +149,7 @@ def check_table(table: Path, root: Path, *, is_default: bool) -> None:
 
 
 def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
-    """Return the text to put before the paths of the pictures in the table.
+    """Return the prefix of the pictures' paths in the table.
 
     Also return whether these paths are relative to the folder of the table. If the pictures are not
     in or below that folder, the paths are relative to the folder of the pictures instead.

@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "evaluate a trained model on labelled images",
     "export": "export a trained model to other formats",
     "serve": "serve a trained model over HTTP, with a web page for uploading images",
-    "label": "label unsorted pictures on a web page, the most telling ones first",
+    "label": "label unsorted pictures on a web page, the most informative ones first",
     "weights": "list, inspect and download pretrained weights",
     "recipes": "list recipes: tested settings with their results",
     "cache": "list or delete cached features",

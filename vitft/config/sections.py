@@ -142,9 +142,10 @@ class WeightsSpec:
     image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
     """Height and width in pixels; default: the pretraining size."""
     fit: Literal["auto", "crop", "squash", "pad"] = "auto"
-    """How an image is fitted to the input: `crop` covers it and cuts the rest, `squash` changes the
+    """How an image is fitted to the input size: `crop` cuts off the rest, `squash` changes the
     aspect ratio, `pad` adds borders in the mean colour; `auto` as in pretraining. `vitft check`
-    says how much of the images the view shows."""
+    reports how much of the images the view shows.
+    """
     crop: Annotated[float | None, Range(gt=0, le=1)] = None
     """Fraction of the resized image's side that the view keeps; default: as in pretraining, or 1 if
     `fit` is `squash` or `pad`."""

@@ -4,7 +4,7 @@
     tulips,bulbs        renamed; merged if several classes get the same name
     weeds,              left out, with all its images
 
-Classes that the table does not list keep their names. All changes are made at once, so that two
+Classes that the table does not list keep their names. All changes are made simultaneously, so two
 classes may exchange their names.
 """
 
@@ -29,7 +29,7 @@ def read_class_changes(
 ) -> ClassChanges:
     """Read a table of class changes.
 
-    Unless `allow_unknown` is set, all its classes must be among the `known` ones.
+    Unless `allow_unknown` is set, all classes in the table must be in `known`.
 
     Raises:
         DataError: The table cannot be read, lists no class, or has an invalid header or row; the
@@ -88,7 +88,7 @@ def check_names(reader: TableReader, old: str, new: str) -> None:
 
 
 def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> DataError | RunError:
-    """Return the error for a class that the data does not have."""
+    """Return the error for a class that does not exist in the data."""
     near = difflib.get_close_matches(name, known, n=1)
     return reader.error(
         f"the data has no class {name[:40]!r}, only {listing(sorted(known))}",
@@ -98,7 +98,7 @@ def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> Dat
 
 
 def change_classes(folder: Folder, table: Path) -> Folder:
-    """Return the folder with its classes renamed, merged and left out as a table says.
+    """Return the folder with its classes renamed, merged and left out as specified in a table.
 
     Raises:
         DataError: The table is invalid or leaves fewer than two classes, or a class folder is
@@ -137,7 +137,7 @@ def change_classes(folder: Folder, table: Path) -> Folder:
 
 
 def describe_changes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return in words how many classes are renamed, merged and left out.
+    """Return a description of how many classes are renamed, merged and left out.
 
     The number of images of classes that are left out may be appended.
     """

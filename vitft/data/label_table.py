@@ -33,8 +33,9 @@ WEIGHT_COLUMNS = ("weight", "sample_weight")
 CHOSEN = "chosen"
 """Column in which `vitft label` states how it chose each picture."""
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
-"""Values of this column: asked because the answer tells the most, confirmed together with others,
-drawn at random, and skipped, i.e. without a label."""
+"""Values of this column: chosen as informative, confirmed together with others, drawn at random,
+and skipped, i.e. without a label.
+"""
 CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
 """Part that each value means if the column is used as the split."""
 SETTING_OF: Mapping[str, str] = {
@@ -311,7 +312,7 @@ def check_split_cells(table: LabelTable) -> None:
 
 
 def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
-    """Return notes on groups, rows that are left out, and columns that are not used as such."""
+    """Return notes on groups, on rows that are left out, and on columns that are not used."""
     notes = []
     if groups := len({row.group for row in rows.by_path.values() if row.group}):
         notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")

@@ -37,7 +37,7 @@ class LabelledImages:
     """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Names of the groups that a table gives to images, by path."""
+    """Mapping from paths to the names of groups in a table."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""
@@ -87,9 +87,9 @@ def find_labelled(
 
 
 def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
-    """Return the images with their classes renamed, merged and left out as a table says.
+    """Return the images with their classes renamed, merged and left out as specified in a table.
 
-    The table may list classes that the data does not have.
+    The table may list classes that do not exist in the data.
 
     Raises:
         DataError: The table is invalid.

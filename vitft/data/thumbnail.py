@@ -5,7 +5,7 @@ import io
 from PIL import Image
 
 THUMBNAIL_SIDE = 112
-"""Length of a thumbnail's longer side in pixels, by default."""
+"""Default length of a thumbnail's longer side in pixels."""
 
 
 def thumbnail_jpeg(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:

@@ -196,13 +196,13 @@ class Overlap(NamedTuple):
     """Rows or columns that a resized image and the view have in common."""
 
     source: slice
-    """Their place in the resized image."""
+    """Position in the resized image."""
     target: slice
-    """Their place in the view."""
+    """Position in the view."""
 
 
 def centred(old: int, new: int) -> Overlap:
-    """Return how a side of `old` pixels lies in the middle of a side of `new` pixels."""
+    """Return the overlap of a side of `old` pixels centred on a side of `new` pixels."""
     if old >= new:
         first = round((old - new) / 2)
         return Overlap(slice(first, first + new), slice(0, new))

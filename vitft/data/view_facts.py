@@ -1,4 +1,4 @@
-"""How much of the images a model's view shows: `vitft check` and the report state it."""
+"""How much of the images a model's view shows, for `vitft check` and the report."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> 
 
 
 def describe_view(facts: ViewFacts) -> str:
-    """Return a sentence that says how much of the images the view shows, and how to show more."""
+    """Return a sentence that states how much of the images the view shows, and how to show more."""
     height, width = facts["image_size"]
     how = f"{height} x {width} pixels, {facts['fit']} {facts['crop']:g}"
     mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)

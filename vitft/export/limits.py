@@ -11,7 +11,7 @@ from vitft.system.run_content import read_run_json
 from vitft.system.text import count, interval, percent
 
 FEW_PER_CLASS = 10
-"""Number of validation images below which the recall of a class says little."""
+"""Number of validation images below which the recall of a class is unreliable."""
 MOST_MENTIONED = 3
 """Maximum number of weak classes and of confusions in the text."""
 
@@ -38,7 +38,7 @@ def most_confused(results: RunResults) -> list[ClassPair]:
 
 
 def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> list[str]:
-    """Return what the model is for and what limits its use, as sentences in Markdown.
+    """Return Markdown sentences on the intended use of the model and its limits.
 
     Args:
         run: Run directory.
@@ -70,7 +70,7 @@ def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> li
 
 
 def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
-    """Return sentences on the classes of the lowest recall, and on those with few images."""
+    """Return sentences on the classes with the lowest recall, and on classes with few images."""
     rows = [
         (row["recall"], name, row["recall_interval"], row["images"])
         for name, row in zip(names, results["per_class"].values(), strict=True)

@@ -10,14 +10,14 @@ from vitft.metrics.results import RunResults
 
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
 MOST_LABELLED = 40
-"""Number of classes up to which the matrix has names and numbers."""
+"""Maximum number of classes for which the matrix has names and numbers."""
 MOST_DRAWN = 1000
-"""Number of classes up to which a matrix is drawn at all."""
+"""Maximum number of classes for which a matrix is drawn."""
 CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
 """Sizes in pixels of a cell with a number, of the names, and of the text."""
 RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
 MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
-"""Number of example images, their side in pixels, and how many are in one row."""
+"""Maximum number of example images, their side in pixels, and the number per row."""
 
 
 def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
@@ -78,7 +78,7 @@ def shown_name(name: str, index: int, font: ImageFont.FreeTypeFont | ImageFont.I
 def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
     """Draw up to one validation image per class side by side, and return the class names in order.
 
-    The images have no metadata. None if the validation images cannot be found.
+    The images have no metadata. The result is None if the validation images cannot be found.
     """
     found: dict[int, Image.Image] = {}
     wanted = min(MOST_EXAMPLES, len(trained.card.classes))

@@ -42,13 +42,13 @@ MAX_LICENCE = 100
 MAX_CREDIT = 500
 """Maximum number of characters in the credit of example images."""
 FREE_IMAGE_LICENCES = ("cc0-1.0", "pddl", "unlicense")
-"""Licences that allow to publish images without naming the authors."""
+"""Licences that permit publishing images without naming the authors."""
 CREDITED_IMAGE_LICENCES = (
     *("cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0"),
     *("cc-by-sa-2.0", "cc-by-sa-2.5", "cc-by-sa-3.0", "cc-by-sa-4.0"),
     *("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "apache-2.0", "mit"),
 )
-"""Licences that allow to publish reduced images if the authors are named."""
+"""Licences that permit publishing reduced images if the authors are named."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -73,9 +73,9 @@ class ExportPlan:
     licence: str = ""
     """Licence for the README; if empty, the licence of the pretrained weights is used."""
     dry_run: bool = False
-    """Whether to write the folder for the hub without any network access, and not upload it."""
+    """Whether to write the folder for the hub without uploading it or using the network."""
     image_licence: str = ""
-    """Licence of the images; if it allows it, the hub page shows one image per class."""
+    """Licence of the images; if it permits publication, the hub page shows one image per class."""
     image_credit: str = ""
     """Authors of the images, named below them."""
 
@@ -167,10 +167,10 @@ def check_push(plan: ExportPlan) -> None:
 
 
 def check_image_licence(plan: ExportPlan) -> None:
-    """Check that the licence of the images allows to publish them, and that credit is given.
+    """Check that the licence of the images permits publishing them, and that credit is given.
 
     Raises:
-        UsageError: The licence is unknown or does not allow it, or the credit is missing.
+        UsageError: The licence is unknown or does not permit this, or the credit is missing.
     """
     licence, credit = plan.image_licence, plan.image_credit
     if not licence and not credit:

@@ -222,7 +222,7 @@ class EvaluatedData(TypedDict):
     for a comparison.
     """
     trained_groups: int | None
-    """Number of images left out because the run trained on other images of their group."""
+    """Number of images left out because other images of their group were used for training."""
     validated: int | None
     """Number of scored images that are validation images of the run or near-duplicates of them;
     None if the split is unknown."""
@@ -299,7 +299,7 @@ class OodResults(TypedDict):
 
 
 class ViewFacts(TypedDict):
-    """How much of the images the input of a model shows."""
+    """Fraction of the images that the input of a model shows."""
 
     image_size: list[AtLeastOne]  # height and width in pixels
     fit: str

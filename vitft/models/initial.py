@@ -84,7 +84,7 @@ def load_initial_model(
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:
-    """Return a transform with the resizing method and the crop of the settings, where set."""
+    """Return a transform with the resizing method and the crop from the settings, if set."""
     fit = transform.fit if weights.fit == "auto" else weights.fit
     crop = transform.crop if weights.fit in ("auto", "crop") else 1.0
     return replace(transform, fit=fit, crop=weights.crop or crop)

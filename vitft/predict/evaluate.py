@@ -192,7 +192,7 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
 
 
 def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
-    """Return data whose classes the model does not know with the class changes of its run.
+    """Return the data with the class changes of the run if the model does not know some classes.
 
     The data is returned unchanged if the model knows all classes, or if the run has no table of
     class changes or the table is gone.

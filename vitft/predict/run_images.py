@@ -35,7 +35,7 @@ COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
 """Note on an image that has the path of a training image with an unknown fingerprint."""
 GROUP_NOTE = "image of a training group of this model"
-"""Note on a new image of a group (patient, video, camera) of which the run trained on images."""
+"""Note on a new image of a group (patient, video, camera) that was used for training."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
 MAX_COMPARED = 50_000
 """Maximum number of images of a run whose fingerprints are compared, to limit time and memory."""
@@ -68,7 +68,7 @@ class RunImages:
     train_groups: frozenset[str] = frozenset()
     """Names of the groups of training images."""
     group_by: str = ""
-    """Regular expression by which the run found groups in paths (`data.group_by`)."""
+    """Regular expression with which the run found groups in paths (`data.group_by`)."""
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:

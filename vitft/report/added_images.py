@@ -1,4 +1,4 @@
-"""Whether the images that one of two runs was trained on in addition made it more accurate."""
+"""Whether additional training images made one of two runs more accurate."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,18 @@ from vitft.report.run_files import Run
 from vitft.system.text import count, points
 
 LOST = 0.02
-"""Maximum fraction of the other run's training images that the run with more images may lack, e.g.
-because they are validation images now."""
+"""Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
+they are now validation images.
+"""
 FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
 ) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
-"""Settings that say where images come from, or that do not change results."""
+"""Settings that describe where images come from, or that do not change results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedImages:
-    """Training images that one of two runs has and the other has not."""
+    """Training images that only one of two runs has."""
 
     is_second: bool
     """Whether the second of the two runs has more images."""
@@ -28,9 +29,9 @@ class AddedImages:
 
 
 def find_added(first: Run, second: Run) -> AddedImages | None:
-    """Return the images that one run was trained on in addition to those of the other, if any.
+    """Return the additional training images of one of the runs, if any.
 
-    None is returned if the runs were trained on the same images, or each on images of its own.
+    The result is None if the runs have the same training images, or if each has images of its own.
     """
     trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
     for is_second in (True, False):
@@ -51,10 +52,10 @@ def find_added(first: Run, second: Run) -> AddedImages | None:
 def effect_text(
     added: AddedImages, letters: tuple[str, str], difference: float, interval: Interval, p: str
 ) -> str:
-    """Return a sentence, without a full stop, that says whether the added images helped.
+    """Return a sentence, without a full stop, that states whether the added images helped.
 
     Args:
-        added: The images that one of the two runs has in addition.
+        added: The additional images of one of the two runs.
         letters: Letters of the two runs.
         difference: Accuracy of the first run minus accuracy of the second.
         interval: 95% interval of the difference.

@@ -140,8 +140,8 @@ class RunComparison:
     def conclusion(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is.
 
-        If the runs differ only in their training images, the sentence says whether the images that
-        one of them has in addition helped.
+        If the runs differ only in their training images, the sentence states whether the additional
+        images of one run helped.
         """
         added = find_added(self.runs[pair.first], self.runs[pair.second])
         if added is None:

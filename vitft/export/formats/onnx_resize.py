@@ -115,7 +115,7 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
 
 
 def rounded_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
-    """Add nodes for sides that are rounded to the nearest integer, as by timm's ResizeKeepRatio.
+    """Add nodes for sides that are rounded to the nearest integer, as in timm's ResizeKeepRatio.
 
     They compute in float64, like Python, so that exact halves are rounded to the same side.
     """

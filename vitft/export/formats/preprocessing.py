@@ -42,11 +42,11 @@ PROGRAM_NAME = "preprocess"
 VECTORS = "vectors"
 """Folder of the test vectors."""
 PROGRAMS = Path(__file__).parents[1] / "reference"
-"""Folder of the programs as they are before the constants of a run are filled in."""
+"""Folder of the programs before the constants of a run are filled in."""
 CONSTANTS = re.compile(
     r"(?<=Constants of the run: begin\n)(.*?)(?=\S+ Constants of the run: end)", re.DOTALL
 )
-"""The part of a program that the constants of a run replace."""
+"""The part of a program that is replaced with the constants of a run."""
 EQUALITY = (
     "The view must be equal in every byte, and the tensor in every bit of every float32. The three "
     "programs in this folder are: the resize uses integer weights, and each float32 operation is "

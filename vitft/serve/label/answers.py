@@ -1,8 +1,8 @@
 """Answers of `vitft label`: a CSV file to which each answer is appended before it is confirmed.
 
 The file has the columns path, label and chosen, so it is a table of labels that `vitft finetune`
-reads. It is only ever appended to or, to undo an answer, truncated. A killed process therefore
-loses no confirmed answer, and at most the line that it was writing is incomplete.
+reads. Data is only appended or, to undo an answer, truncated. A killed process therefore loses no
+confirmed answer; at most, its last line is incomplete.
 """
 
 import csv
@@ -44,7 +44,7 @@ class StoredAnswers(NamedTuple):
     starts: list[int]
     """Offset of each answer's line in bytes."""
     end: int
-    """Number of bytes up to the end of the last complete line."""
+    """Offset of the end of the last complete line in bytes."""
     is_ended: bool
     """Whether the last complete line ends with a line break."""
 
@@ -255,7 +255,7 @@ def split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes) -> list[str]:
-    """Return the cells of a line, or one empty cell if it is not valid CSV; none if it is blank."""
+    """Return the cells of a line: one empty cell for invalid CSV, and none for a blank line."""
     text = line.decode("utf-8", "surrogateescape")
     if not text.strip():
         return []
@@ -266,7 +266,7 @@ def parse_line(line: bytes) -> list[str]:
 
 
 def problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
-    """Return what is wrong with a line, given the labels of earlier lines by path, or nothing."""
+    """Return the problem with a line, if any, given the labels of earlier lines by path."""
     if len(cells) != len(COLUMNS):
         return f"{count(len(cells), 'cell')} instead of {len(COLUMNS)}"
     path, label, chosen = cells

@@ -128,7 +128,7 @@ class LabelHandlers:
         return await self.record(mode, self.session.confirm, pictures, body.label, taken_out)
 
     async def skip(self, request: Request, mode: Mode = "mixed") -> Response:
-        """Record that a picture has no label and return the new state."""
+        """Record that a picture has no label, and return the new state."""
         body = await self.body(request, SkippedPicture)
         return await self.record(mode, self.session.skip, body.picture)
 

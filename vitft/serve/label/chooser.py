@@ -1,8 +1,8 @@
-"""Choice of the pictures to ask about: first typical ones, then unsure and varied ones.
+"""Choice of the pictures to ask about: first typical ones, then uncertain and varied ones.
 
 The first pictures are centres of clusters of features. They are found without labels, so their
-order is known before the first answer. The following pictures are ones of which the current head is
-unsure. Pictures chosen in these ways are not a random sample, so accuracy must be measured on
+order is known before the first answer. For the following pictures, the predictions of the current
+head are uncertain. Chosen pictures are not a random sample, so the accuracy must be measured on
 others.
 
 Notation: n pictures, D feature dimensions, C classes, k clusters.
@@ -25,7 +25,7 @@ CLUSTERED = 10_000
 """Maximum number of pictures that are clustered; if there are more, a random subset is used."""
 RESTARTS, ITERATIONS = 4, 25
 UNSURE = 30
-"""Number of unsure pictures among which the one farthest from all answered pictures is asked."""
+"""Number of uncertain pictures from which the one farthest from all answered pictures is chosen."""
 
 
 def directions(x: Tensor) -> Tensor:
@@ -36,8 +36,9 @@ def directions(x: Tensor) -> Tensor:
 def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
     """Return the indices of the pictures to ask about first, at most `ROUNDS[-1]` of them.
 
-    `z` (n, D) is the result of `directions`. Each prefix of the list covers the pictures well:
-    within a round, the next picture is the one that brings all pictures closest to a chosen one.
+    `z` (n, D) is the result of `directions`. Within a round, each picture is chosen to minimise the
+    distances of all pictures to the nearest chosen one, so each prefix of the list covers the
+    pictures well.
     """
     generator = torch.Generator().manual_seed(seed)
     if len(z) > CLUSTERED:
@@ -122,7 +123,7 @@ def unsure_pictures(
 
 
 def random_order(digests: list[str]) -> list[int]:
-    """Return the indices of the pictures in a random order that depends only on their contents.
+    """Return the indices of the pictures in a random order determined by their contents.
 
     The order of two pictures does not change if others are added, so the pictures at the front
     remain a random sample.

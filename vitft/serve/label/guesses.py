@@ -16,7 +16,7 @@ from vitft.features.head import DEFAULT_L2
 from vitft.features.logistic import class_balanced_weights, linear_logits, rough_fit
 
 MEAN_SCALE = 5.0
-"""Factor of the cosine to a class mean; its logits then have the size of the regression's."""
+"""Factor of the cosine to a class mean, which makes the logits as large as the regression's."""
 
 
 def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
@@ -25,7 +25,7 @@ def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor
     Args:
         z: Directions (m, D) of the answered pictures, each of length 1.
         y: Class indices (m,).
-        weights: Weight of each answer (m,), before the weights of the classes are made equal.
+        weights: Weight of each answer (m,), before the classes are balanced.
         classes: Number of classes.
 
     Returns:

@@ -35,14 +35,14 @@ from vitft.system.text import count
 MOST_PICTURES = 50_000
 """Maximum number of files that are used; if there are more, a random subset is used."""
 SURE = 0.9
-"""Probability from which a picture may stand in for a class of the run."""
+"""Minimum probability for a picture to represent a class of the run."""
 STAND_INS = 50
-"""Maximum number of pictures that stand in for a class."""
+"""Maximum number of pictures that represent a class."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Pictures of which a run is sure. They represent a class until it has answers of its own."""
+    """Pictures that represent a class until it has answers: confidently predicted ones."""
 
     pictures: Tensor  # (m,) indices
     labels: Tensor  # (m,) indices into the run's classes
@@ -189,7 +189,7 @@ def files_by_digest(inspected: InspectedFolder) -> dict[str, tuple[str, ...]]:
 
 @torch.inference_mode()
 def find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
-    """Return the pictures, given their features (n, D), of whose class the model is most sure."""
+    """Return the pictures with the most confident predictions, given their features (n, D)."""
     with exact_float32(device):
         parts: Sequence[Tensor] = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
     best, labels = torch.cat([*parts]).float().softmax(dim=1).max(dim=1)

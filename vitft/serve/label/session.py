@@ -2,7 +2,7 @@
 
 One thread uses a session at a time. A random sample of the pictures, the audit sample, is never
 used to fit the head. The accuracy is measured on it alone, because the other answered pictures were
-chosen and are therefore not a sample.
+not drawn at random.
 """
 
 import unicodedata
@@ -24,11 +24,13 @@ from vitft.system.text import count
 Mode = Literal["mixed", "audit"]
 """`mixed`: chosen pictures and some of the audit sample; `audit`: only the audit sample."""
 AUDIT_SIZE, AUDIT_FRACTION = 200, 5
-"""The audit sample has at most 200 pictures, and at most a fifth of all."""
+"""Maximum size of the audit sample: number of pictures, and fraction of all pictures."""
 AUDIT_START, AUDIT_EVERY = 4, 4
-"""In mixed mode, the first 8 pictures are chosen; then each audit picture follows 4 chosen ones."""
+"""In mixed mode, the first 8 pictures are chosen. Then one audit picture follows every 4 chosen
+ones.
+"""
 STAND_IN_WEIGHT = 5.0
-"""Total weight of the pictures that stand in for a class of the run, in answers."""
+"""Total weight of the pictures that represent a class of the run, in units of one answer."""
 MANY = 40
 """Maximum number of pictures to confirm at once."""
 MAX_CLASSES, MAX_NAME = 1000, 80
@@ -69,7 +71,7 @@ class Session:
         for name in classes:
             self.first_classes.append(self.checked_name(name, self.first_classes))
         self.ask_first: list[int] = []
-        """Pictures to ask about before others: those taken out of a group, or undone."""
+        """Pictures to ask about first: pictures that were taken out of a group or undone."""
         self.picture_of = {prefix + path: i for i, paths in enumerate(pool.paths) for path in paths}
         unknown = sum(answer.path not in self.picture_of for answer in file.answers)
         if unknown:
@@ -123,7 +125,7 @@ class Session:
     def usable_stand_ins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return unanswered pictures for classes with few answers, and the indices of the classes.
 
-        `labels` holds the class indices of the answers. The audit sample is left out.
+        `labels` contains the class indices of the answers. The audit sample is left out.
         """
         stand_ins = self.pool.stand_ins
         assert stand_ins is not None
@@ -146,7 +148,7 @@ class Session:
         self.record([picture], name, AUDIT if picture in self.audit_sample else PICKED)
 
     def confirm(self, pictures: Sequence[int], label: str, taken_out: Sequence[int]) -> None:
-        """Record the same class for several pictures; those taken out are asked about next.
+        """Record the same class for several pictures; pictures taken out are asked about next.
 
         Raises:
             UsageError: There are no pictures, one is unknown, already answered or in the audit
@@ -231,7 +233,7 @@ class Session:
     # questions ---------------------------------------------------------------------------------
 
     def questions(self, mode: Mode, most: int = 3) -> list[Question]:
-        """Return the next questions; those after the first may change with its answer."""
+        """Return the next questions; later ones may change with the answer to the first."""
         audit = [i for i in self.audit_sample if i not in self.kind_of]
         if mode == "audit":
             return [Question(i, AUDIT, "random") for i in audit[:most]]
@@ -244,7 +246,7 @@ class Session:
         return chosen
 
     def chosen_questions(self, most: int) -> list[Question]:
-        """Return pictures outside the audit sample whose answers tell the most, best first."""
+        """Return the most informative pictures outside the audit sample, best first."""
         again = [i for i in dict.fromkeys(self.ask_first) if i not in self.kind_of]
         found = [
             Question(i, AUDIT if i in self.audit_sample else PICKED, "again") for i in again[:most]
@@ -258,7 +260,7 @@ class Session:
         return found
 
     def unsure_questions(self, rest: Tensor, most: int) -> list[Question]:
-        """Return those of the pictures `rest` (m,) of which the head is unsure."""
+        """Return the pictures among `rest` (m,) for which the head is unsure."""
         if self.probabilities is None:
             return [Question(int(i), PICKED, "rest") for i in rest[:most]]
         chosen = unsure_pictures(self.probabilities, self.pool.z, rest, self.trained, most)
@@ -293,7 +295,7 @@ class Session:
     # report ------------------------------------------------------------------------------------
 
     def accuracy(self) -> dict[str, Any]:
-        """Return the accuracy on the answered audit sample, with its 95 % interval."""
+        """Return the accuracy on the answered audit sample, with its 95% interval."""
         answered = [i for i in self.label_of if self.kind_of[i] == AUDIT]
         skipped = sum(self.kind_of.get(i) == SKIPPED for i in self.audit_sample)
         result: dict[str, Any] = {
@@ -336,7 +338,7 @@ class Session:
         }
 
     def last_step(self) -> str:
-        """Return the step that would be undone as text, or an empty string if there is none."""
+        """Return a description of the step to undo, or an empty string if there is none."""
         if not self.file.steps:
             return ""
         size = len(self.file.steps[-1])
@@ -345,7 +347,7 @@ class Session:
         return f"{what}: {label or 'skipped'}"
 
     def describe(self, question: Question) -> dict[str, Any]:
-        """Return a question as JSON; guesses are left out for the audit, so as not to sway it."""
+        """Return a question as JSON; for the audit, without guesses, which could bias the answer."""
         guesses: list[dict[str, Any]] = []
         if question.kind != AUDIT and self.probabilities is not None:
             row = self.probabilities[question.picture]
