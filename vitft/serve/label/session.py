@@ -347,7 +347,7 @@ class Session:
         return f"{what}: {label or 'skipped'}"
 
     def describe(self, question: Question) -> dict[str, Any]:
-        """Return a question as JSON; for the audit, without guesses, which could bias the answer."""
+        """Return a question as JSON; for the audit, without guesses, to avoid bias."""
         guesses: list[dict[str, Any]] = []
         if question.kind != AUDIT and self.probabilities is not None:
             row = self.probabilities[question.picture]
