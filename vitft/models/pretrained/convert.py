@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
+from vitft.models.pretrained.hf_towers import is_tower, tower_tensors
 from vitft.models.timm_names import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
@@ -38,7 +39,7 @@ VITFT_NAMES = re.compile(
 )
 """Pattern of vitft's tensor names, except for layers of `convs`, which only a card describes."""
 
-HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
+HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
 HF_TOKENS = {
     "embeddings.cls_token": "cls_token",
     "embeddings.distillation_token": "dist_token",
@@ -143,7 +144,10 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     rotates = False
     masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # from pretraining
     unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
-    if flavour == "hf":
+    if flavour == "hf" and is_tower(names):
+        names, texts = tower_tensors(names)
+        names, unused = fuse_qkv(names), (*unused, *texts)
+    elif flavour == "hf":
         names = fuse_qkv(rename_all(names, hf_name))
     elif flavour == "npz":
         names, heads = convert_npz(names)

@@ -156,6 +156,8 @@ def read_sidecar(path: Path) -> SidecarFacts:
     config = read_table_file(path.parent / "config.json")
     if config is None:
         return SidecarFacts()
+    if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
+        config = config.table("vision_config")
     if "hidden_act" in config.values or "num_attention_heads" in config.values:
         return hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
     return timm_facts(config)
@@ -278,11 +280,19 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
     if processor is None and "pretrained_cfg" in config.values:
         processor = config
+    is_rotary, is_gated = (
+        config.text("model_type") == "dinov3_vit",
+        config.values.get("use_gated_mlp"),
+    )
+    if is_gated and config.text("hidden_act") not in ("silu", "swish"):
+        raise config.wrong("hidden_act", "silu, the only activation of gated MLPs in vitft")
+    rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
     return SidecarFacts(
+        unstored=UnstoredFacts(rope=rope, pool_heads=0, final_norm=True),
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=stated_classes(config, "id2label"),
-        activation=stated_activation(config, "hidden_act"),
+        activation=None if is_gated else stated_activation(config, "hidden_act"),
         norm_eps=config.checked(
             "layer_norm_eps", "a number between 0 and 1", lambda n: is_number(n) and 0 < n < 1
         ),

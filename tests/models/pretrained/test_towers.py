@@ -1,0 +1,125 @@
+"""Vision towers of transformers, with random weights: the same features in vitft's own model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from vitft import load_pretrained
+from vitft.models.pretrained.convert import convert
+from vitft.models.pretrained.load import load_pretrained as load
+from vitft.system.errors import WeightsError
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 8,
+}
+HIDDEN: dict[str, Any] = {**SIZES, "intermediate_size": 64, "image_size": 32}
+
+
+def dinov3(**fields: Any) -> Any:
+    config = transformers.DINOv3ViTConfig(**HIDDEN, num_register_tokens=4, **fields)
+    return transformers.DINOv3ViTModel(config)
+
+
+def dinov2(**fields: Any) -> Any:
+    config = transformers.Dinov2Config(**SIZES, mlp_ratio=2, image_size=32, **fields)
+    return transformers.Dinov2Model(config)
+
+
+def clip() -> Any:
+    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**HIDDEN))
+
+
+def siglip() -> Any:
+    """Return the class that opens SigLIP, and SigLIP 2 of a fixed resolution."""
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**HIDDEN))
+
+
+TOWERS = {
+    "DINOv3": lambda: dinov3(),
+    "DINOv3 S+": lambda: dinov3(use_gated_mlp=True, hidden_act="silu"),
+    "DINOv2": lambda: dinov2(),
+    "DINOv2 giant": lambda: dinov2(use_swiglu_ffn=True),
+    "CLIP": clip,
+    "SigLIP 2": siglip,
+}
+
+
+def randomised(model: Any) -> Any:
+    random = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        is_gain = "norm" in name and name.endswith("weight")
+        parameter.data.normal_(mean=float(is_gain), std=0.2, generator=random)
+    return model.eval()
+
+
+def write_tower(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def images_of(height: int, width: int) -> Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@torch.no_grad()
+def test_a_tower_of_transformers_gives_the_same_features(name: str, tmp_path: Path) -> None:
+    theirs = randomised(TOWERS[name]())
+    images = images_of(32, 32)
+
+    ours, report = load_pretrained(write_tower(theirs, tmp_path))
+    expected = theirs(images).pooler_output
+
+    assert report.flavour == "hf"
+    assert (ours(images) - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
+
+
+@torch.no_grad()
+def test_dinov3_takes_images_that_are_not_square(tmp_path: Path) -> None:
+    theirs = randomised(dinov3())
+    images = images_of(40, 16)
+
+    ours, _ = load(write_tower(theirs, tmp_path), image_size=(40, 16))
+
+    assert (ours(images) - theirs(images).pooler_output).abs().max() <= 3e-6
+
+
+@torch.no_grad()
+def test_the_vision_tower_of_a_whole_clip_model_is_used_and_its_text_tower_is_not(
+    tmp_path: Path,
+) -> None:
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    config = transformers.CLIPConfig(
+        text_config={**text, "intermediate_size": 16}, vision_config=HIDDEN, projection_dim=8
+    )
+    theirs = randomised(transformers.CLIPModel(config))
+    images = images_of(32, 32)
+
+    ours, report = load_pretrained(write_tower(theirs, tmp_path))
+
+    expected = theirs.vision_model(images).pooler_output
+    assert (ours(images) - expected).abs().max() <= 1e-5
+    assert ours.config.activation == "quick_gelu"
+    assert any(name.startswith("text_model.") for name in report.dropped)
+    assert any(name.startswith("visual_projection.weight") for name in report.dropped)
+
+
+def test_a_gated_mlp_with_another_activation_is_refused(tmp_path: Path) -> None:
+    folder = write_tower(dinov3(use_gated_mlp=True, hidden_act="gelu"), tmp_path)
+
+    with pytest.raises(WeightsError, match="hidden_act is gelu instead of silu"):
+        load_pretrained(folder)
+
+
+def test_an_unknown_tensor_of_a_tower_is_named(tmp_path: Path) -> None:
+    state = {**clip().state_dict(), "encoder.layers.0.adapter.weight": torch.zeros(1)}
+
+    with pytest.raises(WeightsError, match=r"unknown tensors: encoder\.layers\.0\.adapter"):
+        convert(state)
