@@ -93,6 +93,19 @@ def test_the_limits_are_the_figures_of_the_run(tmp_path: Path) -> None:
     assert "vitft predict" not in text  # the run has no reference of its training images
 
 
+def test_figures_of_another_head_are_named_as_such(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    head = {"blocks": 2, "reads": "several blocks", "candidates": [], "last_block_top1": 0.4}
+    results_of_run(run, head=head)
+
+    card: Any = ModelCard(page(run, tmp_path))
+
+    assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [
+        ("accuracy", 0.4)
+    ]
+    assert "were measured with the run's head, which reads several blocks" in card.text
+
+
 def test_a_model_without_figures_claims_none(tmp_path: Path) -> None:
     run = make_run(tmp_path)
 

@@ -17,6 +17,7 @@ from vitft.export.facts import (
     class_figures,
     data_name,
     data_sentence,
+    last_block_accuracy,
     licence_sentence,
     model_sentence,
     pretrained_licence,
@@ -134,7 +135,7 @@ def header_of(
         base_model=base or None,
         base_model_relation="finetune" if base else None,
         model_name=name if results else None,
-        eval_results=evaluation_of(results, data) if results else None,
+        eval_results=evaluation_of(card, results, data) if results else None,
     )
     return dict(data_of_card.to_dict())
 
@@ -148,11 +149,15 @@ def base_model(weights: Provenance) -> str:
     return entry.repo if entry else ""
 
 
-def evaluation_of(results: RunResults, data: str) -> list[Any]:
-    """Return the accuracies as the evaluation results of huggingface_hub."""
+def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
+    """Return the accuracies as the evaluation results of huggingface_hub.
+
+    If the exported head reads fewer blocks than the run's, only its accuracy is known.
+    """
     from huggingface_hub import EvalResult
 
     on = count(results["images"], "validation image")
+    is_whole = last_block_accuracy(card, results) is None
     metrics: list[tuple[str, str, float | None, Interval | None]] = [
         ("accuracy", "accuracy", results["top1"], results["top1_interval"]),
         ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
@@ -168,7 +173,7 @@ def evaluation_of(results: RunResults, data: str) -> list[Any]:
             metric_value=round(value, 6),
             metric_name=f"{name} on {on}, 95% interval {interval(bounds)}",
         )
-        for kind, name, value, bounds in metrics
+        for kind, name, value, bounds in metrics[: None if is_whole else 1]
         if value is not None
     ]
 
@@ -177,6 +182,11 @@ def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]
     """Return the lines on the intended use and the limits of the model."""
     names = [markdown_text(name) for name in trained.card.classes]
     lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
+    if last_block_accuracy(trained.card, results) is not None:
+        lines.append(
+            "- The figures of classes, confusions and probabilities were measured with the run's "
+            "head, which reads several blocks; the exported head reads only the last one."
+        )
     return ["## Intended use and limits", "", *lines, ""]
 
 

@@ -32,15 +32,23 @@ def results_of(trained: TrainedRun) -> RunResults | None:
     Raises:
         RunError: The file eval.json is damaged.
     """
-    results, shape = read_results(trained.run / "eval.json"), trained.card.architecture
-    choice = results.get("head") if results else None
-    if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+    results = read_results(trained.run / "eval.json")
+    top1 = last_block_accuracy(trained.card, results)
+    if not results or top1 is None:
         return results
-    top1, images = choice["last_block_top1"], results["images"]
-    if top1 is None:
-        return results
-    bounds = wilson_interval(round(top1 * images), images)
+    bounds = wilson_interval(round(top1 * results["images"]), results["images"])
     return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
+
+
+def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
+    """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
+
+    None if the exported head is that of the run, on which all results were measured.
+    """
+    shape, choice = card.architecture, results.get("head") if results else None
+    if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+        return None
+    return choice["last_block_top1"]
 
 
 def data_name(run: Path) -> str:
