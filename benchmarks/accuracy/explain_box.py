@@ -16,11 +16,14 @@ kinds    Four kinds of flower in one picture, one of which is the target: the fr
 `vit-explain` is the rule of github.com/jacobgil/vit-explain, written anew from its description: heads
 fused, the weakest entries of the whole map set to zero (but never the first), averaged with the identity,
 columns divided by row sums, the class token's row of the product.
+
+Models of timm have no attention to read: only `relevance` and `centre` are compared for them.
 """
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,14 +36,14 @@ from vitft.explain.method import Method
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.find import find_model
-from vitft.models.timm_model import require_vit
+from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 
 FIRST = 1001
 """Number of the first picture; lower ones may be training images."""
 SIZE = 128
 Maps = np.ndarray
-Explain = Callable[[VisionTransformer, Tensor, Tensor], Maps]
+Explain = Callable[[Any, Tensor, Tensor], Maps]
 
 
 def ours(**options: object) -> Explain:
@@ -69,10 +72,18 @@ def vit_explain(model: VisionTransformer, pixels: Tensor, fusion: str, discard: 
     return torch.stack(answers).numpy()
 
 
-def centre(model: VisionTransformer, pixels: Tensor, _: Tensor) -> Maps:
-    rows, columns = model.config.grid
+def centre(model: Model, pixels: Tensor, _: Tensor) -> Maps:
+    rows, columns = grid_of(model)
     y, x = np.linspace(-1, 1, rows)[:, None], np.linspace(-1, 1, columns)
     return np.broadcast_to(np.exp(-2 * (x**2 + y**2)), (len(pixels), rows, columns))
+
+
+def grid_of(model: Model) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a model's maps."""
+    if not isinstance(model, TimmModel):
+        return model.config.grid
+    rows, columns = explain(model, model.blank(1), Method()).values.shape[1:]
+    return rows, columns
 
 
 METHODS: dict[str, Explain] = {
@@ -169,14 +180,13 @@ def mean_interval(values: np.ndarray) -> str:
 
 def compare(run: str, count: int, methods: list[str]) -> None:
     state, card = load_checkpoint(find_model(run))
-    model = require_vit(
-        build_model({k: t.float() for k, t in state.items()}, card.architecture), "explain_box"
-    )
-    grid = model.config.grid
+    floats = {k: t.float() if t.is_floating_point() else t for k, t in state.items()}
+    model = build_model(floats, card.architecture)
+    grid = grid_of(model)
+    if isinstance(model, TimmModel):
+        methods = methods or ["relevance", "centre"]
     sets = {f.__name__: inputs(card, grid, f, count) for f in (whole, corner, kinds)}
-    print(
-        f"\n{Path(run).name}: {card.weights.get('name')}, pool {model.config.pool}, grid {grid}, {count} images"
-    )
+    print(f"\n{Path(run).name}: {card.weights.get('name')}, grid {grid}, {count} images")
     for name, (pixels, cover, target) in sets.items():
         with torch.no_grad():
             right = torch.cat([model(p).argmax(-1) for p in pixels.split(16)]) == target

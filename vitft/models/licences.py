@@ -4,7 +4,7 @@ from typing import Literal
 
 Terms = Literal["open", "non-commercial", "own terms", "not stated"]
 
-OPEN = frozenset(
+OPEN_LICENCES = frozenset(
     {
         "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense",
         "mpl-2.0", "isc",
@@ -24,7 +24,7 @@ def licence_terms(licence: str) -> Terms:
         return "not stated"
     if any(part in name for part in NON_COMMERCIAL):
         return "non-commercial"
-    return "open" if name in OPEN else "own terms"
+    return "open" if name in OPEN_LICENCES else "own terms"
 
 
 def marked_licence(licence: str) -> str:
