@@ -1,22 +1,33 @@
 """Photos that keep their side of the split when the data grow, and what `--like` adds to it.
 
     python -m benchmarks.accuracy.growth --data flower_photos [--seeds 20]
+    python -m benchmarks.accuracy.growth --data flower_photos --weights FILE --cache DIR [--changes ...]
 
 A data set is drawn from the photos, split, changed and split again: photos are added, removed, or all files are renamed. The
 table gives the percentage of the former validation photos that are still there and validation photos again, for
 the split by content and the random split, and the largest distance of a class from the number of images that the rule wants.
+
+The second form trains on the photos before and after a change (seed 0, a head on the last block), the second time with `--like`,
+and prints what stays, how many held-out photos were trained on, the distance, the seconds of the second run and the conclusion of `vitft compare`.
+The change "a new class" adds the last class of the folder.
 """
 
 import argparse
 import random
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspect_folder
 from vitft.data.scan import scan
 from vitft.data.split import Manifest, split
+from vitft.report.comparison import compare_runs
+from vitft.report.run_files import read_run
+from vitft.training.run import run_finetuning
 
 Photos = Sequence[InspectedFile]
 
@@ -53,6 +64,12 @@ CHANGES: dict[str, Callable[[Photos, int], tuple[Photos, Photos]]] = {
     "all renamed": lambda photos, seed: (photos, renamed(photos, seed)),
 }
 """The photos before and after each change."""
+
+
+def without_last_class(photos: Photos) -> Photos:
+    """Return the photos of all classes but the last."""
+    last = max(file.label for file in photos)
+    return [file for file in photos if file.label < last]
 
 
 def staying(before: Manifest, after: Manifest) -> float:
@@ -92,9 +109,52 @@ def measure(found: InspectedFolder, seeds: int) -> None:
         print(f"| {name} | {content:.1f}% ({low:.1f}) | {drawn:.1f}% | {farthest:.1f} |")
 
 
+def link(data: Path, before: Photos, after: Photos, into: Path) -> None:
+    """Link photos into a folder; the name is taken from `after`, the content from `before`."""
+    contents = {file.sha256: file.path for file in before}
+    for file in after:
+        place = into / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to((data / contents[file.sha256]).resolve())
+
+
+def run_with_like(data: Path, found: InspectedFolder, name: str, weights: Path, cache: str) -> None:
+    """Train before and after a change, the second time with `--like`, and print a line."""
+    changes = {**CHANGES, "a new class": lambda photos, _: (without_last_class(photos), photos)}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [Path(folder) / "first", Path(folder) / "second"]
+        for run, photos in zip(runs, changes[name](found.good, 0), strict=True):
+            images = run.with_name(f"{run.name} photos")
+            link(data, found.good, photos, images)
+            table = {
+                "data": {"path": str(images), "like": str(runs[0]) if run is runs[1] else ""},
+                "weights": {"name": str(weights)},
+                "train": {"cache": cache, "head_blocks": 1},
+            }
+            started = time.monotonic()
+            run_finetuning(config_from_table(table), out=run)
+            seconds = time.monotonic() - started
+        before, after = (Manifest.read(run / "split.csv", run) for run in runs)
+        trained = {row.sha256 for row in after.train} & {row.sha256 for row in before.val}
+        text = compare_runs([read_run(run) for run in runs]).conclusions()[0]
+        print(
+            f"| {name} | {100 * staying(before, after):.1f}% | {len(trained)} | "
+            f"{distance(after, 0.2):.1f} | {seconds:.0f} | {text} |",
+            flush=True,
+        )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--cache", default="")
+    parser.add_argument("--changes", nargs="+", default=[*CHANGES, "a new class"])
     args = parser.parse_args()
-    measure(inspect_folder(scan(args.data)), args.seeds)
+    inspected = inspect_folder(scan(args.data))
+    if args.weights is None:
+        measure(inspected, args.seeds)
+    else:
+        for change in args.changes:
+            run_with_like(args.data, inspected, change, args.weights, args.cache)

@@ -110,6 +110,17 @@ def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -
     assert text.endswith("; B has 20 training images in addition, but optim.l2 differs too")
 
 
+def test_a_few_further_images_are_not_mentioned(tmp_path: Path) -> None:
+    few = make_run(tmp_path / "few", per_class=1400, held_back=50, hardness=2, seed=1)
+    more = make_run(tmp_path / "more", per_class=1400, held_back=50, hardness=0.5)
+    with (more / "split.csv").open("a") as file:
+        file.writelines(f"x/{i}.jpg,rose,train,{i:064}\n" for i in range(20))  # to 4,050
+
+    (text,) = compared(few, more).conclusions()
+
+    assert text.startswith("B is more accurate than A on these images, by ")
+
+
 def test_runs_with_images_of_their_own_are_compared_as_before(tmp_path: Path) -> None:
     few = make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1)
     more = grown(tmp_path / "more", hardness=0.5)

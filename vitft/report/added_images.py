@@ -11,6 +11,8 @@ LOST = 0.02
 """Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
 they are now validation images.
 """
+FEW = 0.005
+"""Minimum number of added images, as a fraction of the smaller run's training images."""
 FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
 ) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
@@ -31,12 +33,14 @@ class AddedImages:
 def find_added(first: Run, second: Run) -> AddedImages | None:
     """Return the additional training images of one of the runs, if any.
 
-    The result is None if the runs have the same training images, or if each has images of its own.
+    The result is None if the runs have almost the same training images, or if each has images of
+    its own.
     """
     trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
     for is_second in (True, False):
         fewer, more = trained if is_second else reversed(trained)
-        if fewer and more - fewer and len(fewer - more) <= LOST * len(fewer):
+        enough = len(more - fewer) >= max(1, FEW * len(fewer))
+        if fewer and enough and len(fewer - more) <= LOST * len(fewer):
             one, other = dotted(first.config), dotted(second.config)
             different = sorted(
                 key for key in one.keys() | other.keys() if one.get(key) != other.get(key)
@@ -64,7 +68,7 @@ def effect_text(
     fewer, more = letters if added.is_second else letters[::-1]
     low, high = interval
     if added.is_second:
-        difference, low, high = -difference, -high, -low
+        difference, low, high = 0.0 - difference, -high, -low  # no negative zero
     bounds = f"95% interval {points(low).split()[0]} to {points(high)}"
     what = (
         f"{count(added.images, 'training image')} that {more} has in addition to those of {fewer}"
