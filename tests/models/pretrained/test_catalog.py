@@ -143,6 +143,33 @@ PARAMETERS = {
     "vit_base_patch14_reg1_tipsv2.webli": 86_314_752,
     "vit_large_patch14_reg1_tipsv2.webli": 304_014_336,
     "vit_so400m_patch14_reg1_tipsv2.webli": 413_391_600,
+    "vit_giant_patch14_dinov2.lvd142m": 1_136_479_232,
+    "vit_giant_patch14_reg4_dinov2.lvd142m": 1_136_483_840,
+    "vit_7b_patch16_dinov3.lvd1689m": 6_716_030_976,
+    "vit_base_patch16_dinov3.lvd1689m": 85_641_216,
+    "vit_huge_plus_patch16_dinov3.lvd1689m": 840_509_440,
+    "vit_large_patch16_dinov3.lvd1689m": 303_079_424,
+    "vit_small_patch16_dinov3.lvd1689m": 21_586_944,
+    "vit_small_plus_patch16_dinov3.lvd1689m": 28_683_264,
+    "vit_base_patch16_siglip_224.v2_webli": 92_884_224,
+    "vit_base_patch16_siglip_256.v2_webli": 92_930_304,
+    "vit_base_patch16_siglip_384.v2_webli": 93_176_064,
+    "vit_base_patch16_siglip_512.v2_webli": 93_520_128,
+    "vit_base_patch32_siglip_256.v2_webli": 94_552_320,
+    "vit_giantopt_patch16_siglip_256.v2_webli": 1_163_168_256,
+    "vit_giantopt_patch16_siglip_384.v2_webli": 1_163_659_776,
+    "vit_large_patch16_siglip_256.v2_webli": 315_956_224,
+    "vit_large_patch16_siglip_384.v2_webli": 316_283_904,
+    "vit_large_patch16_siglip_512.v2_webli": 316_742_656,
+    "vit_so400m_patch14_siglip_224.v2_webli": 427_680_704,
+    "vit_so400m_patch14_siglip_378.v2_webli": 428_225_600,
+    "vit_so400m_patch16_siglip_256.v2_webli": 427_888_064,
+    "vit_so400m_patch16_siglip_384.v2_webli": 428_256_704,
+    "vit_so400m_patch16_siglip_512.v2_webli": 428_772_800,
+    "vit_pe_core_base_patch16_224.fb": 93_673_984,
+    "vit_pe_core_large_patch14_336.fb": 317_152_256,
+    "vit_pe_core_small_patch16_384.fb": 23_783_168,
+    "vit_pe_core_tiny_patch16_384.fb": 6_141_056,
 }
 """Parameters of each file, counted with timm 1.0.31 or transformers 5.23."""
 
@@ -194,6 +221,9 @@ def test_no_plain_vit_or_hybrid_that_timm_publishes_in_these_families_is_missing
         r"(vit|deit|deit3)_(tiny|small|base|large|huge|so400m)(_distilled)?"
         r"_(patch\d+(_reg\d)?|r\d*_s\d+(_p8)?)_(\d+(_miil)?|dinov2|tipsv2)\."
         r"|flexivit_(small|base|large)\.|eva_(giant|large)_patch14_(clip_)?\d+\."
+        r"|vit_giant_patch14(_reg4)?_dinov2\.|vit_\w+_siglip_\d+\.v2_webli$"
+        r"|vit_(small|small_plus|base|large|huge_plus|7b)_patch16_dinov3\."
+        r"|vit_pe_core_(tiny|small|base|large)_patch\d+_\d+\."
     )
 
     published = {
