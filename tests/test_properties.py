@@ -29,8 +29,8 @@ from vitft.models.pretrained.convert import strip_prefixes
 from vitft.models.shapes import vit_shapes
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.output import RowWriter
 from vitft.predict.prediction import Prediction
+from vitft.predict.rows import RowWriter
 from vitft.report.reproduce import setting_text
 from vitft.system.errors import UsageError
 from vitft.system.structure import StructureError, structured

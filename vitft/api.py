@@ -154,7 +154,9 @@ class Trained:
 
     def __init__(self, predictor: Predictor, run: str | None) -> None:
         self.predictor, self.folder = predictor, find_model(run).parent
-        self.postprocess = Postprocess.for_run(run, predictor.classes, predictor.feature_size)
+        self.postprocess = Postprocess.for_run(
+            run, predictor.classes, predictor.feature_size, thresholds=predictor.thresholds
+        )
 
     def __repr__(self) -> str:
         return f"Trained(run='{self.folder}', classes={len(self.classes)})"
@@ -162,6 +164,14 @@ class Trained:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.predictor.classes
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Probability from which on an image gets each of several labels.
+
+        The tuple is empty if each image has exactly one class.
+        """
+        return self.predictor.thresholds
 
     @property
     def transform(self) -> EvalTransform:
@@ -179,7 +189,9 @@ class Trained:
     ) -> list[Prediction]:
         """Return one prediction per image: the `top_k` most probable classes.
 
-        A prediction whose largest probability is below the threshold is marked `not sure`. The
+        A prediction whose largest probability is below the threshold is marked `not sure`. If an
+        image may have several labels, its prediction has the probabilities of all of them, and
+        `labels` are those that reach the threshold or, by default, their own. The
         prediction for an unusable image, array or tensor has an `error`; no exception is raised.
 
         Raises:
@@ -189,6 +201,9 @@ class Trained:
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
+        if self.thresholds:
+            own = [threshold] * len(self.classes) if threshold else self.thresholds
+            postprocess = replace(self.postprocess, thresholds=own)
         pipeline = Pipeline(self.predictor, postprocess)
         predictions: list[Prediction] = []
         for batch in numbered_batches(images):

@@ -118,8 +118,8 @@ Measured = tuple[tuple[float, float], int]
 def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.data.sources import sources
     from vitft.predict.engine import Pipeline
-    from vitft.predict.output import RowWriter
     from vitft.predict.postprocess import Postprocess
+    from vitft.predict.rows import RowWriter
     from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(

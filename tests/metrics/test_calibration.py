@@ -108,12 +108,14 @@ def test_few_images_are_calibrated_by_cross_validated_training_images() -> None:
 
         assert found.cross_validated == 400
         assert len(found.held_out) == 20  # of the validation images only
-        errors.append(true_error(found.value, sharpness=3.0))
+        errors.append(true_error(float(found.value), sharpness=3.0))
     assert max(errors) < 0.03 < 0.12 < true_error(1.0, sharpness=3.0)
 
 
 def test_few_images_move_the_temperature_part_of_the_way() -> None:
-    found = [calibrate_temperature(scored(12, sharpness=4.0, seed=s)).value for s in range(10)]
+    found = [
+        float(calibrate_temperature(scored(12, sharpness=4.0, seed=s)).value) for s in range(10)
+    ]
 
     assert 1.3 < np.mean(found) < 3.0  # calibrated logits need 4
     assert max(found) < 4.0

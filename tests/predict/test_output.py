@@ -12,7 +12,6 @@ import pytest
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
-    RowWriter,
     check_output,
     find_resume_point,
     open_rows,
@@ -20,6 +19,7 @@ from vitft.predict.output import (
 )
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import choose_format
+from vitft.predict.rows import RowWriter
 from vitft.system.errors import RunError, UsageError
 
 ODD = [

@@ -7,7 +7,8 @@ import random
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
 from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.cli.serve import threshold_of
+from vitft.cli.serve import thresholds_of
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.threshold import choose_threshold
+from vitft.predict.torch_engine import Predictor
 from vitft.system.text import percent
 
 
@@ -132,11 +134,14 @@ def test_a_precision_gives_the_server_and_predict_the_same_threshold(
     trained = make_run(tmp_path / "trained", per_class=60, held_back=50)
     args = argparse.Namespace(threshold=None, precision=0.8)
 
-    threshold = threshold_of(args, trained)
+    predictor = cast("Predictor", SimpleNamespace(thresholds=()))  # of a model with one class
+
+    threshold, _ = thresholds_of(args, trained, predictor)
 
     assert threshold == choose_threshold(trained, 0.8).value > 0
     assert f"threshold {percent(threshold)}: " in capsys.readouterr().err
-    assert threshold_of(argparse.Namespace(threshold=0.8, precision=None), trained) == 0.8
+    plain = argparse.Namespace(threshold=0.8, precision=None)
+    assert thresholds_of(plain, trained, predictor) == (0.8, ())
 
 
 def test_predict_from_python_leaves_the_process_as_it_was(

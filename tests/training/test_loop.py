@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.sections import OptimSpec
+from vitft.metrics.targets import TrainingLoss
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.loop import (
@@ -255,7 +256,7 @@ def test_a_class_with_zero_weight_is_not_learnt() -> None:
     model = nn.Linear(3, 3)
 
     spec = OptimSpec(solver="adamw", lr=0.5, epochs=9)
-    run(model, spec=spec, class_weights=torch.tensor([1.5, 1.5, 0.0]))
+    run(model, spec=spec, loss=TrainingLoss(class_weights=torch.tensor([1.5, 1.5, 0.0])))
 
     logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
     right = logits.argmax(dim=-1) == labels

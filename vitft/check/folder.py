@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.check.audit import AuditedImage, audit_images, propose_fixes
+from vitft.check.audit import AuditedImage, audit_images, class_imbalance, propose_fixes
 from vitft.config.run import Config, checked_run_config
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
@@ -20,6 +20,7 @@ from vitft.data.fixes import Fix
 from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
+from vitft.data.label_sets import split_labels
 from vitft.data.scan import scan
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform, eval_view
@@ -87,8 +88,9 @@ def check_folder(
     if features is not None and good:
         from vitft.features.label_errors import check_labels
 
+        together, seed = joined_groups(good, groups), train.seed
         mislabels, probabilities = check_labels(
-            good, folder.classes, joined_groups(good, groups), features, seed=train.seed
+            good, folder.classes, together, features, seed=seed, labels=folder.labels
         )
     audit = audit_images(
         images_to_audit(inspected, split),
@@ -100,10 +102,18 @@ def check_folder(
         mislabels=mislabels,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
-    fixes = propose_fixes(audit, probabilities)
-    return CheckResult(
-        audit=audit, fixes=fixes, notes=folder.notes, labels_checked=bool(probabilities)
-    )
+    fixes, is_checked = propose_fixes(audit, probabilities), bool(probabilities)
+    found = CheckResult(audit=audit, fixes=fixes, notes=folder.notes, labels_checked=is_checked)
+    return for_several_labels(found, inspected) if folder.labels else found
+
+
+def for_several_labels(found: CheckResult, inspected: InspectedFolder) -> CheckResult:
+    """Return the findings about images with several labels: the sizes of labels, and no fixes."""
+    sets = [split_labels(text) for text in inspected.folder.classes]
+    sizes = class_imbalance(name for file in inspected.good for name in sets[file.label])
+    note = "no fixes are proposed for several labels per image: edit the table"
+    audit: AuditResults = {**found.audit, "imbalance": sizes}
+    return replace(found, audit=audit, fixes=[], notes=(*found.notes, note))
 
 
 def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) -> Folder:

@@ -149,7 +149,7 @@ def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[s
     if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
     if written is None:
-        output.result("nothing to fix")
+        output.result("no fixes were written" if audit["mislabels"] else "nothing to fix")
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(

@@ -4,7 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.predict.output import RowWriter
+from vitft.predict.rows import RowWriter
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count, interval, percent
 

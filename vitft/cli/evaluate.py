@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from vitft.system.text import count, csv_line, interval, percent
 MOST_LISTED = 30
 """Maximum number of classes listed on the terminal."""
 ACCURACIES = {"top1": "accuracy", "top5": "top-5 accuracy", "balanced": "balanced accuracy"}
+LABEL_METRICS = {
+    "map": "mean average precision",
+    "macro_f1": "mean F1 of the labels",
+    "micro_f1": "F1 over all decisions",
+}
+"""Metrics of a model that gives images several labels."""
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
@@ -63,11 +70,12 @@ def evaluate_command(args: argparse.Namespace) -> int:
     """
     from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
-    from vitft.models.find import find_model
+    from vitft.predict.answer_kind import gives_several
 
     spec = with_table_settings(DataSpec(), args.set)
+    if spec.labels == "auto":
+        spec = replace(spec, labels="several" if gives_several(args.run) else "one")
     data = find_labelled(data_path(args.data), subset=args.subset, spec=spec)
-    find_model(args.run, graphs=True)
     out = None if args.out is None else plan_output(args.out, data.source)
     for text in data.notes:
         output.note(text)
@@ -110,12 +118,17 @@ def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     yield "images", "", results["images"], "", ""
     for name in (*ACCURACIES, "loss"):
         yield name, "", *value_cells(results, name)
+    several = results.get("labels") or {"per_label": {}}
+    for name in LABEL_METRICS if "map" in several else ():
+        yield name, "", *value_cells(several, name)
     yield "ece", "", *value_cells(calibration, "ece")
     yield "ece_before", "", *value_cells(calibration, "ece_before")
     for label, row in results["per_class"].items():
         yield "images", label, row["images"], "", ""
         for name in CLASS_METRICS:
             yield name, label, *value_cells(row, name)
+        if label in several["per_label"]:
+            yield "ap", label, *value_cells(several["per_label"][label], "ap")
 
 
 def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
@@ -133,17 +146,29 @@ def print_tables(results: Mapping[str, Any]) -> None:
         for name, text in ACCURACIES.items()
         if results[name] is not None
     ]
-    rows.append(("baseline (largest class)", percent(results["majority"]), ""))
+    if found := results.get("labels"):
+        rows = [
+            *((text, percent(found[name]), interval(found[f"{name}_interval"]))
+              for name, text in LABEL_METRICS.items()),
+            ("all labels right", *rows[0][1:]),
+        ]  # fmt: skip
+        rows.insert(1, ("  random scores", percent(found["chance_map"]), ""))
+    else:
+        rows.append(("baseline (largest class)", percent(results["majority"]), ""))
     low, high = results["loss_interval"]
     rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
     error = percent(calibration["ece"])
     rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     if calibration["ece_before"] is not None:
-        at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
+        at = ""
+        if calibration["temperature"] is not None:
+            at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
         rows.append(("  before scaling", percent(calibration["ece_before"]), at))
     output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
     output.result("")
     print_classes(results["per_class"])
+    if results.get("labels"):
+        return
     output.result("")
     print_confusion(results["confusion"], list(results["per_class"]))
 

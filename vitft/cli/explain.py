@@ -160,7 +160,9 @@ def draw_images(
     target = None if args.about is None else model.class_index(args.about)
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
-        postprocess = Postprocess.for_run(args.run, model.classes, model.net.feature_size)
+        postprocess = Postprocess.for_run(
+            args.run, model.classes, model.net.feature_size, thresholds=model.thresholds
+        )
         output.note(postprocess.describe())
     job = Explainer(
         model=model,

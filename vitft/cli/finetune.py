@@ -17,7 +17,14 @@ from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
 from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
 from vitft.config.sections import layers_text
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import BudgetResults, ClassMetrics, CrossValidation, RunResults
+from vitft.metrics.results import (
+    BudgetResults,
+    ClassMetrics,
+    CrossValidation,
+    LabelResults,
+    Metrics,
+    RunResults,
+)
 from vitft.metrics.verdict import verdict
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
@@ -218,13 +225,16 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     if not metrics:
         return
     output.rule()
-    output.result(
-        f"accuracy {percent(metrics['top1'])} (95% interval {interval(metrics['top1_interval'])}) "
-        f"on {metrics['images']} validation images",
-        style="bold",
-    )
-    output.result(verdict(metrics))
-    output.result(f"baseline (largest class): {percent(metrics['majority'])}")
+    if "labels" in metrics:
+        print_label_metrics(metrics["labels"], metrics, "validation image")
+    else:
+        output.result(
+            f"accuracy {percent(metrics['top1'])} (95% interval "
+            f"{interval(metrics['top1_interval'])}) on {metrics['images']} validation images",
+            style="bold",
+        )
+        output.result(verdict(metrics))
+        output.result(f"baseline (largest class): {percent(metrics['majority'])}")
     print_test(metrics)
     print_selection(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
@@ -234,7 +244,9 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
             "before calibration"
         )
     cross_validation = metrics.get("cross_validation")
-    if cross_validation:
+    if "labels" in metrics:
+        print_weakest_label(metrics["labels"])
+    elif cross_validation:
         print_cross_validation(
             cross_validation,
             knn_top1=metrics["knn_top1"],
@@ -250,19 +262,46 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         output.note(f"       vitft export --safetensors{which}")
 
 
+def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:
+    """Print the metrics of a model that gives images several labels; `kind` names the images."""
+    output.result(
+        f"mean average precision {percent(found['map'])} (95% interval "
+        f"{interval(found['map_interval'])}) on {count(metrics['images'], kind)}; random scores: "
+        f"{percent(found['chance_map'])}"
+    )
+    output.result(
+        f"mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
+        f"{interval(found['macro_f1_interval'])}); {percent(metrics['top1'])} of the images get "
+        "exactly their labels"
+    )
+
+
+def print_weakest_label(found: LabelResults) -> None:
+    """Print the label with the lowest average precision."""
+    known = {n: row["ap"] for n, row in found["per_label"].items() if row["ap"] is not None}
+    if known:
+        name = min(known, key=lambda label: known[label] or 0.0)
+        output.result(f"weakest label: {name}, average precision {percent(known[name])}")
+
+
 def print_test(metrics: RunResults) -> None:
-    """Print the accuracy on the test images, if there are any."""
-    if test := metrics.get("test"):
+    """Print the metrics on the test images, if there are any."""
+    test = metrics.get("test")
+    if test is None:
+        return
+    if "labels" in test:
+        print_label_metrics(test["labels"], test, "test image")
+    else:
         output.result(
             f"test accuracy {percent(test['top1'])} (95% interval "
             f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
             "evaluated once"
         )
-        if test["left_out"]:
-            output.note(
-                f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
-                "training or validation image"
-            )
+    if test["left_out"]:
+        output.note(
+            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
+            "training or validation image"
+        )
 
 
 def print_selection(metrics: RunResults) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
@@ -11,6 +12,9 @@ from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
+
+if TYPE_CHECKING:
+    from vitft.predict.torch_engine import Predictor
 
 
 def add_serve(parser: Parser) -> None:
@@ -80,12 +84,14 @@ def serve_command(args: argparse.Namespace) -> int:
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         predictor = Predictor.from_run(args.run, device=args.device)
+        threshold, thresholds = thresholds_of(args, checkpoint.parent, predictor)
         postprocess = Postprocess.for_run(
             args.run,
             predictor.classes,
             predictor.feature_size,
             top_k=len(predictor.classes),
-            threshold=threshold_of(args, checkpoint.parent),
+            threshold=threshold,
+            thresholds=thresholds,
         )
         output.note(postprocess.describe())
         server = make_server(predictor, postprocess, limits, access)
@@ -105,20 +111,22 @@ def serve_command(args: argparse.Namespace) -> int:
     return stopper.exit_code or 0
 
 
-def threshold_of(args: argparse.Namespace, run: Path) -> float:
+def thresholds_of(
+    args: argparse.Namespace, run: Path, predictor: "Predictor"
+) -> tuple[float, tuple[float, ...]]:
     """Return the probability below which predictions are marked `not sure`, or 0 for none.
+
+    The second item holds the thresholds of several labels; it is empty if there is one class.
 
     Raises:
         RunError: The run has no validation predictions, or they are damaged.
         UsageError: No threshold reaches the requested precision.
     """
     if args.precision is None:
-        return args.threshold or 0.0
-    from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+        return args.threshold or 0.0, predictor.thresholds
+    from vitft.predict.label_thresholds import thresholds_for  # it imports simplejpeg
 
-    chosen = choose_threshold(run, args.precision)
-    output.note(str(chosen))
-    return chosen.value
+    return thresholds_for(run, args.precision, predictor)
 
 
 def check_numbers(args: argparse.Namespace) -> None:

@@ -9,7 +9,13 @@ from vitft.config.sections import DataSpec
 from vitft.data.label_table import SETTING_OF
 from vitft.system.errors import UsageError
 
-TABLE_SETTINGS = (*SETTING_OF.values(), "data.root", "data.classes")
+TABLE_SETTINGS = (
+    *SETTING_OF.values(),
+    "data.labels",
+    "data.separator",
+    "data.root",
+    "data.classes",
+)
 
 
 def add_table_settings(group: OptionGroup) -> None:
@@ -25,8 +31,14 @@ def add_table_settings(group: OptionGroup) -> None:
 
 def table_settings(spec: DataSpec) -> list[str]:
     """Return the options `--set` that repeat the settings for reading a table."""
-    values = {key: getattr(spec, key.partition(".")[2]) for key in TABLE_SETTINGS}
-    return [word for key, value in values.items() if value for word in ("--set", f"{key}={value}")]
+    names = {key: key.partition(".")[2] for key in TABLE_SETTINGS}
+    usual = DataSpec()
+    values = {
+        key: getattr(spec, name)
+        for key, name in names.items()
+        if getattr(spec, name) != getattr(usual, name)
+    }
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:

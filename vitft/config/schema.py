@@ -5,6 +5,7 @@ accepts: values are checked against it, and errors and docs/settings.md are gene
 """
 
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -125,3 +126,33 @@ def shown_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str([*value] if isinstance(value, tuple) else value)
+
+
+def one_class_only(what: str) -> UsageError:
+    """Return the error for a command that does not support several labels per image."""
+    return UsageError(
+        f"{what} does not support several labels per image",
+        fix="use it with data and models that have exactly one class per image",
+    )
+
+
+def is_several(columns: str) -> bool:
+    """Return whether the value of `data.label` names several columns of a table."""
+    return columns == "*" or "," in columns
+
+
+def check_pattern(key: str, pattern: str) -> None:
+    """Raise a UsageError unless `pattern` is a regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"invalid {key}={pattern}: {error}",
+            fix="use a regular expression, e.g. patient([0-9]+)",
+        ) from error
+    require(
+        groups == 1,
+        f"{key}={pattern} has {groups} pairs of parentheses instead of one",
+        fix="put the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) for "
+        "others",
+    )

@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitft.config.schema import check_values, invalid, require
-from vitft.system.errors import UsageError
+from vitft.config.schema import check_pattern, check_values, invalid, is_several, require
 from vitft.system.structure import Range
 from vitft.system.text import parse_duration
 
@@ -33,8 +32,15 @@ class DataSpec:
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the datasets that torchvision reads (default: `data`)."""
     label: str = ""
-    """Column of a table that contains the class; default: found by its usual names, e.g. `label` or
-    `class`."""
+    """Column of a table that contains the class or the labels; or several columns separated by
+    commas, or `*` for all columns without another use; default: found by its usual names, e.g.
+    `label`, `class` or `labels`."""
+    labels: Literal["auto", "one", "several"] = "auto"
+    """Whether each image of a table has exactly `one` class or may have `several` labels, or none.
+    `auto`: several if a cell of the label column contains `data.separator`, if the column is named
+    `labels` or `tags`, or if `data.label` names several columns."""
+    separator: str = "|"
+    """Text between the labels in a cell of a table."""
     path_column: str = ""
     """Column of a table that contains the path of the image; default: found by its usual names."""
     split_column: str = ""
@@ -87,6 +93,16 @@ class DataSpec:
     def __post_init__(self) -> None:
         check_values(self, "data")
         require(
+            bool(self.separator.strip()) or self.labels == "one",
+            "data.separator is empty",
+            fix="use the text between the labels in a cell, e.g. |",
+        )
+        require(
+            not (self.labels == "one" and is_several(self.label)),
+            f"data.labels=one cannot be used with several label columns ({self.label})",
+            fix="name one column with data.label, or remove data.labels=one",
+        )
+        require(
             not (self.group_duplicates and self.split == "reference"),
             "data.group_duplicates=true cannot be used with the reference split, which is fixed",
             fix="use data.split=content, or remove data.group_duplicates",
@@ -113,23 +129,6 @@ class DataSpec:
         )
         if self.group_by:
             check_pattern("data.group_by", self.group_by)
-
-
-def check_pattern(key: str, pattern: str) -> None:
-    """Raise a UsageError unless `pattern` is a regular expression with one group."""
-    try:
-        groups = re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(
-            f"invalid {key}={pattern}: {error}",
-            fix="use a regular expression, e.g. patient([0-9]+)",
-        ) from error
-    require(
-        groups == 1,
-        f"{key}={pattern} has {groups} pairs of parentheses instead of one",
-        fix="put the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) for "
-        "others",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,8 @@ class Folder:
     root: Path
     """Folder to which the paths are relative."""
     classes: tuple[str, ...]
-    """Class names in the order of their labels, i.e. sorted as strings."""
+    """Class names in the order of their labels, i.e. sorted as strings. If the images have several
+    labels, these are the label sets that occur (see `data.label_sets`)."""
     files: tuple[File, ...]
     """Files sorted by class, then by path as a string."""
     layout: Literal["classes", "split"]
@@ -80,6 +81,13 @@ class Folder:
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None
     """Table that lists the files, if any."""
+    labels: tuple[str, ...] = ()
+    """Labels of which an image may have several, sorted; empty if each image has one class."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of a model's outputs: the labels or, if each image has one class, the classes."""
+        return self.labels or self.classes
 
     @property
     def source(self) -> Path:

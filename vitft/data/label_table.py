@@ -1,7 +1,8 @@
 """Tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or Parquet.
 
 The columns are found by their usual names or named in the settings: path and label, and optionally
-the part of the split and the group. Other columns are ignored. Image files are not opened.
+the part of the split and the group. Other columns are ignored. Image files are not opened. An image
+has one class, or several labels (see `label_columns`).
 """
 
 import os
@@ -10,7 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
+from vitft.data.label_columns import (
+    SEVERAL_NAMES,
+    WEIGHT_COLUMNS,
+    LabelCells,
+    has_several,
+    label_places,
+    label_texts,
+)
+from vitft.data.label_sets import label_names
 from vitft.data.parts import Part, part_named
 from vitft.data.table import NotText, TableReader, base_folder
 from vitft.system.errors import DataError, RunError
@@ -29,7 +40,6 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Mapping from roles to the usual names of their columns, the preferred name first."""
-WEIGHT_COLUMNS = ("weight", "sample_weight")
 CHOSEN = "chosen"
 """Column in which `vitft label` states how it chose each picture."""
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
@@ -57,10 +67,13 @@ class LabelledRow(NamedTuple):
     path: str
     """Path relative to the base folder, or as given if it leads outside the base folder."""
     label: str
+    """Class, or the labels of the image as text (see `label_sets`)."""
     part: Part
     group: str
     """Name of the group; empty if the image belongs to none."""
     line: int
+    cells: tuple[str, ...] = ()
+    """Cells of the label columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +87,18 @@ class LabelTable:
     columns: Mapping[str, str]
     """Mapping from roles to column names."""
     reader: TableReader
+    several: bool = False
+    """Whether an image may have several labels, or none."""
     notes: tuple[str, ...] = ()
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels, sorted as strings; empty if every image has exactly one class."""
+        return label_names(row.label for row in self.rows) if self.several else ()
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, sorted as strings."""
+        """Class names, or label sets as text, sorted as strings."""
         return tuple(sorted({row.label for row in self.rows}))
 
     @property
@@ -116,8 +136,8 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     header = next(lines, [])
     roles = find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
-    root = base_folder(source, spec.root)
-    rows = RowParser(reader=reader, header=header, roles=roles, root=root)
+    root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
+    rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root)
     for cells in filter(any, lines):
         rows.add(cells)
     found = tuple(rows.by_path.values())
@@ -125,20 +145,54 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         raise DataError(
             f"the table {source} lists no images", fix="add rows with a path and a label"
         )
+    columns.setdefault("label", header[places[0]])
+    found, several = with_labels(reader, [header[i].strip() for i in places], found, spec)
     table = LabelTable(
         source=source,
         root=root,
         rows=found,
         columns=columns,
         reader=reader,
+        several=several,
         notes=tuple(notes_on_table(rows, columns)),
     )
     check_split_cells(table)
     return table
 
 
+def with_labels(
+    reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
+) -> tuple[tuple[LabelledRow, ...], bool]:
+    """Return the rows with their classes or label sets, and whether they have several labels.
+
+    `names` are the names of the label columns.
+
+    Raises:
+        DataError: A cell is invalid, or no image has a label.
+    """
+    cells = [LabelCells(cells=row.cells, line=row.line) for row in rows]
+    if has_several(names, cells, spec):
+        texts = label_texts(reader, names, cells, spec)
+        if not any(texts):
+            raise DataError(f"no image in {reader.path} has a label", fix="fill the label cells")
+        named = (row._replace(label=text) for row, text in zip(rows, texts, strict=True))
+        return tuple(named), True
+    for row in rows:
+        if not row.cells[0].strip():
+            raise reader.error(
+                "the label is empty",
+                line=row.line,
+                column=names[0],
+                fix="fill the cell, or remove the line; if images may have several labels or none, "
+                "use --set data.labels=several",
+            )
+    return tuple(row._replace(label=row.cells[0].strip()) for row in rows), False
+
+
 def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
     """Return the column index of each role; the split and the group may be missing.
+
+    The label is missing if `spec` names several columns for it.
 
     Raises:
         DataError: A column named in the settings does not exist, the path or the label has no
@@ -150,6 +204,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         "split": spec.split_column,
         "group": "none" if spec.group_by else spec.group,
     }
+    if is_several(spec.label):
+        del wanted["label"]
     names = [cell.strip().lower() for cell in header]
     shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
     found: dict[str, int] = {}
@@ -164,6 +220,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix="name one of these columns",
             )
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
+        if role == "label" and not places and not name:
+            places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
         best = [i for i in places if names[i] == usual[0]]
         places = best if len(best) == 1 else places
         if len(places) > 1:
@@ -190,6 +248,8 @@ class RowParser:
     header: Sequence[str]
     roles: Mapping[str, int]
     """Mapping from roles to column indices."""
+    labels: Sequence[int]
+    """Indices of the label columns."""
     root: Path
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
     repeated: int = 0
@@ -203,7 +263,7 @@ class RowParser:
         """Check a row and add it.
 
         Raises:
-            DataError: A cell is missing, empty or invalid, or the path is listed twice.
+            DataError: A cell is missing or invalid, the path is empty or listed twice.
         """
         if len(cells) != len(self.header):
             raise self.reader.error(
@@ -211,14 +271,13 @@ class RowParser:
                 column=self.header[min(len(cells), len(self.header) - 1)],
             )
         path = path_in(self.root, self.cell(cells, "path"))
-        label = self.cell(cells, "label").strip()
-        chosen = self.chosen(cells)
+        labels = tuple(self.text(cells[i], i) for i in self.labels)
+        label, chosen = " ".join(cell.strip() for cell in labels), self.chosen(cells)
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
-        if not path or not label:
-            role = "label" if path else "path"
-            raise self.error(f"the {role} is empty", role, fix="fill the cell, or remove the line")
+        if not path:
+            raise self.error("the path is empty", "path", fix="fill the cell, or remove the line")
         split = self.cell(cells, "split").strip()
         part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
         if split and not part:
@@ -228,7 +287,7 @@ class RowParser:
                 fix="correct the cell, or ignore the column with --set data.split_column=none",
             )
         group = self.cell(cells, "group").strip()
-        row = LabelledRow(path, label, part, group, self.reader.line)
+        row = LabelledRow(path, label, part, group, self.reader.line, labels)
         first = self.by_path.setdefault(path, row)
         if first is not row:
             self.check_same(first, row)
@@ -257,19 +316,27 @@ class RowParser:
         """Return the checked cell of a role, or an empty string if there is no such column."""
         if role not in self.roles:
             return ""
-        cell = cells[self.roles[role]]
+        return self.text(cells[self.roles[role]], self.roles[role], is_path=role == "path")
+
+    def text(self, cell: str, place: int, *, is_path: bool = False) -> str:
+        """Return the cell of the column at `place`, checked.
+
+        Raises:
+            DataError: The cell is not text, is not UTF-8 or contains a NUL character.
+        """
+        column = self.header[place]
         if type(cell) is str and cell.isascii() and "\0" not in cell:
             return cell
         if isinstance(cell, NotText):
-            raise self.error(f"the value is not text (its type is {cell})", role)
+            raise self.reader.error(f"the value is not text (its type is {cell})", column=column)
         if "\0" in cell:
-            raise self.error("the text contains a NUL character", role)
+            raise self.reader.error("the text contains a NUL character", column=column)
         try:
             # A path may be in any encoding, because file names are bytes.
-            cell.encode("utf-8", "surrogateescape" if role == "path" else "strict")
+            cell.encode("utf-8", "surrogateescape" if is_path else "strict")
         except UnicodeEncodeError as error:
-            raise self.error(
-                "the text is not UTF-8", role, fix="save the table in UTF-8"
+            raise self.reader.error(
+                "the text is not UTF-8", column=column, fix="save the table in UTF-8"
             ) from error
         return cell
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import describe_changes, read_class_changes
@@ -30,14 +31,17 @@ class LabelledImages:
     root: str
     """Folder to which the paths are relative."""
     classes: tuple[str, ...]
-    """Class names, sorted as strings; a class may have no images."""
+    """Class names, sorted as strings; a class may have no images. If the images have several
+    labels, these are the label sets that occur (see `data.label_sets`)."""
     images: tuple[tuple[str, str], ...]
-    """Path and class name of each image."""
+    """Path and class name, or label set as text, of each image."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
     """Mapping from paths to the names of groups in a table."""
+    labels: tuple[str, ...] = ()
+    """Labels of which an image may have several; empty if each image has one class."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""
@@ -95,6 +99,8 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
         DataError: The table is invalid.
         UsageError: The table is in Parquet, and pyarrow is not installed.
     """
+    if data.labels:
+        raise one_class_only("data.classes")
     changes = read_class_changes(table, data.classes, allow_unknown=True)
     new = {name: changes.get(name, name) for name in data.classes}
     images = tuple((path, new[name]) for path, name in data.images if new[name])
@@ -179,4 +185,5 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
         images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
         notes=(*notes, *table.notes),
         groups={row.path: row.group for row in table.rows if row.group},
+        labels=table.labels,
     ), bool(parts)

@@ -9,6 +9,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
+from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import change_classes
@@ -48,6 +49,8 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
         check_is_folder(data)
         allow_empty = bool(spec.fixes or spec.classes)
         folder = scan_folder(data, reference=reference, allow_empty=allow_empty)
+    if spec.classes and folder.labels:
+        raise one_class_only("data.classes")
     if spec.classes:
         folder = change_classes(folder, Path(spec.classes).expanduser())
         if folder.empty.content and not spec.fixes:
@@ -62,9 +65,9 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
     """Return the classes and images that a table lists.
 
     Raises:
-        DataError: The table is invalid, has fewer than two classes or no training images, lists
-            files that are missing or outside the base folder, or is combined with the reference
-            split.
+        DataError: The table is invalid, has fewer than two classes, no labels or no training
+            images, lists files that are missing or outside the base folder, or is combined with the
+            reference split.
         UsageError: The table is in Parquet, and pyarrow is not installed.
     """
     if spec.split == "reference":
@@ -75,7 +78,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
     table = read_label_table(source, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
-    if len(classes) < 2:
+    if len(classes) < 2 and not table.several:
         raise table.error(
             f"need at least 2 classes, found 1 ({classes[0]})",
             rows[0],
@@ -106,7 +109,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         for row in rows
         if row.path not in absent
     ]
-    twins = similar_names(classes)
+    twins = similar_names(table.labels or classes)
     note = f"class names that differ only in case or Unicode normalisation: {twins}"
     return Folder(
         root=table.root,
@@ -116,6 +119,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         bad=tuple(sorted((row.path, reason) for row, reason in missing)),
         notes=(*table.notes, *([note] if twins else [])),
         table=source,
+        labels=table.labels,
     )
 
 

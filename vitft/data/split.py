@@ -26,7 +26,11 @@ from vitft.data.draw import (
 )
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.data.label_sets import label_names, split_labels
+from vitft.data.membership import membership
+from vitft.data.stratify import draw_by_labels
 from vitft.data.table import TableReader, base_folder, encode_table
+from vitft.metrics.intervals import Flags
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.run_content import damaged_file
@@ -37,6 +41,8 @@ SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 GROUP_COLUMN = "group"
 """Last column of the table, written only if an image has a group."""
+SETS_COLUMNS = ("path", "labels", "split", "sha256")
+"""Columns of `split.csv` for images with several labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Row:
     path: str
     """Path relative to the data folder, with slashes."""
     label: int
-    """Class index."""
+    """Class index, or index of the image's label set."""
     split: SplitName
     sha256: str
     """Hexadecimal SHA-256 digest of the file's bytes."""
@@ -60,8 +66,21 @@ class Manifest:
 
     root: Path
     classes: tuple[str, ...]
+    """Class names, or label sets as text (see `data.label_sets`)."""
     rows: tuple[Row, ...]
     """Rows sorted by class, then by path as a string."""
+    labels: tuple[str, ...] = ()
+    """Labels of which an image may have several; empty if each image has one class."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs: the labels or, if each image has one class, the classes."""
+        return self.labels or self.classes
+
+    def names(self, row: Row) -> tuple[str, ...]:
+        """Return the class of an image, or its labels."""
+        text = self.classes[row.label]
+        return split_labels(text) if self.labels else (text,)
 
     @property
     def train(self) -> tuple[Row, ...]:
@@ -81,14 +100,20 @@ class Manifest:
         """Hexadecimal SHA-256 digest of the table as written to `split.csv`."""
         return hashlib.sha256(self.to_csv()).hexdigest()
 
+    def targets(self, rows: Sequence[Row]) -> Sequence[int] | Flags:
+        """Return class indices (n,), or whether each image has each of several labels (n, C)."""
+        index = [row.label for row in rows]
+        return membership(self.classes, self.labels)[index] if self.labels else index
+
     def locate(self, row: Row) -> str:
         """Return the path for opening the image of a row."""
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
-        """Return the table as CSV, with class names as labels."""
-        grouped = any(row.group for row in self.rows)
-        columns = (*MANIFEST_COLUMNS, GROUP_COLUMN) if grouped else MANIFEST_COLUMNS
+        """Return the table as CSV, with class names or label sets as labels."""
+        columns: Sequence[str] = SETS_COLUMNS if self.labels else MANIFEST_COLUMNS
+        if any(row.group for row in self.rows):
+            columns = (*columns, GROUP_COLUMN)
         rows = (
             (row.path, self.classes[row.label], row.split, row.sha256, row.group)[: len(columns)]
             for row in self.rows
@@ -114,7 +139,8 @@ class Manifest:
         )
         lines = iter(table)
         header = tuple(next(lines, ()))
-        if header not in (MANIFEST_COLUMNS, (*MANIFEST_COLUMNS, GROUP_COLUMN)):
+        known = [MANIFEST_COLUMNS, SETS_COLUMNS]
+        if header not in (*known, *((*columns, GROUP_COLUMN) for columns in known)):
             raise table.error(f"the header must be {','.join(MANIFEST_COLUMNS)}")
         found: dict[str, list[str]] = {}
         for cells in lines:
@@ -127,7 +153,8 @@ class Manifest:
             Row(name, index[label], cast("SplitName", part), sha256, *group)
             for name, label, part, sha256, *group in found.values()
         )
-        return cls(root, tuple(classes), tuple(rows))
+        labels = label_names(classes) if header[1] == "labels" else ()
+        return cls(root, tuple(classes), tuple(rows), labels)
 
 
 def run_manifest(run: Path) -> Manifest | None:
@@ -205,16 +232,17 @@ def split(
         held_back = draw_paths(folder.files, spec, at_least=0)
     else:
         members = ordered_groups(undecided, groups, spec)
-        if spec.split == "content" or any(file.group for file in undecided):
-            drawn = draw_groups(members, spec)
+        if folder.labels:
+            held_back = draw_by_labels(folder, members, spec)
+        elif spec.split == "content" or any(file.group for file in undecided):
+            held_back = keep_groups_together(members, draw_groups(members, spec))
         else:
-            drawn = draw_paths(undecided, spec, at_least=1)
-        held_back = keep_groups_together(members, drawn)
+            held_back = keep_groups_together(members, draw_paths(undecided, spec, at_least=1))
     rows = tuple(
         Row(file.path, file.label, split_of(file, held_back), file.sha256, file.group)
         for file in files
     )
-    manifest = Manifest(folder.root, folder.classes, rows)
+    manifest = Manifest(folder.root, folder.classes, rows, folder.labels)
     check_split_classes(manifest, checked)
     return manifest
 
@@ -228,11 +256,11 @@ def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
 
 def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
     """Raise a DataError if there are too few images for training or validation."""
-    have = Counter((row.label, row.split) for row in manifest.rows)
+    have = Counter((name, row.split) for row in manifest.rows for name in manifest.names(row))
     drawn_here = checked.folder.layout == "classes"
     lacking: list[str] = []
-    for label, name in enumerate(manifest.classes):
-        train, val = have[label, "train"], have[label, "val"]
+    for name in manifest.outputs:
+        train, val = have[name, "train"], have[name, "val"]
         if not train or not (val or checked.folder.reference):
             lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
     if lacking:
@@ -242,7 +270,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
             unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
-        raise lacking_images(lacking, len(manifest.classes), unread)
+        raise lacking_images(lacking, len(manifest.outputs), unread)
     if not manifest.val:
         raise DataError(
             "the reference split leaves no images for validation",
@@ -252,17 +280,18 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
 
 def check_folder_classes(folder: Folder) -> None:
     """Raise a DataError if a class has too few files, before any file is read."""
-    have = Counter((file.label, file.part) for file in folder.files)
+    names = [split_labels(text) if folder.labels else (text,) for text in folder.classes]
+    have = Counter((name, file.part) for file in folder.files for name in names[file.label])
     lacking: list[str] = []
-    for label, name in enumerate(folder.classes):
-        train, val = have[label, "train"] + have[label, ""], have[label, "val"]
+    for name in folder.outputs:
+        train, val = have[name, "train"] + have[name, ""], have[name, "val"]
         if folder.layout == "classes":
             if train + val < (1 if folder.reference else 2):
                 lacking.append(f"{name} ({train + val})")
         elif not train or not (val or folder.reference):
             lacking.append(f"{name} ({train} + {val})")
     if lacking:
-        raise lacking_images(lacking, len(folder.classes))
+        raise lacking_images(lacking, len(folder.outputs))
 
 
 def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> DataError:

@@ -20,9 +20,10 @@ def log_split(manifest: Manifest) -> None:
     The chart is at most 80 columns wide. If there are many classes, it shows only the smallest
     ones.
     """
-    counts = {name: [0, 0] for name in manifest.classes}
+    counts = {name: [0, 0] for name in manifest.outputs}
     for row in (*manifest.train, *manifest.val):
-        counts[manifest.classes[row.label]][row.split == "val"] += 1
+        for name in manifest.names(row):
+            counts[name][row.split == "val"] += 1
     images = f"{len(manifest.train):,} for training (█), {len(manifest.val):,} for validation (░)"
     log.info(f"split:      {images}")
     shown = list(counts)

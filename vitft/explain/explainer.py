@@ -139,12 +139,11 @@ class Explainer:
         if not classes:
             return ExplainedImage(path=path, file=file)
         (prediction,) = self.postprocess([path], scores)
-        answer = prediction.classes[0]
-        explained = answer if self.target is None else classes[self.target]
+        explained = prediction.classes[0] if self.target is None else classes[self.target]
         return ExplainedImage(
             path=path,
-            answer=answer,
-            probability=prediction.probabilities[0],
+            answer=prediction.answer or "no label",
+            probability=prediction.probability,
             notes=prediction.notes,
             shown=explained if self.method.name == "relevance" else "",
             file=file,

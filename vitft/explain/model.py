@@ -31,6 +31,9 @@ class ExplainedModel:
     """Names of the outputs, or their indices if unnamed; empty if there is no head."""
     run: Path | None = None
     """The run directory; None for pretrained weights."""
+    thresholds: tuple[float, ...] = ()
+    """Probability from which on an image gets each of several labels; empty if each image has one
+    class."""
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +78,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         transform=card.transform,
         classes=output_names(net.config.num_classes, card.classes),
         run=folder,
+        thresholds=card.thresholds,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from vitft.export.caveats import caveat, javascript_caveat
 from vitft.export.compare import ExportComparison
 from vitft.export.facts import (
     accuracy_sentence,
@@ -38,9 +39,7 @@ from vitft.export.snippets import (
     GRAPH_SNIPPETS,
     GraphInput,
     Snippet,
-    caveat,
     command_line,
-    javascript_caveat,
     javascript_snippet,
     timm_snippet,
     transformers_snippet,
@@ -74,6 +73,12 @@ LIBRARIES = {
     "int8": "onnx",
 }
 """Hub name of the library that opens each format; `vitft` for formats not listed."""
+
+
+SEVERAL_LABELS = (
+    "An image may have several labels, or none. Each label has its own probability (sigmoid of its "
+    "logit), and an image gets it if the probability reaches the threshold of the label."
+)
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -163,6 +168,9 @@ def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
         ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
         ("top5_accuracy", "top-5 accuracy", results["top5"], results["top5_interval"]),
     ]
+    if found := results.get("labels"):
+        name = "mean average precision"
+        metrics = [("mean_average_precision", name, found["map"], found["map_interval"])]
     return [
         EvalResult(
             task_type="image-classification",
@@ -232,11 +240,13 @@ def introduction(trained: TrainedRun, results: RunResults | None, form: str) -> 
     by = "The page does" if form == "html" else "The programs below do"
     caution = f"**This model is at chance level:** it {markdown_text(clause)}."
     return [
-        f"# An image classifier with {len(card.classes)} classes",
+        f"# An image classifier with {len(card.classes)} "
+        f"{'labels' if card.thresholds else 'classes'}",
         "",
         model_sentence(card, markdown_text),
         "",
         *([caution, ""] if clause else []),
+        *([SEVERAL_LABELS, ""] if card.thresholds else []),
         f"{view_sentence(card)} {by} this.",
         "",
     ]
@@ -264,14 +274,17 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
     if form in GRAPH_SNIPPETS:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
-        found = [make(transform, takes) for make in GRAPH_SNIPPETS[form]]
+        found = [make(transform, takes, card.thresholds) for make in GRAPH_SNIPPETS[form]]
         return found if form == "torch-export" else [*found, own]
     if form == "transformers-js":
         node = javascript_snippet(transform, plan.repo)
         return [node] if plan.repo else [node, own]  # on the hub, vitft reads model.safetensors
     if form == "transformers":
-        return [transformers_snippet(transform, plan.repo), own]
-    return [own] if timm_obstacle(card) else [timm_snippet(transform, plan.repo), own]
+        labels = dict(zip(card.classes, card.thresholds, strict=False))
+        return [transformers_snippet(transform, plan.repo, labels), own]
+    if timm_obstacle(card):
+        return [own]
+    return [timm_snippet(transform, plan.repo, card.thresholds), own]
 
 
 def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
@@ -281,6 +294,7 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
         for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
     ]
     hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
+    kind = "label" if trained.card.thresholds else "class"
     more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
     return [
         "## Data and classes",
@@ -288,7 +302,7 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
         f"{data_sentence(trained, markdown_text)} "
         "The images are not included. The classes are listed in the order of the model's outputs.",
         "",
-        "| class | training images | validation images | recall | precision |",
+        f"| {kind} | training images | validation images | recall | precision |",
         "|---|---:|---:|---:|---:|",
         *rows,
         *more,

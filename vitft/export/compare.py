@@ -8,7 +8,7 @@ Notation: n images, C classes.
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from vitft.export.formats.base import NumericArray, OpenedModel
 from vitft.export.trained import LabelledImage
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.calibration import logit_of
+from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.system.errors import RunError
 from vitft.system.text import count, interval, percent
 
@@ -87,7 +88,7 @@ def compare_exports(
     """
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
-    labels: list[int] = []
+    labels: list[int | Flags] = []
     images = iter(samples)
     order = [*models]
     while batch := list(islice(images, BATCH_SIZE)):
@@ -102,7 +103,15 @@ def compare_exports(
                 fix="report this as a bug, and keep the run directory",
             )
     return [
-        comparison_row(name, exports[name].by, logs[name], logs[""], labels, sizes[name])
+        comparison_row(
+            name,
+            exports[name].by,
+            logs[name],
+            logs[""],
+            labels,
+            sizes[name],
+            thresholds=original.thresholds,
+        )
         for name in exports
     ]
 
@@ -121,25 +130,50 @@ def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: Predictio
 
 
 def comparison_row(
-    name: str, by: str, export: PredictionLog, original: PredictionLog, labels: list[int], size: int
+    name: str,
+    by: str,
+    export: PredictionLog,
+    original: PredictionLog,
+    labels: "list[int | Flags]",
+    size: int,
+    *,
+    thresholds: tuple[float, ...] = (),
 ) -> ExportComparison:
-    """Return the comparison of one export with the original."""
+    """Return the comparison of one export with the original.
+
+    If images may have several labels, given `thresholds`, a prediction is right if all are.
+    """
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
-    predicted = before.argmax(axis=1), after.argmax(axis=1)
+    predicted = predictions(before, thresholds), predictions(after, thresholds)
+    is_noise = truth.ndim == 1 and bool((truth < 0).any())
+    if predicted[0].ndim > truth.ndim:  # several labels, but noise images
+        truth = truth[:, None]
     is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
     return ExportComparison(
         name=name,
         by=by,
-        images=len(truth) if (truth >= 0).all() else 0,
+        images=0 if is_noise else len(truth),
         difference=float(np.abs(before - after).max()) if is_finite else float("inf"),
         largest=float(np.abs(before).max()),
-        changed=int((predicted[0] != predicted[1]).sum()),
-        correct=(int((predicted[0] == truth).sum()), int((predicted[1] == truth).sum())),
+        changed=len(truth) - count_same(*predicted),
+        correct=(count_same(predicted[0], truth), count_same(predicted[1], truth)),
         size=size,
         speed=1 / statistics.median(export.seconds),
         original_speed=1 / statistics.median(original.seconds),
     )
+
+
+def predictions(logits: NumericArray, thresholds: Sequence[float]) -> NumericArray:
+    """Return the predicted classes (n,) or, given thresholds, whether labels are given (n, C)."""
+    if not thresholds:
+        return np.asarray(logits.argmax(axis=1))
+    return np.asarray(logits >= logit_of(np.asarray(thresholds)))
+
+
+def count_same(one: NumericArray, other: NumericArray) -> int:
+    """Return the number of images for which two arrays of predictions or targets are the same."""
+    return int((one == other).reshape(len(one), -1).all(axis=1).sum())
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:

@@ -58,12 +58,16 @@ def data_name(run: Path) -> str:
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Count the images per class in each part; all counts are 0 if the split is unknown."""
+    """Count the images per class in each part, and all images of the part under an empty name.
+
+    All counts are 0 if the split is unknown.
+    """
     found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
     if (manifest := run_manifest(run)) is None:
         return found
     for row in manifest.rows:
-        found[row.split][manifest.classes[row.label]] += 1
+        found[row.split].update(manifest.names(row))
+        found[row.split][""] += 1  # no class has an empty name
     return found
 
 
@@ -106,7 +110,7 @@ def view_sentence(card: Card) -> str:
 def data_sentence(trained: TrainedRun, literal: Literal) -> str:
     """Return a sentence on the name and size of the data."""
     images = count_images(trained.run)
-    sizes = {part: images[part].total() for part in ("train", "val", "test")}
+    sizes = {part: images[part][""] for part in ("train", "val", "test")}
     counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
     if sizes["test"]:
         counted += f", plus {sizes['test']} for testing"
@@ -137,6 +141,14 @@ def accuracy_sentence(results: RunResults) -> str:
         if results.get("selected_on_validation")
         else ""
     )
+    if found := results.get("labels"):
+        return (
+            f"Mean average precision {percent(found['map'])} (95% interval "
+            f"{interval(found['map_interval'])}; random scores: {percent(found['chance_map'])}) "
+            f"and mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
+            f"{interval(found['macro_f1_interval'])}) on "
+            f"{count(results['images'], 'held-out validation image')}.{selected}"
+        )
     return (
         f"Accuracy {percent(results['top1'])} (95% interval "
         f"{interval(results['top1_interval'])}) on "

@@ -52,6 +52,8 @@ def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> li
         f"The model assigns an image to one of {count(len(names), 'class', 'classes')}. It always "
         "names one of them, also for an image that shows none of them or several."
     ]
+    if results and "labels" in results:
+        found = [f"The model gives an image any of {count(len(names), 'label')}, or none."]
     if (run / REFERENCE_FILE).is_file():
         found.append(
             "`vitft predict` notes images that are unlike the training images, although "

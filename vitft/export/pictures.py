@@ -27,7 +27,7 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     the row is: correct predictions in green, others in orange.
     """
     matrix, size = results["confusion"], len(classes)
-    if size > MOST_DRAWN:
+    if size > MOST_DRAWN or "labels" in results:
         return None
     is_named = size <= MOST_LABELLED
     cell = CELL if is_named else max(2, 800 // size)
@@ -80,12 +80,14 @@ def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
 
     The images have no metadata. The result is None if the validation images cannot be found.
     """
+    if trained.card.thresholds:
+        return None
     found: dict[int, Image.Image] = {}
     wanted = min(MOST_EXAMPLES, len(trained.card.classes))
     for sample in unchanged_images(trained.run, trained.card, 20 * len(trained.card.classes)):
         side = (EXAMPLE_SIDE, EXAMPLE_SIDE)
-        if sample.label not in found:
-            found[sample.label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
+        if (label := int(sample.label)) not in found:
+            found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
         if len(found) == wanted:
             break
     if not found:

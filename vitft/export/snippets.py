@@ -8,10 +8,17 @@ transparency, and 16-bit grey images.
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vitft.data.transforms import EvalTransform
+from vitft.export.answers import (
+    NUMPY_ANSWER,
+    TORCH_ANSWER,
+    answer_text,
+    given_labels,
+    pipeline_answer,
+)
 
 OPEN = '''
 def open_rgb(path):
@@ -69,7 +76,6 @@ JS_CMYK = """
   }
 """
 """Code that converts CMYK images to RGB with Pillow's formula; sharp would use a colour profile."""
-ONLY_VITFT = "floating-point images and 12-bit TIFF files can only be opened by vitft itself."
 
 
 class Snippet(NamedTuple):
@@ -98,52 +104,18 @@ def open_code(transform: EvalTransform) -> str:
     return OPEN.replace("    WIDE\n", textwrap.indent(wide.lstrip(), "    "))
 
 
-def caveat(transform: EvalTransform) -> str:
-    """Return a paragraph on files that other libraries open differently from vitft."""
-    rest = ONLY_VITFT
-    if transform.grey_range:
-        low, high = transform.grey_range
-        rest = (
-            "in images with more than 8 bits per pixel, `open_rgb` scales the range of the "
-            f"training images ({low:,.6g} to {high:,.6g}) to 0..255."
-        )
-    return (
-        "Other libraries ignore the EXIF rotation, show transparency in arbitrary colours and "
-        "clip 16-bit grey to white. `open_rgb` handles all three as vitft did when it trained the "
-        f"model; {rest}"
-    )
-
-
-def javascript_caveat(transform: EvalTransform) -> str:
-    """Return a paragraph on files that transformers.js opens differently from vitft."""
-    wide, page = "keeps the upper 8 bits of 16-bit grey images", ""
-    if transform.grey_range:
-        low, high = transform.grey_range
-        wide = (
-            f"scales the range of the training images ({low:,.6g} to {high:,.6g}) to 0..255 in "
-            "16-bit grey images"
-        )
-        page = (
-            " Web pages open images themselves and do not scale 16-bit images in this way; convert "
-            "such images first."
-        )
-    return (
-        "`openRgb` converts images as vitft does, because the model was trained on images "
-        "converted in this way: it rotates them according to EXIF, shows transparency on white, "
-        "converts CMYK without a colour profile and "
-        f"{wide}; {ONLY_VITFT}{page}"
-    )
-
-
 def command_line(run: str) -> Snippet:
     """Return the vitft command for a model that is given as a folder or as hf:OWNER/NAME."""
     code = f"vitft predict --run {run} photo.jpg"
     return Snippet("vitft", "", code, "sh")
 
 
-def timm_snippet(transform: EvalTransform, repo: str) -> Snippet:
-    """Return a program for timm."""
+def timm_snippet(transform: EvalTransform, repo: str, thresholds: Sequence[float] = ()) -> Snippet:
+    """Return a program for timm; `thresholds` are those of several labels."""
     source = f"hf-hub:{repo}" if repo else "local-dir:."
+    answer = TORCH_ANSWER
+    if thresholds:
+        answer = given_labels("logits.sigmoid()[0].tolist()", thresholds)
     code = f'''
 import numpy as np
 import timm
@@ -158,12 +130,10 @@ view = create_transform(**resolve_data_config(model.pretrained_cfg))
 {open_code(transform)}
 
 def classify(path):
-    """Return the most probable class of an image, and its probability."""
+    """{answer_text(thresholds)}"""
     with torch.inference_mode():
         logits = model(view(open_rgb(path){in_grey(transform)})[None])
-    probabilities = logits.softmax(dim=1)[0]
-    best = int(probabilities.argmax())
-    return labels[best], float(probabilities[best])
+{answer}
 
 
 print(classify("photo.jpg"))
@@ -171,21 +141,24 @@ print(classify("photo.jpg"))
     return Snippet("timm", "pip install timm", code)
 
 
-def transformers_snippet(transform: EvalTransform, repo: str) -> Snippet:
-    """Return a program for transformers."""
+def transformers_snippet(
+    transform: EvalTransform, repo: str, thresholds: Mapping[str, float] | None = None
+) -> Snippet:
+    """Return a program for transformers; `thresholds` are those of several labels."""
+    answer = pipeline_answer(in_grey(transform), thresholds)
+    stated = f"thresholds = {dict(thresholds)!r}\n" if thresholds else ""
     code = f'''
 import numpy as np
 from PIL import Image, ImageOps
 from transformers import pipeline
 
 classifier = pipeline("image-classification", "{repo or "."}")
-
+{stated}
 {open_code(transform)}
 
 def classify(path):
-    """Return the most probable class of an image, and its probability."""
-    best = classifier(open_rgb(path){in_grey(transform)}, top_k=1)[0]
-    return best["label"], best["score"]
+    """{answer_text(thresholds)}"""
+{answer}
 
 
 print(classify("photo.jpg"))
@@ -242,7 +215,9 @@ class GraphInput(NamedTuple):
     """Whether the graph accepts images of any size and resizes them itself."""
 
 
-def onnxruntime_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+def onnxruntime_snippet(
+    transform: EvalTransform, takes: GraphInput, thresholds: Sequence[float] = ()
+) -> Snippet:
     """Return a program for onnxruntime."""
     name = "image" if takes.any_size else "pixels"
     load = """
@@ -255,11 +230,13 @@ labels = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])["class
     return Snippet(
         "onnxruntime",
         "pip install onnxruntime numpy pillow",
-        graph_program(transform, takes, load, call),
+        graph_program(transform, takes, load, call, thresholds),
     )
 
 
-def openvino_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+def openvino_snippet(
+    transform: EvalTransform, takes: GraphInput, thresholds: Sequence[float] = ()
+) -> Snippet:
     """Return a program that runs the model with OpenVINO in float32."""
     load = """
 import openvino
@@ -272,11 +249,15 @@ compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 """
     call = "compiled(view(open_rgb(path)))[0][0]"
     return Snippet(
-        "OpenVINO", "pip install openvino numpy pillow", graph_program(transform, takes, load, call)
+        "OpenVINO",
+        "pip install openvino numpy pillow",
+        graph_program(transform, takes, load, call, thresholds),
     )
 
 
-def torch_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+def torch_snippet(
+    transform: EvalTransform, takes: GraphInput, thresholds: Sequence[float] = ()
+) -> Snippet:
     """Return a program for torch.export."""
     load = """
 import torch
@@ -287,12 +268,19 @@ labels = json.loads(files["vitft.json"])["classes"]
 """
     call = "program(torch.from_numpy(view(open_rgb(path))))[0].detach().numpy()"
     return Snippet(
-        "PyTorch", "pip install torch numpy pillow", graph_program(transform, takes, load, call)
+        "PyTorch",
+        "pip install torch numpy pillow",
+        graph_program(transform, takes, load, call, thresholds),
     )
 
 
-def graph_program(transform: EvalTransform, takes: GraphInput, load: str, call: str) -> str:
+def graph_program(
+    transform: EvalTransform, takes: GraphInput, load: str, call: str, thresholds: Sequence[float]
+) -> str:
     """Return a program that loads a graph and calls it with views made by Pillow and NumPy."""
+    answer = NUMPY_ANSWER
+    if thresholds:
+        answer = given_labels("(1 / (1 + np.exp(-logits))).tolist()", thresholds)
     library, rest = load.strip().split("\n\n", 1)
     standard, others = "import json\n", f"import numpy as np\n{library}\n"
     if library < "import numpy":
@@ -308,12 +296,9 @@ def graph_program(transform: EvalTransform, takes: GraphInput, load: str, call: 
 {view_code(transform, takes)}
 
 def classify(path):
-    """Return the most probable class of an image, and its probability."""
+    """{answer_text(thresholds)}"""
     logits = {call}
-    probabilities = np.exp(logits - logits.max())
-    probabilities /= probabilities.sum()
-    best = int(probabilities.argmax())
-    return labels[best], float(probabilities[best])
+{answer}
 
 
 print(classify("photo.jpg"))
@@ -409,7 +394,9 @@ def in_grey(transform: EvalTransform) -> str:
     return '.convert("L")' if transform.channels == 1 else ""
 
 
-GRAPH_SNIPPETS: Mapping[str, tuple[Callable[[EvalTransform, GraphInput], Snippet], ...]] = {
+GRAPH_SNIPPETS: Mapping[
+    str, tuple[Callable[[EvalTransform, GraphInput, Sequence[float]], Snippet], ...]
+] = {
     "onnx": (onnxruntime_snippet, openvino_snippet),
     "int8": (onnxruntime_snippet, openvino_snippet),
     "torch-export": (torch_snippet,),

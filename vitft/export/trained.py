@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
+from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
@@ -85,8 +86,8 @@ class LabelledImage:
     """An image for comparing predictions."""
 
     image: Image.Image
-    label: int
-    """Index of the class; -1 for noise."""
+    label: "int | Flags"
+    """Index of the class, or whether the image has each of several labels (C,); -1 for noise."""
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
@@ -113,12 +114,13 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
     manifest = run_manifest(run)
     if manifest is None:
         return
-    for row in evenly_spaced(manifest.val, count):
+    rows = evenly_spaced(manifest.val, count)
+    for row, target in zip(rows, manifest.targets(rows), strict=True):
         path = manifest.locate(row)
         with contextlib.suppress(ImageError):
             if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
                 image = open_image(path, grey_range=card.transform.grey_range)
-                yield LabelledImage(image, row.label)
+                yield LabelledImage(image, target)
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:

@@ -1,6 +1,7 @@
 """Folds for cross-validation, stratified by class, that keep groups of images together.
 
-Notation: n images; the class indices `y` are (n,).
+Notation: n images, C labels; the targets `y` are class indices (n,) or 0 and 1 for each label
+(n, C).
 """
 
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitft.data.stratify import stratify
+
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -16,8 +19,11 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     """Return, for each image, the index of the fold that holds it out: (n,).
 
     The folds are stratified by class. Images that share a number in `groups` (n,) form a group and
-    are in the same fold, unless a class would then be in a single fold (see `spread_classes`).
+    are in the same fold, unless a class would then be in a single fold (see `spread_classes`). With
+    several labels per image, the folds are approximately stratified by label.
     """
+    if y.ndim == 2:
+        return folds_by_label(y, count, seed, groups)
     random = np.random.default_rng(seed)
     fold_id = np.empty(len(y), dtype=np.int64)
     labels = y.numpy()
@@ -30,6 +36,16 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
         _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
         fold_id = spread_classes(fold_id[first[group]], labels, group, count)
     return torch.from_numpy(fold_id)
+
+
+def folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:
+    """Return the fold of each image (n,), stratified by label; groups are not divided."""
+    own = torch.arange(len(y)) if groups is None else groups
+    _, unit = np.unique(own.numpy(), return_inverse=True)
+    counts = np.zeros((unit.max() + 1, y.shape[1]), dtype=np.int64)
+    np.add.at(counts, unit, y.numpy().astype(np.int64))
+    part = stratify(counts, np.bincount(unit), [1 / count] * count, seed=seed)
+    return torch.from_numpy(part[unit])
 
 
 def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:

@@ -1,19 +1,20 @@
 """Linear heads on fixed features, and their cross-validation.
 
-Notation: n images, D feature dimensions, C classes, K folds; the features `x` are (n, D), and the
-class indices `y` are (n,).
+Notation: n images, D feature dimensions, C classes or labels, K folds; the features `x` are (n, D),
+and the targets `y` are class indices (n,) or, if images may have several labels, 0 and 1 for each
+label (n, C).
 """
 
 import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitft.features.discriminant import solve_discriminant
 from vitft.features.folds import stratified_folds, stratified_subset
@@ -33,6 +34,7 @@ from vitft.metrics.results import (
     LearningCurvePoint,
     WeakClass,
 )
+from vitft.metrics.targets import are_right, label_losses, mean_loss
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ def choose_penalty(
     seed: int,
     views: int = 1,
     groups: Tensor | None = None,
-) -> tuple[float, list[PenaltyScore]]:
+) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
     """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
 
     Penalties are tried from strong to weak until the loss has risen twice in a row. The rows of `x`
@@ -97,22 +99,30 @@ def choose_penalty(
     number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
     together, and only the first view is scored.
 
+    Each of several labels gets the penalty with its own lowest loss.
+
     Returns:
-        The penalty, and the scores of all penalties tried.
+        The penalty, or the penalty of each label, and the scores of all penalties tried.
     """
     images = len(y) // views
     first = y[:images]
     fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
     kept = training_weights(fold_id, sample_weight, views)
     path: list[PenaltyScore] = []
+    by_label: list[Tensor] = []  # loss of each label, for each penalty
     start = None
     for l2 in PENALTIES:
         start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
         logits = held_out_logits(x[:images], start, fold_id)
-        top1 = (logits.argmax(dim=-1) == first).float().mean().item()
-        path.append(PenaltyScore(l2, top1, F.cross_entropy(logits, first).item()))
+        top1 = are_right(logits, first).float().mean().item()
+        path.append(PenaltyScore(l2, top1, mean_loss(logits, first).item()))
+        if y.ndim == 2:
+            by_label.append(label_losses(logits, first))
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
             break  # the loss is nearly convex along the path, so it would keep rising
+    if by_label:
+        lowest = torch.stack(by_label).argmin(dim=0).tolist()
+        return tuple(path[i].l2 for i in lowest), path
     return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
 
 
@@ -170,7 +180,7 @@ def cross_validate(
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
-        right = int((logits.argmax(dim=-1) == y).sum())
+        right = int(are_right(logits, y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
         curve.append({"images": images, "top1": right / len(y)})
     if not curve:  # too few images outside a fold full of near-duplicates
@@ -207,6 +217,8 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
 
 def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
     """Return the three classes with the lowest recall, each with its most frequent confusion."""
+    if y.ndim == 2:
+        return weakest_labels(logits, y, names)
     best = logits.argmax(dim=-1)
     found: list[WeakClass] = []
     for label, name in enumerate(names):
@@ -222,11 +234,21 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
     return sorted(found, key=lambda weak: weak["recall"])[:3]
 
 
+def weakest_labels(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
+    """Return the three of several labels that are given to the fewest of their images."""
+    given, found = logits >= 0, list[WeakClass]()
+    for i, name in enumerate(names):
+        if images := int(y[:, i].sum()):
+            recall = int((given[:, i] & y[:, i].bool()).sum()) / images
+            found.append({"class": name, "recall": recall, "images": images, "taken_for": None})
+    return sorted(found, key=lambda weak: weak["recall"])[:3]
+
+
 class SampledRows(NamedTuple):
     """A stratified sample of images, with all of their views."""
 
     rows: Tensor  # row indices of all views
-    first: Tensor  # class indices (n,) of the images
+    first: Tensor  # targets of the images, (n,) or (n, C)
     groups: Tensor | None  # group numbers (n,), shared by near-duplicates
 
 
@@ -259,8 +281,12 @@ class SolvedHead:
 
     @property
     def l2(self) -> float:
-        """L2 penalty of the logistic regression on standardised features."""
-        return self.method.l2
+        """L2 penalty of the logistic regression on standardised features.
+
+        If each label has its own penalty, this is their median.
+        """
+        penalty = self.method.l2
+        return penalty if isinstance(penalty, float) else median(penalty)
 
 
 def solve_head(
@@ -268,7 +294,7 @@ def solve_head(
     y: Tensor,
     *,
     classes: int,
-    l2: float,
+    l2: "float | tuple[float, ...]",
     balanced: bool,
     seed: int,
     views: int = 1,
@@ -295,7 +321,9 @@ def solve_head(
     images, some = len(y) // views, sample_rows(y, CV_IMAGES, views=views, groups=groups, seed=seed)
     if l2 == 0 and len(some.first) < min(images, CV_FOLDS * classes):
         l2 = DEFAULT_L2
-        log.info(f"penalty {l2:g}: too few images per class to choose one by cross-validation")
+        log.info(
+            f"penalty {DEFAULT_L2:g}: too few images per class to choose one by cross-validation"
+        )
     elif l2 == 0:
         l2, path = choose_penalty(
             standardizer.leading(read)(leading[some.rows]),
@@ -364,7 +392,13 @@ def fit_by_method(
 
 
 def fit_logistic(
-    x: Tensor, y: Tensor, weights: Tensor, standardizer: Standardizer, *, classes: int, l2: float
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    standardizer: Standardizer,
+    *,
+    classes: int,
+    l2: "float | tuple[float, ...]",
 ) -> Tensor:
     """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).
 

@@ -4,8 +4,10 @@ For each image, the probabilities from a linear head that was not fitted to the 
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
 alone, and better than the thresholds of confident learning (docs/experiments.md).
 
-Notation: n images, C classes, D feature dimensions; the features `x` are (n, D), and the class
-indices `y` are (n,).
+If images may have several labels, each label of an image is checked on its own, given or not.
+
+Notation: n images, C classes, D feature dimensions; the features `x` are (n, D), and the targets
+`y` are class indices (n,) or 0 and 1 for each label (n, C).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
+from vitft.data.membership import membership
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import (
     CV_FOLDS,
@@ -35,13 +38,15 @@ def check_labels(
     features: Callable[[Sequence[str]], Tensor],
     *,
     seed: int,
+    labels: Sequence[str] = (),
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Find probable label errors, scoring each image with heads that were not fitted to it.
 
     Images with identical copies under other labels are neither used for fitting nor reported here,
     because the audit lists them separately. `groups` maps the digest of each image that has
     near-duplicates to the name of its group. `features` is a function that returns the features (n,
-    D) of images, given their digests.
+    D) of images, given their digests. If images may have several `labels`, `classes` are the label
+    sets.
 
     Returns:
         The label errors, and a mapping from each path to the probabilities of the classes by name.
@@ -52,6 +57,9 @@ def check_labels(
     copies = list(by_digest.values())
     has_one_label = [len({file.label for file in same}) == 1 for same in copies]
     x, y = features(list(by_digest)), torch.tensor([same[0].label for same in copies])
+    if labels:
+        y = torch.from_numpy(membership(classes, labels))[y].float()
+        classes = labels
     group_ids = number_groups(groups.get(sha256, sha256) for sha256 in by_digest)
     weight = torch.tensor(has_one_label).float()
     logits = out_of_fold_logits(
@@ -81,9 +89,12 @@ def find_mislabels(
 ) -> list[Mislabel]:
     """Return the files for which a class is at least `ODDS` times as probable as the label.
 
-    The clearest cases come first. `paths` lists the files of each image; the list is empty if the
+    The clearest cases come first. With several labels, the suggestion is to add or to remove a
+    label. `paths` lists the files of each image; the list is empty if the
     image must not be reported. `probabilities` is (n, C).
     """
+    if y.ndim == 2:
+        return wrong_or_missing(probabilities, y, paths, classes)
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
     rows = torch.nonzero(most >= ODDS * given).flatten().tolist()
@@ -100,6 +111,29 @@ def find_mislabels(
     ]
 
 
+def wrong_or_missing(
+    probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], names: Sequence[str]
+) -> list[Mislabel]:
+    """Return the files with a label that is probably wrong or missing, clearest cases first."""
+    given = torch.where(y.bool(), probabilities, 1 - probabilities)  # (n, C)
+    rows = torch.nonzero(1 - given >= ODDS * given).tolist()
+    found = []
+    for row, i in sorted(rows, key=lambda pair: (float(given[pair[0], pair[1]]), pair)):
+        has, odds = bool(y[row, i]), float(given[row, i])
+        label, other = (names[i], f"not {names[i]}") if has else (f"not {names[i]}", names[i])
+        found += [
+            Mislabel(
+                path=path,
+                label=label,
+                suggested=other,
+                given_probability=odds,
+                suggested_probability=1 - odds,
+            )
+            for path in paths[row]
+        ]
+    return found
+
+
 def label_probabilities(
     logits: Tensor, x: Tensor, y: Tensor, groups: Sequence[int] | Tensor
 ) -> Tensor:
@@ -107,9 +141,12 @@ def label_probabilities(
 
     Each row of `logits` (n, C) must come from a head that was not fitted to that image.
     Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
-    the result sum to 1.
+    the result sum to 1, unless each label has its own probability.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
+    if y.ndim == 2:
+        has, lacks = logits.sigmoid() * (votes + 0.05), (-logits).sigmoid() * (1.05 - votes)
+        return has / (has + lacks)
     product = logits.softmax(dim=-1) * (votes + 0.05)  # 20 neighbours cannot rule out a class
     return product / product.sum(dim=-1, keepdim=True)
 
@@ -122,7 +159,7 @@ def out_of_fold_logits(
     classes: int,
     seed: int,
     sample_weight: Tensor | None = None,
-    l2: float | None = None,
+    l2: "float | tuple[float, ...] | None" = None,
 ) -> Tensor:
     """Return each image's logits (n, C) from a head fitted without it and its near-duplicates.
 

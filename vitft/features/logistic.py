@@ -1,18 +1,22 @@
-"""Multinomial logistic regression on fixed features, solved to the optimum by L-BFGS.
+"""Logistic regression on fixed features, solved to the optimum by L-BFGS.
+
+It is multinomial if each image has one class. If images may have several labels, there is one
+binary regression per label, all of which are solved together.
 
 Problems that differ only in their sample weights (folds, subsets of the data) are solved together
 so that each pass over the features serves all of them.
 
-Notation: n images, D feature dimensions, C classes, K problems; the features `x` are (n, D), and
-the class indices `y` are (n,).
+Notation: n images, D feature dimensions, C classes or labels, K problems; the features `x` are
+(n, D), and the targets `y` are class indices (n,) or 0 and 1 for each label (n, C).
 """
 
 import functools
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.features.lbfgs import minimise
 from vitft.system.device import one_thread
@@ -119,13 +123,58 @@ class CrossEntropyObjective:
         return loss, gradient.double().cpu().flatten(1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsObjective:
+    """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K C heads.
+
+    The heads of a problem, one for each label, are independent functions of their own weights.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    """Weight of each image in each problem, (K, n); each row sums to 1."""
+    classes: int
+    l2: "float | tuple[float, ...]"
+    """Penalty of all labels, or of each label."""
+    standardizer: Standardizer | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of the heads: (K, C, D + 1), with biases in the last column."""
+        return len(self.weights), self.classes, self.x.shape[1] + 1
+
+    def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values (K C,) and gradients (K C, D + 1) as float64 on the CPU."""
+        problems = self.shape[0]
+        head = flat.to(self.x)
+        matrix, bias = head[:, :-1], head[:, -1]
+        l2 = torch.as_tensor(self.l2).to(head).expand(self.classes).repeat(problems)  # (K C,)
+        slope, slope_bias = torch.zeros_like(matrix), torch.zeros_like(bias)
+        loss = torch.zeros(len(flat), dtype=torch.float64)
+        for begin in range(0, len(self.x), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
+            x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
+            logits = matrix @ x.T + bias[:, None]  # (K C, n)
+            target = self.y[part].to(head).T.repeat(problems, 1)
+            weights = self.weights[:, part].repeat_interleave(self.classes, dim=0)
+            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            loss += (losses * weights).sum(dim=1).double().cpu()
+            error = (logits.sigmoid() - target) * weights
+            slope += error @ x
+            slope_bias += error.sum(dim=1)
+        loss += 0.5 * (l2 * matrix.square().sum(dim=1)).double().cpu()
+        gradient = torch.cat([slope + l2[:, None] * matrix, slope_bias[:, None]], dim=1)
+        return loss, gradient.double().cpu()
+
+
 def solve_logistic(
     x: Tensor,
     y: Tensor,
     sample_weight: Tensor,
     *,
     classes: int,
-    l2: float,
+    l2: "float | tuple[float, ...]",
     standardizer: Standardizer | None = None,
     start: Tensor | None = None,
     steps: int = 200,
@@ -136,12 +185,14 @@ def solve_logistic(
     Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
-    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`.
+    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`. Each of several labels may have
+    its own penalty.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
     """
-    objective = CrossEntropyObjective(
+    kind: Any = CrossEntropyObjective if y.ndim == 1 else LabelsObjective
+    objective = kind(
         x=x,
         y=y,
         weights=(sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype),
@@ -151,8 +202,9 @@ def solve_logistic(
     )
     shape = objective.shape
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
+    flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     with one_thread(when=x.numel() * shape[0] * classes < SINGLE_THREAD_COST):
-        found = minimise(objective, first.flatten(1), steps=steps, tolerance=tolerance)
+        found = minimise(objective, flat, steps=steps, tolerance=tolerance)
     return found.view(shape)
 
 

@@ -40,8 +40,8 @@ LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 class HeadMethod:
     """Method of fitting a linear head to standardised features."""
 
-    l2: float
-    """L2 penalty of the logistic regression."""
+    l2: "float | tuple[float, ...]"
+    """L2 penalty of the logistic regression, or of the regression of each label."""
     read: int
     """Number of leading features that the logistic regression reads."""
     logistic: float = 1.0
@@ -127,7 +127,7 @@ def choose_head_method(
     fold_id: Tensor,
     *,
     classes: int,
-    l2: float,
+    l2: "float | tuple[float, ...]",
     read: int,
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Choose the method for fitting the head, and return it with the scores of all candidates.

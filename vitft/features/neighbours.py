@@ -1,7 +1,8 @@
 """Nearest-neighbour classification of features by cosine similarity.
 
 Notation: n images, m queries, D feature dimensions, C classes; the features `x` are (n, D), and
-the class indices `y` are (n,).
+the class indices `y` are (n,). If images may have several labels, `y` is 0 or 1 for each (n, C),
+and the votes of a query for a label are the fraction of its neighbours, by weight, that have it.
 """
 
 import torch
@@ -29,8 +30,8 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
 
-    `groups` (n,) contains group numbers. The votes for an image sum to 1, or to 0 if there is only
-    one group.
+    `groups` (n,) contains group numbers. The votes for the classes of an image sum to 1, or to 0 if
+    there is only one group.
     """
     known, found = F.normalize(x, dim=-1), []
     for part, own in zip(known.split(1024), groups.split(1024), strict=True):
@@ -38,6 +39,8 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
         similarity[own[:, None] == groups[None]] = -torch.inf
         found.append(votes(similarity, y, classes))
     total = torch.cat(found)
+    if y.ndim == 2:
+        return total
     return total / total.sum(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
@@ -48,4 +51,7 @@ def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
     """
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()
+    if y.ndim == 2:
+        weight = weight / weight.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+        return torch.einsum("mk,mkc->mc", weight, y[nearest.indices].to(weight))
     return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)

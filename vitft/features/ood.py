@@ -130,17 +130,7 @@ def fit_reference(
         The reference, or None if there are too few images, and the results for audit.json.
     """
     kinds = np.unique(labels)
-    results: OodResults = {
-        "images": len(features),
-        "held_out": int(held_out.sum()),
-        "reason": None,
-        "false_alarms": None,
-        "unknown_class": None,
-        "unknown_class_interval": None,
-        "unknown_class_range": None,
-        "classes_left_out": 0,
-        "features_trained": trained,
-    }
+    results = no_reference(None, len(features), int(held_out.sum()), trained=trained)
     if results["held_out"] < MIN_HELD_OUT:
         reason = f"too few held-out images ({results['held_out']} of the {MIN_HELD_OUT} needed)"
         return None, results | {"reason": reason}
@@ -165,6 +155,23 @@ def fit_reference(
         "unknown": unknown,
     }
     return Reference.from_arrays(reference), results
+
+
+def no_reference(
+    reason: str | None, images: int = 0, held_out: int = 0, *, trained: bool = False
+) -> OodResults:
+    """Return results without any rates; `reason` says why the run cannot flag images."""
+    return {
+        "images": images,
+        "held_out": held_out,
+        "reason": reason,
+        "false_alarms": None,
+        "unknown_class": None,
+        "unknown_class_interval": None,
+        "unknown_class_range": None,
+        "classes_left_out": 0,
+        "features_trained": trained,
+    }
 
 
 def thinned(rows: ClassIndices, most: int) -> ClassIndices:

@@ -1,1 +1,1 @@
-"""Accuracy, confidence intervals and calibration. Only `classification` imports torch."""
+"""Accuracy, intervals and calibration. Only `classification` and `targets` import torch."""

@@ -1,5 +1,8 @@
 """Probability calibration: temperature scaling, and the expected calibration error.
 
+If an image may have several labels, each label is calibrated like a classifier with two classes
+whose logits are 0 and the label's logit; `labels` is then (n, C), 1 where an image has a label.
+
 Arithmetic is in float64, except in `softmax` and in the exponentials of `fit_temperature`. The
 temperature is merged into the head when a run is saved, so predictions and exports do not need to
 apply it.
@@ -44,7 +47,10 @@ SIMULATIONS, TRIALS = 1000, 48
 
 
 class ScoredSet(NamedTuple):
-    """Logits (n, C) and true class indices (n,) of images that the model was not fitted to."""
+    """Logits (n, C) and targets of images that the model was not fitted to.
+
+    The targets are true class indices (n,), or 0 or 1 for each label (n, C).
+    """
 
     logits: Floats
     labels: Ints
@@ -52,14 +58,23 @@ class ScoredSet(NamedTuple):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def of_each_label(self) -> "list[ScoredSet]":
+        """Return one set of two classes, without and with the label, for each of several labels."""
+        return [
+            ScoredSet(np.stack([np.zeros_like(z), z], axis=1), y.astype(np.int64))
+            for z, y in zip(self.logits.T, self.labels.T, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTemperature:
     """A temperature and, for each validation image, a temperature fitted without that image."""
 
-    value: float  # divisor of the logits; 1 if none was fitted
+    value: "float | Floats"
+    """Divisor of the logits, or of the logits of each label (C,); 1 if none was fitted."""
     held_out: Floats
-    """For each validation image, the temperature fitted without it (n,), for unbiased metrics."""
+    """For each validation image, the temperature fitted without it (n,), or those of its labels
+    (n, C), for unbiased metrics."""
     cross_validated: int = 0
     """Number of training images whose cross-validated logits were also used to fit `value`."""
     note: str = ""  # reason why none was fitted; empty if one was
@@ -70,6 +85,8 @@ def calibrate_temperature(
 ) -> FittedTemperature:
     """Fit the temperature to validation images and any cross-validated training predictions.
 
+    Each of several labels has its own temperature.
+
     The result is the most probable temperature, given the log losses and a prior. The prior matters
     only for few images. Without it, the temperature would approach 0 whenever all images are
     predicted correctly. If the most probable temperature is outside `TEMPERATURES`, the result is
@@ -78,6 +95,8 @@ def calibrate_temperature(
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
     """
+    if validation.labels.ndim == 2:
+        return calibrate_labels(validation, training)
     images, more = len(validation), 0 if training is None else len(training)
     logits, labels = validation
     if training is not None:
@@ -100,13 +119,30 @@ def calibrate_temperature(
     return FittedTemperature(value=fitted, held_out=held_out, cross_validated=more)
 
 
+def calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
+    """Fit a temperature for each of several labels, as `calibrate_temperature` does for one."""
+    others = [None] * validation.labels.shape[1] if training is None else training.of_each_label()
+    pairs = zip(validation.of_each_label(), others, strict=True)
+    fitted = [calibrate_temperature(one, other) for one, other in pairs]
+    notes = [one.note for one in fitted if one.note]
+    return FittedTemperature(
+        value=np.array([one.value for one in fitted]),
+        held_out=np.stack([one.held_out for one in fitted], axis=1),
+        cross_validated=0 if training is None else len(training),
+        note=f"{len(notes)} of {len(fitted)} labels: {notes[0]}" if notes else "",
+    )
+
+
 def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     """Return whether the losses of a model on two sets are similar enough to pool the sets.
 
     The mean losses, at the temperature fitted to both sets, must differ by at most `MAX_DIFFERENCE`
     standard errors. They differ by more if, for example, the training images contain undetected
-    copies of each other.
+    copies of each other. With several labels, this must hold for each label.
     """
+    if first.labels.ndim == 2:
+        pairs = zip(first.of_each_label(), second.of_each_label(), strict=True)
+        return all(are_comparable(one, other) for one, other in pairs)
     logits = np.concatenate([first.logits, second.logits])
     labels = np.concatenate([first.labels, second.labels])
     losses = log_losses(logits / (fit_temperature(logits, labels) or 1.0), labels)
@@ -176,13 +212,21 @@ def logsumexp(logits: Floats) -> Floats:
 
 
 def log_losses(logits: Floats, labels: Ints) -> Floats:
-    """Return the log loss of each image in nats: (n,)."""
+    """Return the log loss of each image in nats (n,), summed over several labels."""
+    if labels.ndim == 2:
+        return np.asarray(np.logaddexp(0, np.where(labels, -logits, logits)).sum(axis=1))
     loss: Floats = logsumexp(logits) - logits[np.arange(len(labels)), labels]
     return loss
 
 
 def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Floats]:
-    """Return `confidence` (n,) and `right` (n,), as defined at the top of this file."""
+    """Return `confidence` (n,) and `right` (n,), as defined at the top of this file.
+
+    With several labels, each label of each image counts as a prediction of its own: (n C,).
+    """
+    if labels.ndim == 2:
+        right = (logits >= 0) == labels.astype(bool)
+        return np.ravel(sigmoid(np.abs(logits))), np.ravel(right).astype(np.float64)
     best: Floats = np.exp(logits.max(axis=1) - logsumexp(logits))
     right = logits.argmax(axis=1) == labels
     return np.minimum(best, 1.0), right.astype(np.float64)
@@ -297,3 +341,15 @@ def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
     return logits
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Convert the logits of labels to their probabilities."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
+
+
+def logit_of(probability: Floats | float) -> Floats:
+    """Return the logits of probabilities from 0 to 1; those of 0 and 1 are infinite."""
+    with np.errstate(divide="ignore"):
+        p = np.asarray(probability, dtype=np.float64)
+        return np.asarray(np.log(p) - np.log1p(-p))

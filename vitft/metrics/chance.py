@@ -15,11 +15,17 @@ def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
     A model is at chance level unless the 95% interval of its accuracy is above the accuracy of
-    always predicting the largest class. The phrase can follow the words `the model`. The result is
-    also empty for results of older runs, which do not contain the interval.
+    always predicting the largest class. With several labels per image, it is unless the interval of
+    its mean average precision is above that of random scores. The phrase can follow the words `the
+    model`. The result is also empty for results of older runs, which do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""
+    if "labels" in results:
+        bounds = results["labels"]["map_interval"]
+        if bounds is None or bounds[0] > results["labels"]["chance_map"]:
+            return ""
+        return "does not measurably rank images better than random scores"
     if results["top1_interval"][0] > results["majority"]:
         return ""
     if found := constant_class(results):

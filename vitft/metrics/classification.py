@@ -1,13 +1,14 @@
 """Metrics from logits and labels: accuracy, per-class metrics, confusion matrix and calibration.
 
-Notation: n images, C classes; `logits` is (n, C), and `labels` (n,) are class indices.
+Notation: n images, C classes; `logits` is (n, C), and `labels` (n,) are class indices or, if an
+image may have several labels, 0 or 1 for each label (n, C).
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitft.metrics.calibration import (
     FittedTemperature,
@@ -23,7 +24,9 @@ from vitft.metrics.intervals import (
     mean_fraction_interval,
     wilson_interval,
 )
-from vitft.metrics.results import ClassMetrics, Metrics, ProbabilityMetrics
+from vitft.metrics.label_metrics import label_results
+from vitft.metrics.results import ClassMetrics, LabelResults, Metrics, ProbabilityMetrics
+from vitft.metrics.targets import are_right, chosen, mean_loss
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
@@ -39,11 +42,22 @@ def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
     return int((best == labels[:, None]).any(dim=-1).sum())
 
 
-def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
+def classification_metrics(
+    logits: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    *,
+    thresholds: Floats | float = 0.5,
+    resampled: bool = False,
+) -> Metrics:
     """Return `results.Metrics` with the metrics that are fast to compute.
 
-    `loss_interval` and `calibration` are None; `probability_metrics` computes them.
+    `loss_interval` and `calibration` are None; `probability_metrics` computes them. The other
+    arguments are for several labels: the probabilities from which on an image gets each label, as
+    a number or an array (C,) or (n, C), and whether to compute the intervals of `labels`.
     """
+    if labels.ndim == 2:
+        return several_label_metrics(logits, labels, classes, thresholds, resampled=resampled)
     total = len(labels)
     matrix = confusion_matrix(logits, labels)
     rows, columns = matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
@@ -60,13 +74,55 @@ def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str
         "balanced": sum(hit / images for hit, images in recalls) / len(recalls),
         "balanced_interval": mean_fraction_interval(recalls),
         "majority": max(rows) / total,
-        "loss": F.cross_entropy(logits, labels).item(),
+        "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
             name: class_metrics(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
         },
         "confusion": matrix.tolist(),
         "calibration": None,
+    }
+
+
+def several_label_metrics(
+    logits: Tensor,
+    labels: Tensor,
+    names: Sequence[str],
+    thresholds: Floats | float,
+    *,
+    resampled: bool,
+) -> Metrics:
+    """Return the metrics of predictions of several labels, as `classification_metrics` does."""
+    given, truth = chosen(logits, thresholds), labels.bool()
+    total, correct = len(labels), int(are_right(logits, labels, thresholds).sum())
+    per_class = {
+        name: class_metrics(int((g & t).sum()), int(t.sum()), int(g.sum()))
+        for name, g, t in zip(names, given.T, truth.T, strict=True)
+    }
+    recalls = [
+        (int((g & t).sum()), int(t.sum())) for g, t in zip(given.T, truth.T, strict=True) if t.any()
+    ]
+    _, sizes = np.unique(truth.numpy(), axis=0, return_counts=True)
+    bare, empty = ~truth.any(dim=1), ~given.any(dim=1)
+    results: LabelResults = label_results(
+        logits.double().numpy(), truth.numpy(), given.numpy(), names, resampled=resampled
+    )
+    results["none"] = class_metrics(int((bare & empty).sum()), int(bare.sum()), int(empty.sum()))
+    return {
+        "images": total,
+        "top1": correct / total,
+        "top1_interval": wilson_interval(correct, total),
+        "top5": None,
+        "top5_interval": None,
+        "balanced": sum(hit / images for hit, images in recalls) / max(1, len(recalls)),
+        "balanced_interval": mean_fraction_interval(recalls) if recalls else (0.0, 1.0),
+        "majority": int(sizes.max()) / total,
+        "loss": mean_loss(logits, labels).item(),
+        "loss_interval": None,
+        "per_class": per_class,
+        "confusion": [],
+        "calibration": None,
+        "labels": results,
     }
 
 
@@ -101,12 +157,14 @@ def calibrated_metrics(
     """
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
-    held_out = scores / temperature.held_out[:, None]
+    held_out = scores / (
+        temperature.held_out if labels.ndim == 2 else temperature.held_out[:, None]
+    )
     metrics = probability_metrics(
         held_out,
         labels,
         ece_before=before,
-        temperature=temperature.value,
+        temperature=temperature.value if isinstance(temperature.value, float) else None,
         note=temperature.note or None,
     )
     if metrics["calibration"] is not None:

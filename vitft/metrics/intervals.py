@@ -15,6 +15,7 @@ import numpy as np
 from vitft.metrics.results import Interval
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 Z = 1.959963984540054
 """Half the width, in standard deviations, of the central 95% of a normal distribution."""

@@ -64,8 +64,35 @@ class ProbabilityMetrics(TypedDict):
     calibration: CalibrationMetrics | None  # None if only accuracy was measured
 
 
+class LabelMetrics(TypedDict):
+    """Ranking metrics and decision rule of one of several labels."""
+
+    ap: Share | None  # average precision
+    ap_interval: Interval | None
+    threshold: NotRequired[Share]  # probability at or above which an image gets the label
+    temperature: NotRequired[Positive]  # divisor of the logits of this label
+
+
+class LabelResults(TypedDict):
+    """Metrics of a model that gives an image several labels, or none."""
+
+    map: Share  # mean average precision over the labels that some image has
+    map_interval: Interval | None
+    chance_map: Share  # mean average precision of random scores
+    micro_f1: Share  # F1 over all decisions
+    micro_f1_interval: Interval | None
+    macro_f1: Share  # mean F1 of the labels that some image has
+    macro_f1_interval: Interval | None
+    none: NotRequired[ClassMetrics]  # images without labels, as if this were a class
+    per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
+
+
 class Metrics(ProbabilityMetrics):
-    """Metrics of a model on labelled images."""
+    """Metrics of a model on labelled images.
+
+    If an image may have several labels, `labels` is present, an image is right if exactly its
+    labels are predicted, `per_class` has one entry per label, and `confusion` is empty.
+    """
 
     images: Natural
     top1: Share
@@ -74,9 +101,10 @@ class Metrics(ProbabilityMetrics):
     top5_interval: Interval | None
     balanced: Share  # mean recall over the classes that have images
     balanced_interval: Interval
-    majority: Share  # accuracy of always predicting the largest class
+    majority: Share  # accuracy of always predicting the largest class or label set
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
     confusion: list[list[Natural]]  # by true class (row) and predicted class (column)
+    labels: NotRequired[LabelResults]  # present if an image may have several labels
 
 
 class LearningCurvePoint(TypedDict):
@@ -171,7 +199,8 @@ class SolvedHeadResults(TypedDict):
     """Additional results for a head fitted by L-BFGS."""
 
     first_loss: Loss  # training loss of a head of zeros
-    l2: Positive  # penalty on the weights of the head
+    l2: Positive  # penalty on the weights of the head; the median if each label has its own
+    label_l2: NotRequired[list[Positive]]  # penalty of each of several labels
     knn_top1: Share  # accuracy of nearest neighbours in feature space
     head: NotRequired[HeadChoice]  # absent if only the last block could be read
     cross_validation: NotRequired[CrossValidation]  # absent if classes have too few images
@@ -192,6 +221,7 @@ class RunResults(Metrics):
     selected_on_validation: bool  # whether the epoch was selected on the validation images
     first_loss: NotRequired[Loss]  # this and the next four fields: see `SolvedHeadResults`
     l2: NotRequired[Positive]
+    label_l2: NotRequired[list[Positive]]
     knn_top1: NotRequired[Share]
     head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
@@ -350,6 +380,8 @@ def read_results(path: Path) -> RunResults | None:
     results = read_run_json(path, RunResults)
     if results is not None:
         classes, matrix = len(results["per_class"]), results["confusion"]
-        if any(size != classes for size in (len(matrix), *map(len, matrix))):
+        if "labels" not in results and any(
+            size != classes for size in (len(matrix), *map(len, matrix))
+        ):
             raise damaged_file(path, "confusion does not have one row and column per class")
     return results

@@ -9,14 +9,14 @@ torch.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import ViTConfig, stated_fields
 from vitft.system.safetensors_file import TensorFacts
-from vitft.system.structure import StructureError, parse_json, structured
+from vitft.system.structure import Range, StructureError, parse_json, structured
 
 AnyConfig = ViTConfig | TimmConfig
 MAX_CARD_CHARACTERS = 16 * 2**20
@@ -53,6 +53,9 @@ class Card:
     """Description of how the position embeddings were resampled from the pretrained grid."""
     split: str = ""
     """Digest of the split manifest used for training and validation."""
+    thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
+    """Probability from which on an image gets each label, if it may have several labels; empty if
+    each image has exactly one class. Labels have independent probabilities (sigmoid)."""
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
@@ -61,6 +64,8 @@ class Card:
             "architecture": stated_fields(self.architecture),
             "transform": self.transform.to_json(),
         }
+        if not self.thresholds:  # checkpoints with one class per image do not mention them
+            del table["thresholds"]
         return json.dumps(table, sort_keys=True)
 
 
@@ -127,6 +132,10 @@ def check_card(card: Card) -> None:
         )
     if len({*classes}) != len(classes) or "" in classes:
         raise StructureError("a class name is empty or occurs twice")
+    if card.thresholds and len(card.thresholds) != len(classes):
+        raise StructureError(
+            f"it has {len(card.thresholds):,} thresholds for {len(classes):,} labels"
+        )
 
 
 def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
+from vitft.models.foreign_labels import foreign_thresholds
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.system.errors import RunError, WeightsError
 
@@ -49,5 +50,6 @@ def load_classifier(
         transform=weights.transform,
         classes=weights.classes,
         weights=weights.provenance,
+        thresholds=foreign_thresholds(path),
     )
     return weights.tensors, card

@@ -60,7 +60,7 @@ def load_initial_model(
     else:
         model, report = load_backbone(
             weights.name,
-            num_classes=len(folder.classes),
+            num_classes=len(folder.outputs),
             image_size=weights.image_size,
             pre_logits=weights.pre_logits,
             pos_embed=weights.pos_embed,
@@ -114,7 +114,7 @@ def new_model(
     waves = shape.pop("positions") == "waves"
     config = ViTConfig(
         image_size=weights.image_size or checked_size(folder, own_size),
-        num_classes=len(folder.classes),
+        num_classes=len(folder.outputs),
         drop_path=drop_path,
         **shape,
     )

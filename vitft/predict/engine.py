@@ -40,6 +40,9 @@ class Engine(Protocol):
 
     transform: EvalTransform
     classes: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    """Probability from which on an image gets each of several labels; empty if each image has
+    exactly one class."""
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
@@ -159,6 +162,7 @@ class MirroredEngine:
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers, self.transform = engine.in_workers, engine.transform
         self.classes, self.feature_size = engine.classes, engine.feature_size
+        self.thresholds = engine.thresholds
         self.view, self.enter_worker = engine.view, engine.enter_worker
         self.running = engine.running
 

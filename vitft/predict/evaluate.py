@@ -8,11 +8,11 @@ import contextlib
 import difflib
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitft.config.run import checked_run_config
 from vitft.data.images import read_bytes
+from vitft.data.label_sets import split_labels
 from vitft.data.labelled import LabelledImages, with_changed_classes
 from vitft.data.loading import in_order
 from vitft.metrics.calibration import (
@@ -28,13 +29,13 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.results import EvaluatedData, EvaluationResults, read_results
+from vitft.metrics.results import EvaluatedData, EvaluationResults, Metrics, read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
-from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
+from vitft.predict.rows import format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system import console
@@ -60,14 +61,17 @@ class LabelledPrediction(NamedTuple):
 
     @property
     def is_correct(self) -> bool:
-        return self.prediction.classes[:1] == (self.label,)
+        return bool(self.prediction.classes) and self.prediction.answer == self.label
 
     def to_csv(self) -> str:
         """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
-        path, name, probability, notes, error = self.prediction.to_cells(1)
-        label_probability = self.prediction.target_probability if name else None
-        is_correct = str(int(self.is_correct)) if name else None
-        cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
+        path, _, _, notes, error = self.prediction.to_cells(1)[-5:]
+        found: tuple[str | float | None, ...] = (None, None, None, None)
+        if self.prediction.classes:
+            one = self.prediction
+            is_correct = str(int(self.is_correct))
+            found = (one.answer, one.probability, one.target_probability, is_correct)
+        cells = (path, self.label, *found, notes, error)
         return csv_line([format_csv_cell(cell) for cell in cells])
 
 
@@ -127,8 +131,10 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     data = with_run_classes(data, folder, classes)
     check_classes(data, classes)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
-    index = {name: number for number, name in enumerate(classes)}
-    postprocess = Postprocess.for_run(run, classes, engine.feature_size)
+    index = targets_by_label(data, classes, several=bool(engine.thresholds))
+    postprocess = Postprocess.for_run(
+        run, classes, engine.feature_size, thresholds=engine.thresholds
+    )
     log.info(postprocess.describe())
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
@@ -140,7 +146,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
             scored: Iterator[Prediction] = iter(())
             if usable:
                 scores = engine.scores(np.stack([i.view for i in usable if i.view is not None]))
-                targets = [index[image.label] for image in usable]
+                targets: Any = [index[image.label] for image in usable]
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
@@ -155,20 +161,36 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     if not logits:
         raise nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
-    labels = torch.tensor([index[p.label] for p in predictions if p.prediction.classes])
+    labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    ece_before, temperature = before_temperature(folder, all_logits, labels)
     results: EvaluationResults = {
-        **classification_metrics(all_logits, labels, classes),
-        **probability_metrics(
-            all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
-        ),
+        **all_metrics(engine, folder, all_logits, labels),
         "data": evaluated_data(data, predictions, digests, None if known is None else validated),
     }
     warn_of_bias(results)
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
     return Evaluation(results=results, predictions=tuple(predictions))
+
+
+def all_metrics(
+    engine: Predictor | OnnxEngine, folder: Path, logits: Tensor, labels: Tensor
+) -> Metrics:
+    """Return the metrics of a model, given the folder of its run, logits (n, C) and targets.
+
+    Raises:
+        RunError: The file eval.json of the run is damaged.
+    """
+    ece_before, temperature = before_temperature(folder, logits, labels)
+    thresholds = np.array(engine.thresholds)
+    return {
+        **classification_metrics(
+            logits, labels, engine.classes, thresholds=thresholds, resampled=True
+        ),
+        **probability_metrics(
+            logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
+        ),
+    }
 
 
 def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
@@ -194,14 +216,15 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
 def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
     """Return the data with the class changes of the run if the model does not know some classes.
 
-    The data is returned unchanged if the model knows all classes, or if the run has no table of
+    The data is returned unchanged if images may have several labels, if the model knows all
+    classes, or if the run has no table of
     class changes or the table is gone.
 
     Raises:
         RunError: The file config.toml of the run is damaged.
         DataError: The table is invalid.
     """
-    if {*data.classes} <= {*known} or not (folder / "config.toml").is_file():
+    if data.labels or {*data.classes} <= {*known} or not (folder / "config.toml").is_file():
         return data
     table = Path(checked_run_config(folder).data.classes)
     if not table.is_file():
@@ -211,13 +234,33 @@ def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -
     return changed
 
 
+def targets_by_label(
+    data: LabelledImages, outputs: Sequence[str], *, several: bool
+) -> Mapping[str, Any]:
+    """Return the target of each class or label set: a class index, or 0 and 1 per label (C,).
+
+    Raises:
+        DataError: The images have several labels, but the model gives each image one class.
+    """
+    if not several and data.labels:
+        raise DataError(
+            f"the images of {data.source} have several labels, but the model gives one class",
+            fix="use a model trained on such images, or --set data.labels=one",
+        )
+    if not several:
+        return {name: number for number, name in enumerate(outputs)}
+    names = [split_labels(text) if data.labels else (text,) for text in data.classes]
+    return {text: np.isin(outputs, own) for text, own in zip(data.classes, names, strict=True)}
+
+
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Check that every class of the data is a class of the model; the data may have fewer classes.
 
     Raises:
         DataError: A class is unknown to the model.
     """
-    unknown, missing = sorted({*data.classes} - {*known}), sorted({*known} - {*data.classes})
+    present = {*(data.labels or data.classes)}
+    unknown, missing = sorted(present - {*known}), sorted({*known} - present)
     if not unknown:
         return
     fix = "use the class names of the model, and remove images of other classes"
@@ -280,13 +323,21 @@ def before_temperature(
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's temperature.
 
-    Both are None if the run has no temperature.
+    Both are None if the run has no temperature; only the latter is None if each of several labels
+    has its own.
 
     Raises:
         RunError: The file eval.json of the run is damaged.
     """
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None
+    if kept and "labels" in kept:
+        every = kept["labels"]["per_label"].values()
+        divisors = np.array([row.get("temperature", 1.0) for row in every])
+        bins = bin_by_confidence(
+            *confidence_and_correctness(logits.double().numpy() * divisors, labels.numpy())
+        )
+        return calibration_error(bins)[0], None
     temperature = calibration["temperature"] if calibration else None
     if temperature is None:
         return None, None

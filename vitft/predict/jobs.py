@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +18,6 @@ from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
-    RowWriter,
     check_output,
     count_errors,
     find_resume_point,
@@ -30,6 +29,7 @@ from vitft.predict.output import (
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest
+from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
@@ -62,13 +62,6 @@ def run_prediction(
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
     checkpoint = find_model(request.run, graphs=True)
-    threshold = request.threshold or 0.0
-    if request.precision is not None:
-        from vitft.predict.threshold import choose_threshold  # imports simplejpeg
-
-        chosen = choose_threshold(checkpoint.parent, request.precision)
-        log.info(str(chosen))
-        threshold = chosen.value
     pictures = None
     if request.explain is not None:
         pictures = plan_run(request.explain, "", option="--explain")
@@ -77,17 +70,20 @@ def run_prediction(
     shard = replace(request.shard, chunk=engine.batch)
     if (done := finished_job(request, shard)) is not None:
         return done
+    threshold, thresholds = chosen_thresholds(request, checkpoint.parent, engine)
     postprocess = Postprocess.for_run(
         request.run,
         engine.classes,
         engine.feature_size,
         top_k=request.top_k,
         threshold=threshold,
+        thresholds=thresholds,
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     web = WebLimits(allow_private=request.allow_private_addresses)
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
-    with open_destination(request, shard, images, write) as (rows, remaining):
+    labels = engine.classes if thresholds else ()
+    with open_destination(request, shard, images, write, labels) as (rows, remaining):
         if shard.rank == 0:
             log.info(postprocess.describe())
         predictions = pipeline.predict(remaining)
@@ -101,6 +97,29 @@ def run_prediction(
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors
+
+
+def chosen_thresholds(
+    request: PredictRequest, run: Path, engine: Engine
+) -> tuple[float, tuple[float, ...]]:
+    """Return the threshold of the request (0 if there is none) and those of several labels.
+
+    Raises:
+        RunError: The run has no validation predictions, or a file of the run is damaged.
+        UsageError: No threshold reaches the requested precision, or --top-k has no effect.
+    """
+    if engine.thresholds and request.top_k > 1:
+        raise UsageError(
+            f"--top-k {request.top_k} has no effect: the model gives images several labels, and "
+            "predictions contain the probability of each label",
+            fix="remove --top-k",
+        )
+    precision = request.precision
+    if precision is None:
+        return request.threshold or 0.0, engine.thresholds
+    from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
+
+    return thresholds_for(run, precision, engine)
 
 
 def choose_engine(
@@ -175,6 +194,7 @@ def open_destination(
     shard: ProcessShard,
     images: Iterator[ImageSource],
     write: Callable[[str], object],
+    labels: Sequence[str],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the output; yield a writer for the rows and the sources that do not have a row yet.
 
@@ -184,7 +204,7 @@ def open_destination(
     """
     style, top_k = request.style, request.top_k
     if request.out is None:
-        rows = RowWriter(style, top_k, write)
+        rows = RowWriter(style, top_k, write, labels)
         yield rows, images
         rows.close()
         return
@@ -195,10 +215,10 @@ def open_destination(
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
         history = SourceHistory(own, shard.chunk)
-        start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
+        start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
-    with open_rows(out, style, top_k, shard, start) as rows:
+    with open_rows(out, style, top_k, shard, start, labels=labels) as rows:
         yield rows, own
 
 

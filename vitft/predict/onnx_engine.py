@@ -46,9 +46,10 @@ class OnnxEngine:
             self.classes = tuple(map(str, facts["classes"]))
             self.transform = EvalTransform.from_json(facts["transform"])
             self.split = str(facts.get("split", ""))
+            self.thresholds = tuple(map(float, facts.get("thresholds", ())))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
-        except (KeyError, TypeError, AttributeError, UsageError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
             raise unreadable_graph(path, f"its description is incomplete: {error}") from error
         self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
 

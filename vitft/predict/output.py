@@ -9,18 +9,19 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
-from vitft.predict.prediction import DECIMALS, Prediction, column_names
+from vitft.predict.prediction import column_names
+from vitft.predict.rows import ParquetRowWriter, RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_file, writing
-from vitft.system.text import csv_line, escape_formula, json_line, percent
+from vitft.system.text import csv_line, escape_formula
 
 RESUMABLE = ("jsonl", "csv")
 
@@ -50,89 +51,6 @@ class ResumePoint(NamedTuple):
     size: int = 0
     errors: int = 0
     """Number of error rows among `rows`."""
-
-
-class RowWriter:
-    """Writer of predictions as a table, JSON, JSONL or CSV.
-
-    It passes each line, without its line break, to the function `write`.
-    """
-
-    def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
-        self.style, self.top_k, self.write = style, top_k, write
-        self.count = self.errors = 0
-        self.has_begun = False
-        self.pending_json = ""
-        """Latest JSON row, held back because a comma must follow every row but the last."""
-        self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
-        """Rows held back until the width of the first column is known; None afterwards."""
-        self.width = 0
-
-    def begin(self) -> None:
-        """Write the CSV header or the opening bracket of JSON, if not yet written."""
-        if not self.has_begun and self.style in ("csv", "json"):
-            self.write(csv_line(column_names(self.top_k)) if self.style == "csv" else "[")
-        self.has_begun = True
-
-    def add(self, prediction: Prediction) -> None:
-        """Count a prediction and write its row."""
-        self.begin()
-        self.count += 1
-        self.errors += bool(prediction.error)
-        self.write_row(prediction)
-
-    def write_row(self, prediction: Prediction) -> None:
-        """Write the row of a prediction, or hold it back."""
-        if self.style == "csv":
-            self.write(csv_line([*map(format_csv_cell, prediction.to_cells(self.top_k))]))
-        elif self.style == "jsonl":
-            self.write(json_line(prediction.to_dict()))
-        elif self.style == "json":
-            if self.pending_json:
-                self.write(f"{self.pending_json},")
-            self.pending_json = f"  {json_line(prediction.to_dict())}"
-        else:
-            self.write_table_row(visible(prediction.path), summarise(prediction))
-
-    def write_table_row(self, path: str, text: str) -> None:
-        """Write a row of the table, or hold it back until the first column's width is known."""
-        if self.unaligned is None:
-            self.write(f"{path:<{self.width}}  {text}")
-            return
-        self.unaligned.append((path, text))
-        if len(self.unaligned) > 100:
-            self.align()
-
-    def align(self) -> None:
-        """Determine the width of the first column from the rows held back, and write them."""
-        rows, self.unaligned = self.unaligned or [], None
-        self.width = max((len(path) for path, _ in rows), default=0)
-        for path, text in rows:
-            self.write_table_row(path, text)
-
-    def close(self) -> None:
-        """Write everything still pending, including the closing bracket of JSON."""
-        self.begin()
-        if self.style == "json":
-            if self.pending_json:
-                self.write(self.pending_json)
-            self.write("]")
-        elif self.style == "table" and self.unaligned is not None:
-            self.align()
-
-
-def format_csv_cell(cell: str | float | None) -> str:
-    """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
-    return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
-
-
-def summarise(prediction: Prediction) -> str:
-    """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
-    if prediction.error:
-        return visible(f"error: {prediction.error}")
-    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
-    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
@@ -187,7 +105,13 @@ def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
 
 
 def find_resume_point(
-    path: Path, style: str, top_k: int, names: Iterator[str], chunk: int
+    path: Path,
+    style: str,
+    top_k: int,
+    names: Iterator[str],
+    chunk: int,
+    *,
+    labels: Sequence[str] = (),
 ) -> ResumePoint:
     """Check the rows of an unfinished file against `names`, and return the point to resume from.
 
@@ -203,7 +127,7 @@ def find_resume_point(
             header = next(records, None)
             if header is None:
                 return point
-            if header != (expected := encode_line(csv_line(column_names(top_k)), style)):
+            if header != (expected := encode_line(csv_line(column_names(top_k, labels)), style)):
                 found = header.decode("utf-8", "replace").strip()[:100]
                 raise cannot_resume(
                     path,
@@ -221,7 +145,7 @@ def find_resume_point(
                     "there are no more images" if name is None else f"should be for {visible(name)}"
                 )
                 raise cannot_resume(path, f"row {done + 1} is for {visible(found)}, but {wanted}")
-            if style == "jsonl" and not is_error and classes > top_k:
+            if style == "jsonl" and not is_error and classes > (len(labels) or top_k):
                 raise cannot_resume(
                     path, f"row {done + 1} has {classes} classes, but --top-k is {top_k}"
                 )
@@ -277,7 +201,13 @@ def encode_line(line: str, style: str) -> bytes:
 
 @contextlib.contextmanager
 def open_rows(
-    out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
+    out: Path,
+    style: str,
+    top_k: int,
+    shard: ProcessShard,
+    start: ResumePoint,
+    *,
+    labels: Sequence[str] = (),
 ) -> Iterator[RowWriter]:
     """Open an output file that is renamed to its final name once all rows are written.
 
@@ -289,7 +219,7 @@ def open_rows(
     """
     part = part_path(out, shard)
     if style == "parquet":
-        with open_parquet(out, top_k) as rows:
+        with open_parquet(out, top_k, labels) as rows:
             yield rows
         return
     with writing(part):
@@ -297,7 +227,9 @@ def open_rows(
     with file:
         if file.tell() > start.size:  # mode "ab" starts at the end of the file
             file.truncate(start.size)
-        rows = RowWriter(style, top_k, lambda line: write_all(file, part, encode_line(line, style)))
+        rows = RowWriter(
+            style, top_k, lambda line: write_all(file, part, encode_line(line, style)), labels
+        )
         rows.count, rows.errors = start.rows, start.errors
         rows.has_begun = start.size > 0
         yield rows
@@ -357,7 +289,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 
 @contextlib.contextmanager
-def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
+def open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
     """Open a Parquet file that has the same columns as CSV and float64 probabilities.
 
     Raises:
@@ -367,38 +299,17 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = column_names(top_k)
+    names = column_names(top_k, labels)
     types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
     schema = pa.schema(list(zip(names, types, strict=True)))
     with writing(out), temporary_file(out) as (descriptor, temporary):
         os.close(descriptor)
         with pq.ParquetWriter(temporary, schema) as writer:
             rows = ParquetRowWriter(
-                top_k, lambda group: writer.write_table(pa.Table.from_pylist(group, schema=schema))
+                top_k,
+                lambda group: writer.write_table(pa.Table.from_pylist(group, schema=schema)),
+                labels,
             )
             yield rows
             rows.close()
         temporary.replace(out)
-
-
-class ParquetRowWriter(RowWriter):
-    """Writer that collects rows and writes them to Parquet one row group at a time."""
-
-    def __init__(self, top_k: int, write_group: Callable[[list[dict[str, Any]]], None]) -> None:
-        super().__init__("parquet", top_k, write=lambda _: None)
-        self.write_group = write_group
-        self.pending: list[dict[str, Any]] = []
-
-    def write_row(self, prediction: Prediction) -> None:
-        cells = (
-            cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-            for cell in prediction.to_cells(self.top_k)
-        )
-        self.pending.append(dict(zip(column_names(self.top_k), cells, strict=True)))
-        if len(self.pending) >= 1024:
-            self.close()
-
-    def close(self) -> None:
-        """Write the collected rows as a row group."""
-        self.write_group(self.pending)
-        self.pending = []

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from vitft.features.ood import Reference, read_reference
-from vitft.metrics.calibration import softmax
+from vitft.metrics.calibration import logit_of, sigmoid, softmax
+from vitft.metrics.intervals import Flags, Floats
 from vitft.models.find import find_model
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.run_info import RunInfo
 from vitft.system.errors import RunError
 
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
+Targets = Sequence[int] | Flags
+"""Class indices (B,), or whether each image has each of several labels (B, C)."""
 
 
 class Scores(NamedTuple):
@@ -40,6 +43,9 @@ class Postprocess:
     """Number of classes per prediction; capped at the model's number of classes."""
     threshold: float = 0.0
     """Probability below which a prediction is marked `not sure`."""
+    thresholds: Sequence[float] = ()
+    """Probability from which on an image gets each of several labels; empty if each image has
+    exactly one class."""
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
     run: RunInfo | None = None
@@ -54,6 +60,7 @@ class Postprocess:
         *,
         top_k: int = 1,
         threshold: float = 0.0,
+        thresholds: Sequence[float] = (),
     ) -> Self:
         """Create an instance for a run, with statistics of its training features if they exist.
 
@@ -64,7 +71,10 @@ class Postprocess:
             feature_size: Number of dimensions of a feature, or 0 if the engine does not return
                 features; there are then no out-of-distribution notes.
             top_k: Number of classes per prediction.
-            threshold: Probability below which a prediction is marked `not sure`.
+            threshold: Probability below which a prediction is marked `not sure`. If an image may
+                have several labels, it gets those whose probability is at least this large; 0
+                for the model's own thresholds.
+            thresholds: Thresholds of the labels, if an image may have several of them.
 
         Raises:
             RunError: The run does not exist, or the statistics are damaged or belong to another
@@ -75,7 +85,8 @@ class Postprocess:
         return cls(
             classes=classes,
             top_k=top_k,
-            threshold=threshold,
+            threshold=0.0 if thresholds else threshold,
+            thresholds=[threshold] * len(thresholds) if threshold else thresholds,
             reference=read_reference(checkpoint.parent, feature_size) if feature_size else None,
             run=RunInfo.read(run, checkpoint, len(classes)),
         )
@@ -96,18 +107,20 @@ class Postprocess:
         return self.run.line() + note
 
     def __call__(
-        self, paths: Sequence[str], scores: Scores, targets: Sequence[int] | None = None
+        self, paths: Sequence[str], scores: Scores, targets: Targets | None = None
     ) -> list[Prediction]:
         """Return one prediction for each of B paths.
 
-        If target classes are given as indices (B,), each prediction includes the probability of its
-        target class.
+        If targets are given, as class indices (B,) or as labels (B, C), each prediction includes
+        the probability of its target.
 
         Raises:
             RunError: Some logits are not finite.
         """
         if not np.isfinite(scores.logits).all():
             raise not_finite()
+        if self.thresholds:
+            return self.with_labels(paths, scores, targets)
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
         if self.top_k == 1:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)
@@ -125,10 +138,38 @@ class Postprocess:
                 probabilities=best,
                 run=self.run_name,
                 notes=(NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * unlike[i],
-                target_probability=float(probabilities[i, targets[i]]) if targets else 0.0,
+                target_probability=0.0 if targets is None else float(probabilities[i, targets[i]]),
             )
             predictions.append(prediction)
         return predictions
+
+    def with_labels(
+        self, paths: Sequence[str], scores: Scores, targets: Targets | None
+    ) -> list[Prediction]:
+        """Return the predictions of a model that gives images several labels, or none."""
+        logits = scores.logits.astype(np.float64)
+        probabilities = sigmoid(logits)
+        given = logits >= logit_of(np.asarray(self.thresholds))  # (B, C)
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        goals = given if targets is None else np.asarray(targets, bool)
+        names = np.array(self.classes, dtype=object)
+        return [
+            Prediction(
+                path=path,
+                classes=tuple(names[order[i]]),
+                probabilities=tuple(probabilities[i, order[i]].tolist()),
+                labels=tuple(names[[k for k in order[i] if given[i, k]]]),
+                labels_probability=set_probability(probabilities[i], given[i]),
+                run=self.run_name,
+                target_probability=set_probability(probabilities[i], goals[i]),
+            )
+            for i, path in enumerate(paths)
+        ]
+
+
+def set_probability(probabilities: Floats, members: Flags) -> float:
+    """Return the probability (C,) of exactly these labels (C,), if labels were independent."""
+    return float(np.where(members, probabilities, 1 - probabilities).prod())
 
 
 def not_finite() -> RunError:

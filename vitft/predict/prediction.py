@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
+from vitft.data.label_sets import join_labels
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -20,6 +22,7 @@ class PredictionDict(TypedDict, total=False):
 
     path: str
     run: str
+    labels: list[str]  # labels given to the image; absent if each image has exactly one class
     classes: list[ClassProbability]
     notes: list[str]
     error: str
@@ -31,9 +34,14 @@ class Prediction:
 
     path: str
     classes: tuple[str, ...] = ()
-    """Class names, most probable first."""
+    """Class names, most probable first; all labels of a model that gives images several labels."""
     probabilities: tuple[float, ...] = ()
-    """Probability of each of `classes`; the probabilities of all classes of the model sum to 1."""
+    """Probability of each of `classes`; the probabilities of all classes of the model sum to 1,
+    unless an image may have several labels."""
+    labels: tuple[str, ...] | None = None
+    """Labels given to the image, most probable first; None if each image has exactly one class."""
+    labels_probability: float = 0.0
+    """Probability that the image has exactly `labels`, if labels were independent."""
     notes: tuple[str, ...] = ()
     """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
@@ -46,8 +54,19 @@ class Prediction:
     )
     """The preprocessed image (S, S, 3), if requested."""
 
+    @property
+    def answer(self) -> str:
+        """The most probable class, or the labels given to the image as text, sorted."""
+        return self.classes[0] if self.labels is None else join_labels(self.labels)
+
+    @property
+    def probability(self) -> float:
+        """Probability of `answer`."""
+        return self.probabilities[0] if self.labels is None else self.labels_probability
+
     def top(self, k: int) -> Self:
-        """Return a copy of the prediction with at most `k` classes."""
+        """Return a copy of the prediction with at most `k` classes, but all `labels`."""
+        k = max(k, len(self.labels or ()))
         return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
 
     def to_dict(self) -> PredictionDict:
@@ -61,19 +80,35 @@ class Prediction:
         classes: list[ClassProbability] = [
             {"class": name, "probability": round(value, DECIMALS)} for name, value in pairs
         ]
+        if self.labels is not None:
+            row["labels"] = [*self.labels]
         row["classes"] = classes
         return {**row, "notes": [*self.notes]} if self.notes else row
 
-    def to_cells(self, top_k: int) -> list[str | float | None]:
-        """Return the cells of a CSV or Parquet row, with None for missing values."""
+    def to_cells(self, top_k: int, labels: Sequence[str] = ()) -> list[str | float | None]:
+        """Return the cells of a CSV or Parquet row, with None for missing values.
+
+        `labels` are the labels of the model; empty if each image has exactly one class.
+        """
+        if labels:
+            known = dict(zip(self.classes, self.probabilities, strict=True))
+            values = [round(known[name], DECIMALS) if known else None for name in labels]
+            answer = None if self.labels is None else self.answer
+            return [self.path, answer, *values, "; ".join(self.notes), self.error]
         pairs = zip(self.classes, self.probabilities, strict=True)
         cells = [cell for name, value in pairs for cell in (name, round(value, DECIMALS))]
         padding = [None] * (2 * top_k - len(cells))
         return [self.path, *cells, *padding, "; ".join(self.notes), self.error]
 
 
-def column_names(top_k: int) -> list[str]:
-    """Return the column names of CSV and Parquet output with `top_k` classes per image."""
+def column_names(top_k: int, labels: Sequence[str] = ()) -> list[str]:
+    """Return the column names of CSV and Parquet output with `top_k` classes per image.
+
+    If an image may have several labels, there is a column with its labels and one probability for
+    each of the labels of the model, `labels`.
+    """
+    if labels:
+        return ["path", "labels", *(f"probability_{name}" for name in labels), "notes", "error"]
     ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
     columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
     return ["path", *columns, "notes", "error"]

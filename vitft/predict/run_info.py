@@ -33,7 +33,8 @@ class RunInfo:
     classes: int
     """Number of classes."""
     top1: float | None
-    """Accuracy on the validation images; None if unknown."""
+    """Accuracy on the validation images, i.e. the fraction of images with exactly the right labels
+    if there are several; None if unknown."""
     images: int
     """Number of validation images; 0 if unknown."""
     trained_at: float
@@ -41,6 +42,9 @@ class RunInfo:
     at_chance: str
     """Phrase such as `always predicts 7` for a model at chance level (`metrics.chance`), otherwise
     an empty string."""
+    mean_ap: float | None = None
+    """Mean average precision of several labels on the validation images; None if each image has
+    one class, or if unknown."""
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
@@ -60,6 +64,7 @@ class RunInfo:
             images=results["images"] if results else 0,
             trained_at=end_of_run(folder, checkpoint),
             at_chance=chance_level(results) if results else "",
+            mean_ap=results["labels"]["map"] if results and "labels" in results else None,
         )
 
     def line(self, now: float | None = None) -> str:
@@ -70,6 +75,9 @@ class RunInfo:
             on = count(self.images, "validation image")
             accuracy = f"accuracy {percent(self.top1)} on {on}"
         classes = count(self.classes, "class", "classes")
+        if self.mean_ap is not None:
+            classes, on = count(self.classes, "label"), count(self.images, "validation image")
+            accuracy = f"mean average precision {percent(self.mean_ap)} on {on}"
         chance = f"; at chance level: it {self.at_chance}" if self.at_chance else ""
         return f"run {self.name}: {classes}, {accuracy}, {days_and_hours(age)} old{chance}"
 

@@ -17,10 +17,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitft.metrics.intervals import Floats, wilson_interval
+from vitft.metrics.intervals import Flags, Floats, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import (
-    Flags,
     read_training_predictions,
     read_validation_predictions,
 )

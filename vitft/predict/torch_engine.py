@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from vitft.config.schema import one_class_only
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
 from vitft.models.card import Card
@@ -55,7 +56,8 @@ class Predictor:
 
     Raises:
         RunError: The model has no classes.
-        UsageError: The device cannot be used.
+        UsageError: The device cannot be used, or bf16 is requested for a model with several labels
+            per image.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class Predictor:
             )
         self.device = pick_device(local_device(device))
         self.model, self.card, self.precision = model.eval().to(self.device), card, precision
+        if card.thresholds and precision != "fp32":
+            raise one_class_only(f"--dtype {precision}")
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
+        self.thresholds = card.thresholds
         self.feature_size = model.feature_size
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
@@ -102,7 +107,8 @@ class Predictor:
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; its `error` is set if the file is unusable."""
-        pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
+        postprocess = Postprocess(classes=self.classes, top_k=top_k, thresholds=self.thresholds)
+        pipeline = Pipeline(self, postprocess)
         return pipeline.predict(ImageSource(path, path) for path in paths)
 
     @contextlib.contextmanager

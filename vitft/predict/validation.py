@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.split import Manifest, Row
-from vitft.metrics.intervals import Floats
+from vitft.data.split import Manifest
+from vitft.metrics.intervals import Flags, Floats
+from vitft.metrics.results import read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
 from vitft.system.rundir import RunDir
 
 THUMBS = "thumbs"
 VALIDATION_FILE = "validation.npz"
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,13 @@ class ValidationPrediction:
     """Path relative to the data folder, with forward slashes."""
     sha256: str
     label: str
+    """Class, or label set as text."""
     predicted: str
     probability: float
-    """Probability of the predicted class."""
+    """Probability of the predicted class or label set."""
     label_probability: float
+    most_probable: str = ""
+    """The most probable output of the model: the predicted class, or a single label."""
 
     @property
     def is_correct(self) -> bool:
@@ -63,22 +66,43 @@ def read_classes(run: Path) -> tuple[str, ...]:
     return tuple(table[str(i)] for i in range(len(table)))
 
 
-def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Return the rows of split.csv, or () if the file is missing.
+def read_split(run: Path, classes: Sequence[str]) -> Manifest:
+    """Return the content of split.csv; it has no rows if the file is missing.
 
-    The labels of the rows are indices into `classes`.
+    `classes` are the names of the model's outputs. If each image has one class, the labels of the
+    rows are indices into them.
 
     Raises:
         RunError: The table is damaged, or contains a class that is not in `classes`.
     """
     path = RunDir(run).split
     if not os.path.lexists(path):
-        return ()
+        return Manifest(run, tuple(classes), ())
     manifest = Manifest.read(path, run)
-    if unknown := {*manifest.classes} - {*classes}:
+    if unknown := {*manifest.outputs} - {*classes}:
         raise damaged_file(path, f"class {min(unknown)!r} is not in class_indices.json")
+    if manifest.labels:
+        return replace(manifest, labels=tuple(classes))
     index = {name: number for number, name in enumerate(classes)}
-    return tuple(replace(row, label=index[manifest.classes[row.label]]) for row in manifest.rows)
+    rows = (replace(row, label=index[manifest.classes[row.label]]) for row in manifest.rows)
+    return Manifest(run, tuple(classes), tuple(rows))
+
+
+def read_thresholds(run: Path, labels: Sequence[str]) -> tuple[float, ...]:
+    """Return the threshold of each of several labels, or () if `labels` is empty.
+
+    Raises:
+        RunError: The file eval.json is damaged or has no thresholds.
+    """
+    if not labels:
+        return ()
+    path = RunDir(run).eval
+    results = read_results(path)
+    rows = results["labels"]["per_label"] if results and "labels" in results else {}
+    found = [rows[name]["threshold"] for name in labels if "threshold" in rows.get(name, {})]
+    if len(found) != len(labels):
+        raise damaged_file(path, "it does not have a threshold for each label")
+    return tuple(found)
 
 
 def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
@@ -110,7 +134,8 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
 
     Returns:
         The probability of each predicted class (m,), and whether each prediction is correct (m,).
-        Both arrays are empty if the run has no such predictions.
+        If images may have several labels, the probability of each label (m, C), and whether each
+        image has it (m, C). Both arrays are empty if the run has no such predictions.
 
     Raises:
         RunError: The arrays are damaged.
@@ -119,7 +144,7 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     probability = as_array(path, arrays.get("train_probability", ()), np.float64)
     correct = as_array(path, arrays.get("train_correct", ()), np.bool_)
     inside = ((probability >= 0) & (probability <= 1)).all()
-    if probability.ndim != 1 or probability.shape != correct.shape or not inside:
+    if probability.ndim > 2 or probability.shape != correct.shape or not inside:
         raise damaged_file(path, "train_probability or train_correct is not valid")
     return probability, correct
 
@@ -151,33 +176,32 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
     Raises:
         RunError: A file of the run is damaged.
     """
-    classes = read_classes(run)
-    rows = [row for row in read_rows(run, classes) if row.split == "val"]
-    return validation_predictions(run, rows, classes)
+    return validation_predictions(run, read_split(run, read_classes(run)))
 
 
-def validation_predictions(
-    run: Path, rows: Sequence[Row], classes: Sequence[str]
-) -> tuple[ValidationPrediction, ...]:
-    """Return the predictions for the given validation rows, or () if the run has no logits.
+def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPrediction, ...]:
+    """Return the predictions for the validation images, or () if the run has no logits.
 
     Raises:
-        RunError: The logits are damaged or do not match the rows and classes.
+        RunError: The logits are damaged or do not match the images and classes.
     """
-    logits = read_logits(run, len(rows), len(classes)) if rows else None
+    rows = split.val
+    logits = read_logits(run, len(rows), len(split.outputs)) if rows else None
     if logits is None:
         return ()
-    predictions = Postprocess(classes=classes)(
-        [row.path for row in rows], Scores(logits), [row.label for row in rows]
+    thresholds = read_thresholds(run, split.labels)
+    predictions = Postprocess(classes=split.outputs, thresholds=thresholds)(
+        [row.path for row in rows], Scores(logits), split.targets(rows)
     )
     return tuple(
         ValidationPrediction(
             path=row.path,
             sha256=row.sha256,
-            label=classes[row.label],
-            predicted=prediction.classes[0],
-            probability=prediction.probabilities[0],
+            label=split.classes[row.label],
+            predicted=prediction.answer,
+            probability=prediction.probability,
             label_probability=prediction.target_probability,
+            most_probable=prediction.classes[0],
         )
         for row, prediction in zip(rows, predictions, strict=True)
     )

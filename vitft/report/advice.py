@@ -7,7 +7,7 @@ wrong comes before advice on how to improve them.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
@@ -46,6 +46,13 @@ def no_better_than_majority(run: Run) -> Advice | None:
     clause = chance_level(run.results)
     if not clause:
         return None
+    if "labels" in run.results:
+        found = run.results["labels"]
+        return Advice(
+            "Do not use this model yet.",
+            f"The 95% interval of its mean average precision ({interval(found['map_interval'])}) "
+            f"is not entirely above {percent(found['chance_map'])}, that of random scores.",
+        )
     what, why = "Do not use this model yet.", ""
     if constant_class(run.results) is not None:
         remedy = chance_remedy(str(run.setting("weights", "name") or ""))
@@ -89,7 +96,7 @@ def confused_pair(run: Run) -> Advice | None:
     """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
-    if len(wrong) < 4 or len(run.classes) < 3:
+    if len(wrong) < 4 or len(run.classes) < 3 or run.several:
         return None
     (first, second), times = pairs.most_common(1)[0]
     if times < 4 or times < len(wrong) / 4:
@@ -104,10 +111,13 @@ def confused_pair(run: Run) -> Advice | None:
 def weakest_class(run: Run) -> Advice | None:
     """Advise collecting images of the weakest class, and estimate the benefit if possible."""
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
-    train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
+    own = (run.split.names(row) for row in run.rows if row.split == "train")
+    train = Counter(name for names in own for name in names)
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
         return None
+    if run.several:
+        return weakest_label(known)
     worst = min(known, key=lambda one: one.recall)
     found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, " + (
         "clearly below the overall accuracy."
@@ -139,6 +149,16 @@ class ClassRecall:
     interval: Interval
     accuracy: float
     """Accuracy over all classes, measured on the same images."""
+
+
+def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
+    """Advise collecting images with the label that is missed most often, of several labels."""
+    worst = min(recalls, key=lambda one: one.recall)
+    return Advice(
+        f"If you collect more images, start with images that have the label {worst.name}.",
+        f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on} (95% interval: "
+        f"{interval(worst.interval, 0)}).",
+    )
 
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
@@ -199,7 +219,7 @@ def equivalent_images(
         more: Number of additional images of the worst class.
         exponent: Exponent of the learning curve, from `error_exponent`.
     """
-    fraction = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
+    fraction = sum(run.split.names(row) == (worst.name,) for row in run.rows) / len(run.rows)
     missed = (1 - worst.recall) * worst.images
     error = (missed + 2) / (worst.images + 4) * fraction  # contribution to the overall error
     gain = error * (1 - (1 + more / train) ** -exponent)

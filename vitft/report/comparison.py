@@ -302,6 +302,16 @@ def comparison_notes(
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))
+    if any(run.several for run in runs):
+        notes.append("An image counts as correct if it gets exactly its labels.")
+        precisions = [
+            f"{letter}: {percent(several['map'])} ({interval(several['map_interval'])})"
+            for letter, run in labelled
+            if (several := run.results.get("labels"))
+        ]
+        notes.append(
+            f"Mean average precision on each run's validation images: {'; '.join(precisions)}."
+        )
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(

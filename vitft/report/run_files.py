@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.config.run import read_run_config
-from vitft.data.split import Row
+from vitft.data.split import Manifest, Row
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
 from vitft.models.card import Card, parse_card
@@ -21,7 +21,7 @@ from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
     read_classes,
-    read_rows,
+    read_split,
     thumb_name,
     validation_predictions,
 )
@@ -49,6 +49,8 @@ class Run:
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
+    split: Manifest
+    """Content of split.csv, with `rows`; without rows if the file is missing."""
     predictions: tuple[ValidationPrediction, ...]
     results: RunResults
     """Content of eval.json; empty if the file is missing."""
@@ -66,6 +68,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def several(self) -> bool:
+        """Whether an image may have several labels, or none."""
+        return bool(self.split.labels)
 
     @property
     def data_name(self) -> str:
@@ -145,8 +152,7 @@ def read_run(path: Path) -> Run:
     """
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
-    rows = read_rows(path, classes)
-    validation = [row for row in rows if row.split == "val"]
+    split = read_split(path, classes)
     card, digest, parameters = read_model_facts(RunDir(path).model)
     audit = read_run_json(path / "audit.json", AuditResults)
     return Run(
@@ -154,8 +160,9 @@ def read_run(path: Path) -> Run:
         config=config,
         config_text=config_text,
         classes=classes,
-        rows=rows,
-        predictions=validation_predictions(path, validation, classes),
+        rows=split.rows,
+        split=split,
+        predictions=validation_predictions(path, split),
         results=results_for(path, classes),
         log=read_run_lines(path / "metrics.jsonl", LogLine),
         environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),

@@ -50,6 +50,10 @@ class ClassRow:
     train: int
     metrics: ClassMetrics
     confused_with: str
+    ap: str = ""
+    """Average precision of one of several labels with its interval."""
+    threshold: str = ""
+    """Probability from which on an image gets one of several labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,7 @@ def run_page(run: Run) -> dict[str, object]:
         "advice": advise(run),
         "thumbnails": Thumbnails([run]),
         "class_index": {name: i for i, name in enumerate(run.classes)},
+        "several": run.several,
         "num_mistakes": len(wrong),
         "mistakes": wrong[:MAX_MISTAKES],
         "with_attention": MAX_WITH_ATTENTION,
@@ -138,12 +143,12 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     """
     if not run.rows:
         return None
-    counts = Counter((row.label, row.split) for row in run.rows)
-    totals = [counts[i, "train"] + counts[i, "val"] for i in range(len(run.classes))]
+    counts = Counter((name, row.split) for row in run.rows for name in run.split.names(row))
+    totals = [counts[name, "train"] + counts[name, "val"] for name in run.classes]
     smallest, largest = min(totals), max(totals)
     rows = []
-    for i, name in enumerate(run.classes):
-        train, val = counts[i, "train"], counts[i, "val"]
+    for name in run.classes:
+        train, val = counts[name, "train"], counts[name, "val"]
         widths = round(100 * train / largest, 2), round(100 * val / largest, 2)
         rows.append((name, train, val, *widths))
     text = f"Every class has {count(largest, 'image')}."
@@ -208,10 +213,13 @@ def penalty_section(run: Run) -> ChartSection | None:
         return None
     best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
+    chosen = f"the L2 penalty with the highest accuracy: {best:g}"
+    if run.several:
+        chosen = f"for each label, the L2 penalty with the lowest loss; their median is {best:g}"
     return ChartSection(
         title="How the head was fitted",
         text="The head was fitted to convergence by L-BFGS. Cross-validation on the "
-        f"training images selected the L2 penalty with the highest accuracy: {best:g}.",
+        f"training images selected {chosen}.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[
@@ -222,16 +230,29 @@ def penalty_section(run: Run) -> ChartSection | None:
 
 def class_rows(run: Run) -> list[ClassRow]:
     """Return a table row for each class, lowest recall first and undefined recalls last."""
+    several = run.results.get("labels")
+    by_label = several["per_label"] if several else {}
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
         confusions.setdefault(one.label, Counter())[one.predicted] += 1
-    train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
+    own = (run.split.names(row) for row in run.rows if row.split == "train")
+    train = Counter(name for names in own for name in names)
     rows = []
     for name, metrics in run.results.get("per_class", {}).items():
         confused = confusions.get(name, Counter())
         most = [guess for guess, n in confused.items() if n == max(confused.values())]
         with_ = f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–"
-        rows.append(ClassRow(name=name, train=train[name], metrics=metrics, confused_with=with_))
+        found = by_label.get(name)
+        rows.append(
+            ClassRow(
+                name=name,
+                train=train[name],
+                metrics=metrics,
+                confused_with=with_,
+                ap=f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})" if found else "",
+                threshold=percent(found.get("threshold"), 0) if found else "",
+            )
+        )
 
     def order(row: ClassRow) -> tuple[bool, float, str]:
         recall = row.metrics.get("recall")
@@ -241,7 +262,12 @@ def class_rows(run: Run) -> list[ClassRow]:
 
 
 def confusion_of(run: Run) -> Confusion | None:
-    """Return the confusions of a run, or None if it has neither predictions nor a matrix."""
+    """Return the confusions of a run, or None if it has neither predictions nor a matrix.
+
+    If images may have several labels, there are none: a wrong label does not replace another one.
+    """
+    if run.several:
+        return None
     counts = confusion_counts(run)
     if not counts:
         return None

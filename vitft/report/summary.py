@@ -9,6 +9,7 @@ from vitft.config.sections import layers_text
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
+from vitft.metrics.results import Interval, LabelResults, Metrics
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import mistakes
 from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
@@ -54,6 +55,10 @@ def describe_data(run: Run) -> str:
     origin = f" from the folder “{run.data_name}”" if run.data_name else ""
     classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
     text = f"This model distinguishes {classes}."
+    if run.several:
+        labels = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
+        text = f"This model gives an image any of {labels}, or none."
+        classes = labels
     if clause := chance_level(run.results):
         text = f"This model was trained to distinguish {classes}, but it {clause}."
     return (
@@ -111,6 +116,8 @@ def describe_results(run: Run) -> str:
     results = run.results
     if not results:
         return ""
+    if "labels" in results:
+        return describe_labels(run)
     text = (
         f"It classifies {percent(results['top1'])} of the "
         f"{count(results['images'], 'validation image')} correctly (95% interval: "
@@ -128,6 +135,23 @@ def describe_results(run: Run) -> str:
             f"{percent(results['majority'])}."
         )
     return text if chance_level(results) else f"{text} {describe_weakest(run)}".strip()
+
+
+def describe_labels(run: Run) -> str:
+    """Return sentences about the results of a model that gives images several labels."""
+    parts: list[tuple[str, LabelResults, Metrics]] = [
+        ("validation", run.results["labels"], run.results)
+    ]
+    if test := run.results.get("test"):
+        parts.append(("test", test["labels"], test))
+    return " ".join(
+        f"On the {count(whole['images'], f'{name} image')}, its mean average precision is "
+        f"{percent(found['map'])} (95% interval: {interval(found['map_interval'])}; random "
+        f"scores: {percent(found['chance_map'])}), and the mean F1 score of the labels is "
+        f"{percent(found['macro_f1'])} (95% interval: {interval(found['macro_f1_interval'])}). "
+        f"It gives {percent(whole['top1'])} of the images exactly their labels."
+        for name, found, whole in parts
+    )
 
 
 def describe_weakest(run: Run) -> str:
@@ -205,6 +229,11 @@ def cautions(run: Run) -> str:
         texts.append("The run was interrupted; these are the results of the best weights so far.")
     elif status != "finished":
         texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
+    if run.several:
+        texts.append(
+            "On this page, an image counts as correct, also for the accuracy, if it gets exactly "
+            "its labels."
+        )
     if run.results.get("selected_on_validation"):
         texts.append(
             f"Epoch {run.results['best_epoch']} of {run.results['epochs']} was selected on the "
@@ -225,7 +254,16 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if not results:
         return []
     validation = f"on {count(results['images'], 'validation image')}"
+    fractions: list[tuple[str, float, Interval | None, str]]
     fractions = [("accuracy", results["top1"], results["top1_interval"], validation)]
+    if found := results.get("labels"):
+        exact = ("all labels right", *fractions[0][1:])
+        ranking = "mean over the labels; it does not depend on the thresholds"
+        fractions = [
+            ("mean average precision", found["map"], found["map_interval"], ranking),
+            ("mean F1", found["macro_f1"], found["macro_f1_interval"], "mean over the labels"),
+            exact,
+        ]
     if test := results.get("test"):
         images = f"on {count(test['images'], 'test image')}, evaluated once after training"
         fractions.append(("test accuracy", test["top1"], test["top1_interval"], images))

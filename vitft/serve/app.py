@@ -79,12 +79,13 @@ class Handlers:
 
     async def labels(self) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
-        run = self.queue.pipeline.postprocess.run
+        run, thresholds = self.queue.pipeline.postprocess.run, self.queue.thresholds
         fields = {
             "run": run and run.name,
             "top1": run and run.top1,
             "notes_unlike": self.queue.pipeline.postprocess.reference is not None,
             "classes": self.queue.classes,
+            **({"thresholds": [*thresholds]} if thresholds else {}),
             "image_size": self.queue.transform.image_size,
             "explains": self.queue.can_explain,
             "max_bytes": self.limits.max_bytes,

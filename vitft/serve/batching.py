@@ -71,6 +71,7 @@ class BatchQueue:
     def __init__(self, predictor: Predictor, postprocess: Postprocess, limits: ServeLimits) -> None:
         self.predictor, self.limits = predictor, limits
         self.classes, self.transform = predictor.classes, predictor.transform
+        self.thresholds = postprocess.thresholds
         self.pipeline = Pipeline(predictor, postprocess)
         self.admitted = 0
         self.num_admitted = 0

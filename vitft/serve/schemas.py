@@ -31,8 +31,12 @@ class PredictionSchema(BaseModel):
 
     path: str = Field(description="file name as sent; empty if the body is a single image")
     run: str | None = Field(None, description="name of the run that produced the model")
+    labels: list[str] | None = Field(
+        None,
+        description="labels given to the image; absent if the model gives each image one class",
+    )
     classes: list[ClassProbabilitySchema] | None = Field(
-        None, description="classes, most probable first"
+        None, description="classes or labels, most probable first"
     )
     notes: list[str] | None = Field(
         None, description="remarks such as `not sure` or `unlike the training images`"
@@ -61,6 +65,9 @@ class LabelsSchema(BaseModel):
         description="whether images that are unlike the training images are flagged"
     )
     classes: list[str]
+    thresholds: list[float] | None = Field(
+        None, description="probability from which on an image gets each of several labels"
+    )
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")
     max_bytes: int = Field(description="maximum size of a request body in bytes")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.config.schema import one_class_only
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.scan import scan
 from vitft.models.pretrained.locate import check_weights_name
@@ -80,6 +81,8 @@ def check_study(
         if not one.is_baseline:
             check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
     folder = assign_parts(scan(Path(data).expanduser()), "test")
+    if folder.labels:
+        raise one_class_only("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.files):
         raise UsageError(
             f"a study draws single images, but {data} defines groups of images",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.check.audit import AuditedImage, audit_images, audit_summary
+from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
@@ -68,7 +68,7 @@ def audit_run(
             groups = group_names([row.sha256 for row in data.distinct], pairs)
         mislabels = score_labels(data, scored)
     names = data.manifest.classes
-    return audit_images(
+    audit = audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
         unused=inspected.folder.unused,
@@ -79,6 +79,10 @@ def audit_run(
         mislabels=mislabels,
         view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
     )  # fmt: skip
+    if data.manifest.labels:
+        every = (name for row in data.manifest.rows for name in data.manifest.names(row))
+        audit["imbalance"] = class_imbalance(every)
+    return audit
 
 
 def log_audit(audit: AuditResults, data: str, run: RunDir) -> None:
@@ -99,14 +103,14 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
-    rows = cross_validation_rows(y, len(data.manifest.classes), seed, most=CV_IMAGES)
+    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES)
     if rows is None:
         return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(
         x[rows],
         y[rows],
         data.group_ids(distinct)[rows],
-        classes=len(data.manifest.classes),
+        classes=len(data.manifest.outputs),
         seed=seed,
         l2=DEFAULT_L2,
     )
@@ -173,7 +177,7 @@ def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
         return []
     rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
-    y = torch.tensor([row.label for row in some])
+    y = data.labels(some).cpu()
     probabilities = label_probabilities(
         scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
     )
@@ -181,4 +185,4 @@ def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
-    return find_mislabels(probabilities, y, paths, data.manifest.classes)
+    return find_mislabels(probabilities, y, paths, data.manifest.outputs)

@@ -76,8 +76,12 @@ class Dataset:
         return list({row.sha256: row for row in rows}.values())
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
-        """Return the class indices (n,) of `rows` on the device."""
-        return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
+        """Return the targets of `rows` on the device: class indices (n,), or labels (n, C).
+
+        If images may have several labels, the targets are 0 and 1 for each label, in float32.
+        """
+        kind = torch.float32 if self.manifest.labels else torch.long
+        return torch.as_tensor(self.manifest.targets(rows), dtype=kind, device=self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
@@ -152,9 +156,9 @@ def fold_groups(
 
     These are `groups`, with one exception: cross-validation needs at least two groups per class. If
     all training images of a class are in one group, only near copies among them (`duplicates`) are
-    kept together, and a note is logged.
+    kept together, and a note is logged. With several labels per image, there is no exception.
     """
-    if groups is duplicates:
+    if groups is duplicates or manifest.labels:
         return groups
     names: dict[int, set[str]] = {}
     for row in manifest.train:

@@ -4,9 +4,10 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,13 +19,16 @@ from vitft.metrics.calibration import (
     are_comparable,
     calibrate_temperature,
     confidence_and_correctness,
+    sigmoid,
 )
 from vitft.metrics.classification import (
     calibrated_metrics,
     classification_metrics,
     probability_metrics,
 )
-from vitft.metrics.results import FinalTestResults, RunResults
+from vitft.metrics.intervals import Floats
+from vitft.metrics.results import FinalTestResults, Metrics, RunResults
+from vitft.metrics.thresholds import fit_thresholds
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import write_adapter
@@ -38,18 +42,24 @@ from vitft.training.stages import ScoredImages, image_logits
 
 log = logging.getLogger(__name__)
 
+MIN_THRESHOLD = 1e-6
+"""Smallest distance of a threshold from 0 and 1, the precision of probabilities in output."""
+
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
     """Final results of a run, and the temperature that calibrates the logits."""
 
-    temperature: float
+    temperature: "float | Floats"
+    """Divisor of the logits, or of the logits of each of several labels (C,)."""
     logits: Tensor
     """Calibrated logits (n, C) of the validation images, in manifest order."""
     results: RunResults
     training: ScoredSet | None = None
     """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
     were not used for calibration."""
+    thresholds: tuple[float, ...] = ()
+    """Probability from which on an image gets each of several labels."""
 
 
 def evaluate_run(
@@ -76,18 +86,60 @@ def evaluate_run(
     )
     if fitted.note:
         log.info(f"not calibrated: {fitted.note}")
+    manifest = inputs.data.manifest
+    rule = DecisionRule.fit(validation, training, fitted) if manifest.labels else DecisionRule()
+    measured = classification_metrics(
+        logits, labels, manifest.outputs, thresholds=rule.held_out, resampled=True
+    )
     metrics = {
         **results,
-        **classification_metrics(logits, labels, inputs.data.manifest.classes),
+        **rule.described(measured, fitted),
         **calibrated_metrics(logits, labels, fitted),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-        **final_test(inputs, model, precision, fitted.value),
+        **final_test(inputs, model, precision, fitted.value, rule),
         "seconds": round(time.monotonic() - started, 1),
     }
     if training is not None:
         training = ScoredSet(training.logits / fitted.value, training.labels)
-    scaled = logits / fitted.value
-    return FinalEvaluation(fitted.value, scaled, cast("RunResults", metrics), training)
+    scaled = divided(logits, fitted.value)
+    final = cast("RunResults", metrics)
+    return FinalEvaluation(fitted.value, scaled, final, training, rule.thresholds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRule:
+    """How logits become answers: the largest one or, for several labels, all above thresholds."""
+
+    thresholds: tuple[float, ...] = ()
+    """Probability from which on an image gets each label; empty for one class per image."""
+    held_out: "float | Floats" = 0.5
+    """Probabilities, before calibration, of the thresholds chosen without each image (n, C)."""
+
+    @classmethod
+    def fit(
+        cls, validation: ScoredSet, training: ScoredSet | None, fitted: FittedTemperature
+    ) -> Self:
+        """Choose the thresholds of several labels for logits before calibration."""
+        found = fit_thresholds(validation, training)
+        # The largest float below 1 is above every probability that is not rounded to 1.
+        values = sigmoid(found.value / fitted.value).clip(MIN_THRESHOLD, 1 - MIN_THRESHOLD)
+        return cls(thresholds=tuple(values.tolist()), held_out=sigmoid(found.held_out))
+
+    def described(self, metrics: Metrics, fitted: FittedTemperature) -> Metrics:
+        """Add the threshold and the temperature of each of several labels to the metrics."""
+        if "labels" in metrics:
+            rows = metrics["labels"]["per_label"].values()
+            scales = np.broadcast_to(fitted.value, len(self.thresholds)).tolist()
+            for row, value, scale in zip(rows, self.thresholds, scales, strict=True):
+                row["threshold"], row["temperature"] = value, scale
+        return metrics
+
+
+def divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
+    """Return logits (n, C) divided by a temperature, or by the temperature of each label (C,)."""
+    if isinstance(temperature, float):
+        return logits / temperature
+    return logits / torch.from_numpy(temperature).to(logits)
 
 
 def calibrate(
@@ -109,7 +161,11 @@ def calibrate(
 
 
 def final_test(
-    inputs: StageInputs, model: Model, precision: str, temperature: float
+    inputs: StageInputs,
+    model: Model,
+    precision: str,
+    temperature: "float | Floats",
+    rule: DecisionRule,
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images, and return the results under the key `test`.
 
@@ -125,8 +181,18 @@ def final_test(
     labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
     return {
         "test": {
-            **classification_metrics(logits, labels, data.manifest.classes),
-            **probability_metrics(scaled, labels, temperature=temperature),
+            **classification_metrics(
+                divided(logits, temperature) if rule.thresholds else logits,
+                labels,
+                data.manifest.outputs,
+                thresholds=np.array(rule.thresholds),
+                resampled=True,
+            ),
+            **probability_metrics(
+                scaled,
+                labels,
+                temperature=temperature if isinstance(temperature, float) else None,
+            ),
             "left_out": len(data.manifest.test) - len(rows),
         }
     }
@@ -157,7 +223,8 @@ def final_logits(
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
-    times the largest change observed. Each process recomputes one batch at a time, and the batches
+    times the largest change observed. If images may have several labels, all are recomputed: the
+    thresholds are not known yet. Each process recomputes one batch at a time, and the batches
     are used in order, so the result does not depend on the number of processes.
 
     Returns:
@@ -172,8 +239,11 @@ def final_logits(
     logits = image_logits(inputs, rows)
     if precision == "fp32" or inputs.extractor is None:
         return logits, None
-    best = logits.topk(2, dim=-1).values  # (n, 2)
-    margins, order = (best[:, 0] - best[:, 1]).sort()
+    if data.manifest.labels:
+        margins, order = torch.zeros(len(rows)), torch.arange(len(rows))
+    else:
+        best = logits.topk(2, dim=-1).values  # (n, 2)
+        margins, order = (best[:, 0] - best[:, 1]).sort()
     change, done, batches = 0.0, 0, [order[i : i + size] for i in range(0, len(order), size)]
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
         some = batches[done // size :][: data.group.size]
@@ -211,15 +281,23 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
     if run.writes:
         with writing(run.eval):
             run.eval.unlink(missing_ok=True)
-    if calibrated.temperature != 1:
+    if calibrated.thresholds or calibrated.temperature != 1:
         assert isinstance(model.head, nn.Linear)
+        temperature = calibrated.temperature
         with torch.no_grad():
             for parameter in model.head.parameters():
-                parameter.div_(calibrated.temperature)
-        write_model(run, model, card)
+                if isinstance(temperature, float):
+                    parameter.div_(temperature)
+                else:  # one row of the weight, and one bias, per label
+                    divisor = torch.from_numpy(temperature).to(parameter)
+                    parameter.div_(divisor[:, None] if parameter.ndim == 2 else divisor)
+        write_model(run, model, replace(card, thresholds=calibrated.thresholds))
     arrays = {"logits": calibrated.logits.numpy()}
     if calibrated.training is not None:
         probability, correct = confidence_and_correctness(*calibrated.training)
+        if calibrated.thresholds:  # of each label, and whether the image has it: (m, C)
+            probability = sigmoid(calibrated.training.logits)
+            correct = calibrated.training.labels.astype(np.float64)
         arrays |= {"train_probability": probability, "train_correct": correct.astype(bool)}
     run.write_arrays("validation.npz", **arrays)
     run.write_json(run.eval.name, calibrated.results)
@@ -248,7 +326,8 @@ def model_card(model: Model, report: LoadReport, manifest: Manifest) -> Card:
     return Card(
         architecture=model.config,
         transform=report.transform,
-        classes=manifest.classes,
+        classes=manifest.outputs,
+        thresholds=(0.5,) * len(manifest.labels),
         weights=report.provenance,
         pos_embed=report.positions,
         split=manifest.digest,

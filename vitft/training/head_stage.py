@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitft.config.run import Config
 from vitft.data.transforms import View, eval_view
@@ -17,6 +16,7 @@ from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
+from vitft.metrics.targets import are_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent
@@ -43,7 +43,7 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     set_head(best.model, solved)
     for tried in solved.path:
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    classes = context.inputs.data.manifest.classes
+    classes = context.inputs.data.manifest.outputs
     best.update(classification_metrics(*validation_logits(context.inputs), classes))
     best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
@@ -68,7 +68,7 @@ class HeadSolver:
 
     @functools.cached_property
     def labels(self) -> Tensor:
-        """Class indices (n,) of the training images."""
+        """Targets of the training images, (n,) or (n, C)."""
         return self.data.labels(self.data.manifest.train).cpu()
 
     def solve(self) -> SolvedHead:
@@ -76,8 +76,8 @@ class HeadSolver:
         training, extractor = self.features[0], self.inputs.extractor
         return solve_head(
             training,
-            self.labels.repeat(len(self.views)),
-            classes=len(self.data.manifest.classes),
+            torch.cat([self.labels] * len(self.views)),
+            classes=len(self.data.manifest.outputs),
             l2=self.config.optim.l2,
             balanced=self.config.balances,
             seed=self.config.train.seed,
@@ -92,7 +92,7 @@ class HeadSolver:
         assert isinstance(head, nn.Linear)
         x = self.features[0][: len(self.labels), : solved.weight.shape[1]]
         device = head.weight.device
-        return F.cross_entropy(head(x.to(device)), self.labels.to(device)).item()
+        return mean_loss(head(x.to(device)), self.labels.to(device)).item()
 
     def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
         """Score the solved head, and score all images by cross-validation.
@@ -102,14 +102,16 @@ class HeadSolver:
         data, read = self.data, solved.method.read
         training, validation, distinct = self.features
         plain, held_out = training[: len(self.labels), :read], validation[:, :read]
-        classes = data.manifest.classes
+        classes = data.manifest.outputs
         votes = nearest_neighbours(plain, self.labels, held_out, classes=len(classes))
         truth = data.labels(data.manifest.val).cpu()
         results: SolvedHeadResults = {
             "first_loss": first_loss,
             "l2": solved.l2,
-            "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
+            "knn_top1": are_right(logits_of_votes(votes, truth), truth).float().mean().item(),
         }
+        if isinstance(solved.method.l2, tuple):
+            results["label_l2"] = list(solved.method.l2)
         cross_validation, self.context.scored = cross_validate_images(
             data, distinct, self.config, solved.method
         )
@@ -118,6 +120,11 @@ class HeadSolver:
         if solved.candidates:
             results["head"] = head_choice(self.context.best.model, solved, held_out, truth)
         return results
+
+
+def logits_of_votes(votes: Tensor, targets: Tensor) -> Tensor:
+    """Return the votes (n, C) on a scale on which several labels are predicted from 0 on."""
+    return votes - 0.5 if targets.ndim == 2 else votes
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
@@ -168,7 +175,7 @@ def cross_validate_images(
     scores = cross_validate(
         distinct,
         data.labels(data.distinct).cpu(),
-        data.manifest.classes,
+        data.manifest.outputs,
         method=method,
         balanced=config.balances,
         seed=config.train.seed,
@@ -193,7 +200,9 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
         return None
     if context.scored is None and first.data.group.is_main:
         _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
-        method = HeadMethod(l2=best.head_results["l2"], read=distinct.shape[1])
+        by_label = best.head_results.get("label_l2")
+        l2 = tuple(by_label) if by_label else best.head_results["l2"]
+        method = HeadMethod(l2=l2, read=distinct.shape[1])
         _, context.scored = cross_validate_images(first.data, distinct, config, method)
     return context.scored
 

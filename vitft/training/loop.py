@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec
+from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.system.batch_limit import BatchLimit, is_out_of_memory
 from vitft.system.device import exact_float32
 from vitft.system.errors import DivergedError, ResourceError
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
-    """Class indices (B,) or class probabilities (B, C)."""
+    """Class indices (B,), class probabilities (B, C), or 0 and 1 for several labels (B, C)."""
     images: int = 0
     """Size of the whole batch if this is one rank's slice of it; otherwise 0."""
 
@@ -71,7 +71,7 @@ class Trainer:
         precision: `bf16` or `fp16` to use autocast, otherwise `fp32`.
         seed: Seed for random numbers (drop path, `mix`), combined with the step and the rank.
         mix: Function applied to each whole batch before the forward pass.
-        class_weights: Loss factors of the classes (C,), with mean 1 over the images.
+        loss: Loss function, which also says of which kind the targets are.
         compiled: Whether to compile the forward and backward passes with torch.compile.
         group: Process group across which each batch is divided.
         sharded: Whether `model` was returned by `distributed.shard_module`.
@@ -86,7 +86,7 @@ class Trainer:
         precision: str = "fp32",
         seed: int = 0,
         mix: MixFunction | None = None,
-        class_weights: Tensor | None = None,
+        loss: TrainingLoss = DEFAULT_LOSS,
         compiled: bool = False,
         group: ProcessGroup | None = None,
         sharded: bool = False,
@@ -108,7 +108,7 @@ class Trainer:
             fix="use a smaller --image-size, a smaller model or --set train.checkpointing=true",
         )
         self.seed, self.precision = seed, precision
-        self.mix, self.class_weights = mix, class_weights
+        self.mix, self.loss = mix, loss
         self.steps = 0
         """Number of completed steps."""
 
@@ -229,18 +229,12 @@ class Trainer:
                 factor = 0
             with autocast(self.device, self.precision, cache_weights=not self.sharded):
                 logits = self.forward(x)
-            loss = F.cross_entropy(
-                logits.float(),
-                target,
-                weight=self.class_weights,
-                label_smoothing=self.spec.label_smoothing,
-                reduction="sum",
-            )
-            loss = loss / images
+            smoothing = self.spec.label_smoothing
+            loss = self.loss.total(logits.float(), target, label_smoothing=smoothing) / images
             self.scaler.scale(loss * factor).backward()
             total += loss.item() if factor else 0.0
-            classes = known if known.ndim == 1 else known.argmax(dim=-1)
-            correct += int((logits.argmax(dim=-1) == classes).sum())
+            known = known if known.ndim == 1 or self.loss.several else known.argmax(dim=-1)
+            correct += int(are_right(logits[: len(known)], known).sum())
         return total, correct
 
     def micro_batches(self, own: int, images: int) -> list[slice]:

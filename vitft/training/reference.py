@@ -14,7 +14,13 @@ from torch import Tensor
 
 from vitft.data.split import Row
 from vitft.features.folds import stratified_subset
-from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
+from vitft.features.ood import (
+    REFERENCE_FILE,
+    Features,
+    fit_reference,
+    no_reference,
+    power_text,
+)
 from vitft.metrics.results import OodResults
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -25,6 +31,8 @@ from vitft.training.batches import evaluation_batches
 from vitft.training.dataset import StageInputs
 
 log = logging.getLogger(__name__)
+
+NEVER_FLAGGED = "this is not supported for several labels per image"
 
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
 """Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
@@ -46,6 +54,9 @@ def write_reference(
     Returns:
         The results for audit.json.
     """
+    if inputs.data.manifest.labels:
+        log.info(f"images unlike the training images are not flagged: {NEVER_FLAGGED}")
+        return no_reference(NEVER_FLAGGED)
     manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
     sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
     rows = [row for part in sampled for row in part]

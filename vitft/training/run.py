@@ -175,7 +175,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
         if group.is_main:
             run.write_text("config.toml", to_toml(start.setup.config))
             manifest.write(run.split)
-            write_class_indices(run.class_indices, manifest.classes)
+            write_class_indices(run.class_indices, manifest.outputs)
         yield run
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.config.defaults import FINE_TUNING, default_lr
+from vitft.config.labels import check_several_labels
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
@@ -105,6 +106,8 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     located = with_absolute_paths(config.data)
     folder = assign_parts(scan(Path(located.path), located), located.val_from)
     folder, data_spec = apply_fixes(folder, located)
+    if folder.labels:
+        check_several_labels(config)
     config = replace(config, data=data_spec)
     pipeline, report = load_pipeline(
         folder,
@@ -115,7 +118,7 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         max_pixels=config.data.max_pixels,
         local_rank=group.local_rank,
     )
-    if config.optim.solver == "lbfgs":
+    if config.optim.solver == "lbfgs" and not folder.labels:
         pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
     model, precision = pipeline.model, pipeline.precision
     if config.optim.lr is None and config.optim.solver != "lbfgs":
@@ -294,8 +297,11 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     test = sum(file.part == "test" for file in folder.files)
     held_back = len(folder.files) - len(labels) - test
     tested = f", {test:,} for the final test" if test else ""
+    what = f"in {len(folder.classes)} classes"
+    if folder.labels:
+        what = f"with {count(len(folder.labels), 'label')}"
     log.info(
-        f"{count(len(folder.files), 'file')} in {len(folder.classes)} classes, not opened yet: "
+        f"{count(len(folder.files), 'file')} {what}, not opened yet: "
         f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
     )
     if config.train.sampling == "balanced":

@@ -17,6 +17,7 @@ from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import BudgetResults
+from vitft.metrics.targets import TrainingLoss
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
@@ -180,7 +181,7 @@ class StepStage:
             if self.trainer.sharded:
                 unshard_into(self.inputs.cut.suffix, self.trainer.model)
             logits, labels = validation_logits(self.inputs, precision=self.precision)
-            found = classification_metrics(logits, labels, self.data.manifest.classes)
+            found = classification_metrics(logits, labels, self.data.manifest.outputs)
             if not math.isfinite(found["loss"]):
                 clause = f"the validation loss is {found['loss']}"
                 raise diverged(metrics.steps - 1, metrics.lr, clause)
@@ -262,7 +263,7 @@ def make_trainer(
     """Return the trainer for a stage."""
     data, cut = inputs.data, inputs.cut
     sharded = train.shard and data.group.size > 1 and not cut.pooled
-    classes, reads_pixels = len(data.manifest.classes), cut.prefix is None
+    classes, reads_pixels = len(data.manifest.outputs), cut.prefix is None
     return Trainer(
         shard_module(cut.suffix, data.group) if sharded else cut.suffix,
         optim,
@@ -270,7 +271,10 @@ def make_trainer(
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
-        class_weights=class_weights(data) if optim.class_weights else None,
+        loss=TrainingLoss(
+            class_weights=class_weights(data) if optim.class_weights else None,
+            several=bool(data.manifest.labels),
+        ),
         compiled=train.compile,
         group=data.group,
         sharded=sharded,
@@ -278,7 +282,7 @@ def make_trainer(
 
 
 def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:
-    """Return logits (n, C) and labels (n,) of the validation images, in manifest order."""
+    """Return the logits (n, C) and targets of the validation images, in manifest order."""
     rows = inputs.data.manifest.val
     return image_logits(inputs, rows, precision=precision), inputs.data.labels(rows).cpu()
 

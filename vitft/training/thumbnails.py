@@ -196,6 +196,6 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
     by_path = {row.path: row for row in manifest.rows}
     paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
-    index = {name: number for number, name in enumerate(manifest.classes)}
-    predicted = {p.sha256: index[p.predicted] for p in wrong[:12]}
+    index = {name: number for number, name in enumerate(manifest.outputs)}
+    predicted = {p.sha256: index[p.most_probable] for p in wrong[:12]}
     return predicted, list(rows.values())

@@ -28,6 +28,9 @@ class OpenedModel:
     has one."""
     logits: Callable[[NumericArray], NumericArray]
     """Function that computes float32 logits (B, C) from stacked inputs."""
+    thresholds: tuple[float, ...] = ()
+    """Probability from which on an image gets each of several labels; empty if each image has one
+    class, or if the format cannot contain thresholds."""
     one_by_one: bool = False
     """Whether inputs may differ in size and therefore cannot be stacked."""
 
@@ -76,6 +79,7 @@ def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
     return OpenedModel(
         by=by,
         classes=card.classes,
+        thresholds=card.thresholds,
         prepare=lambda image: normalised_input(card.transform, image),
         logits=lambda inputs: module_logits(model, inputs),
     )

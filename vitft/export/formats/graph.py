@@ -88,6 +88,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
             f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
             "mean) / std per channel"
         )
+    link = "sigmoid" if trained.card.thresholds else "softmax"
     return json.dumps(
         {
             "classes": list(trained.card.classes),
@@ -98,10 +99,14 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
                 "bytes": takes_bytes,
                 "any_size": any_size,
             },
-            "output": {"name": "logits", "layout": "float32 (batch, classes), before the softmax"},
+            "output": {
+                "name": "logits",
+                "layout": f"float32 (batch, classes), before the {link}",
+            },
             "weights": dict(trained.card.weights),
             "split": trained.card.split,
             "made_by": f"vitft {version('vitft')}",
+            **({"thresholds": list(trained.card.thresholds)} if trained.card.thresholds else {}),
         },
         allow_nan=False,
     )
@@ -154,6 +159,7 @@ def open_graph(
     return OpenedModel(
         by=by,
         classes=tuple(described["classes"]),
+        thresholds=tuple(described.get("thresholds", ())),
         prepare=transform.pixels if takes_bytes else functools.partial(normalised_input, transform),
         logits=logits,
     )

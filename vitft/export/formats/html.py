@@ -117,6 +117,7 @@ class HtmlFormat(ExportFormat):
         interpolation = card.transform.interpolation
         return first_unsupported(
             {
+                "the page does not support several labels per image": bool(card.thresholds),
                 "the page cannot run the ResNet of a hybrid": shape.stem is not None,
                 "the page cannot run a convolutional stem": bool(shape.convs),
                 f"the page does not support {', '.join(sorted(unknown))}": bool(unknown),
@@ -225,7 +226,8 @@ def choose_precision(
     samples, labels = comparison_images(trained, images), list[int]()
     found = list[NumericArray]()
     while batch := list(islice(samples, IMAGES_AT_ONCE)):
-        labels += [sample.label for sample in batch if sample.label >= 0]
+        classes = [int(sample.label) for sample in batch]
+        labels += [label for label in classes if label >= 0]
         views = [normalised_view(trained.card.transform, sample.image) for sample in batch]
         inputs = np.stack(views)
         found.append(np.stack([scores(model, inputs) for model in models]))

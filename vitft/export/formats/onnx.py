@@ -117,5 +117,10 @@ def open_onnx(folder: Path, name: str = ONNX_FILE) -> OpenedModel:
         return opened
     prepare = rgb_bytes if described["input"]["bytes"] else rgb_planes
     return OpenedModel(
-        by=opened.by, classes=opened.classes, prepare=prepare, logits=logits, one_by_one=True
+        by=opened.by,
+        classes=opened.classes,
+        thresholds=opened.thresholds,
+        prepare=prepare,
+        logits=logits,
+        one_by_one=True,
     )

@@ -21,6 +21,7 @@ from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupport
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
+from vitft.models.foreign_labels import SEVERAL, THRESHOLDS
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
@@ -150,8 +151,9 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
         "qkv_bias": shape.qkv_bias,
         "id2label": {str(i): name for i, name in enumerate(card.classes)},
         "label2id": {name: i for i, name in enumerate(card.classes)},
-        "problem_type": "single_label_classification",
+        "problem_type": SEVERAL if card.thresholds else "single_label_classification",
         "dtype": "float32",
+        **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
     }
 
 

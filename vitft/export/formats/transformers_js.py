@@ -34,6 +34,11 @@ class TransformersJsFormat(ExportFormat):
     """The files config.json, preprocessor_config.json and two graphs in onnx/."""
 
     def obstacle(self, card: Card) -> str:
+        if card.thresholds:
+            return (
+                "it gives images several labels, to whose logits the image-classification pipeline "
+                "of transformers.js would apply a softmax"
+            )
         return resize_obstacle(card)
 
     def write(self, trained: TrainedRun, folder: Path) -> None:

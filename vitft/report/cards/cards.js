@@ -54,9 +54,9 @@ function showProblem(job, problem) {
   announce(job.name + ": " + problem);
 }
 
-// Show the classes and notes of a prediction. With `select`, each class is a button that calls
+// Show the classes (or labels) and notes of a prediction. With `select`, each class is a button that calls
 // select(class, button); the first button is returned.
-function showPrediction(job, { classes, notes = [] }, select = null) {
+function showPrediction(job, { classes, labels, notes = [] }, select = null) {
   const list = make("ol", "classes");
   for (const one of classes) {
     const row = make(select ? "button" : "div", "row");
@@ -71,12 +71,14 @@ function showPrediction(job, { classes, notes = [] }, select = null) {
       row.setAttribute("aria-pressed", "false");
       row.addEventListener("click", () => { select(one.class, row); });
     }
-    const item = make("li");
+    const item = make("li", labels && labels.includes(one.class) ? "given" : "");
     item.append(row);
     list.append(item);
   }
-  job.body.replaceChildren(list, ...(notes.length ? [make("p", "notes", notes.join("; "))] : []));
-  announce([job.name + ": " + classes[0].class + ", " + percent(classes[0].probability), ...notes].join(", "));
+  const given = labels ? [make("p", "labels", labels.length ? "labels: " + labels.join(", ") : "no label")] : [];
+  job.body.replaceChildren(...given, list, ...(notes.length ? [make("p", "notes", notes.join("; "))] : []));
+  const answer = labels ? labels.join(", ") || "no label" : classes[0].class + ", " + percent(classes[0].probability);
+  announce([job.name + ": " + answer, ...notes].join(", "));
   return list.querySelector("button");
 }
 

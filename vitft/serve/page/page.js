@@ -52,9 +52,9 @@ async function work(job) {
 }
 
 document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
-fetch("labels").then((response) => response.json()).then(({ classes, run, top1, notes_unlike: notes }) => {
-  const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? " (accuracy " + percent(top1) + ")" : "";
+fetch("labels").then((response) => response.json()).then(({ classes, thresholds, run, top1, notes_unlike: notes }) => {
+  const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? (thresholds ? " (all labels right: " : " (accuracy ") + percent(top1) + ")" : "";
   const name = run ? "The model of run " + run + accuracy : "The model";
-  document.getElementById("known").textContent = visible(name + " has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : "") +
+  document.getElementById("known").textContent = visible(name + " has " + classes.length + (thresholds ? " labels: " : " classes: ") + shown + (classes.length > 12 ? ", …" : "") +
     (notes ? "" : ". It does not flag images that are unlike its training images."));
 }).catch(() => { document.getElementById("known").textContent = "The server is not responding."; });

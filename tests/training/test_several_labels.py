@@ -1,0 +1,277 @@
+"""Runs on images with several labels, or none: from training to exports and refusals."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitft
+from tests.conftest import COLOURS, tiny_home
+from vitft.cli.main import main
+from vitft.predict.answer_kind import gives_several
+from vitft.predict.validation import read_validation_predictions
+
+LABELS = ("blue", "green", "red")
+
+
+def draw_patches(root: Path, images: int = 60) -> Path:
+    """Draw noise with a patch of each of up to three colours, and a table of the colours."""
+    random = np.random.default_rng(0)
+    root.mkdir()
+    rows = ["path,labels"]
+    for i in range(images):
+        own = [name for name in LABELS if random.random() < 0.45]
+        pixels = random.normal(120, 20, (16, 16, 3))
+        for name in own:
+            left = 5 * LABELS.index(name)
+            pixels[:, left : left + 5] = np.array(COLOURS[name]) + random.normal(0, 15, (16, 5, 3))
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{i:02}.png")
+        rows.append(f"{i:02}.png,{'|'.join(own)}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    return root / "labels.csv"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, weights and a run with a solved head."""
+    home = tiny_home(tmp_path_factory.mktemp("several"), per_class=2)
+    draw_patches(home / "patches")
+    finetune(home, "run")
+    return home
+
+
+def finetune(home: Path, name: str, *options: str) -> dict[str, Any]:
+    words = ["finetune", "--data", str(home / "patches" / "labels.csv"), "--out", str(home / name)]
+    words += ["--weights", str(home / "w.safetensors"), "--device", "cpu", *options]
+    assert main([*words, "--set", f"train.cache={home / 'cache'}"]) == 0
+    return dict(json.loads((home / name / "eval.json").read_text()))
+
+
+def test_a_solved_head_finds_the_labels_and_the_images_of_none(home: Path) -> None:
+    results = json.loads((home / "run" / "eval.json").read_text())
+    labels = results["labels"]
+
+    assert tuple(results["per_class"]) == tuple(labels["per_label"]) == LABELS
+    assert labels["map"] > 0.9 > labels["chance_map"]
+    assert results["top1"] > 0.6 > results["majority"]
+    assert labels["none"]["images"] >= 1
+    assert len(results["label_l2"]) == 3
+    assert results["cross_validation"]["images"] == 60
+    assert all(0 < row["threshold"] < 1 for row in labels["per_label"].values())
+
+
+def test_the_split_gives_each_side_its_share_of_every_label(home: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((home / "run" / "split.csv").read_text())))
+
+    assert {row["split"] for row in rows} == {"train", "val"}
+    for name in LABELS:
+        own = [row["split"] for row in rows if name in row["labels"].split("|")]
+        assert abs(own.count("val") - 0.2 * len(own)) <= 1.5
+
+
+def test_every_engine_and_format_gives_the_same_labels(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [str(home / "patches" / f"{i:02}.png") for i in range(5)]
+
+    def predict(*options: str) -> str:
+        capsys.readouterr()
+        assert main(["predict", *images, "--run", str(home / "run"), *options]) == 0
+        return capsys.readouterr().out
+
+    table = list(csv.DictReader(io.StringIO(predict("--format", "csv"))))
+    found = json.loads(predict("--format", "json", "--engine", "torch"))
+    trained = vitft.load(home / "run", device="cpu")
+
+    assert [name for name in table[0] if name.startswith("prob")] == [
+        f"probability_{name}" for name in LABELS
+    ]
+    for row, one, prediction in zip(table, found, trained.predict(images), strict=True):
+        chances = {c["class"]: c["probability"] for c in one["classes"]}
+        limits = zip(LABELS, trained.thresholds, strict=True)
+        assert row["labels"] == "|".join(sorted(one["labels"])) == prediction.answer
+        assert {*one["labels"]} == {name for name, limit in limits if chances[name] >= limit}
+        for name in LABELS:
+            assert float(row[f"probability_{name}"]) == pytest.approx(chances[name], abs=2e-6)
+    sure = trained.predict(images[0], threshold=1.0)
+    assert sure[0].labels == ()
+
+
+def test_a_precision_chooses_the_threshold_of_each_label(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(home / "patches" / "00.png")
+
+    assert main(["predict", image, "--run", str(home / "run"), "--precision", "0.8"]) == 0
+
+    told = capsys.readouterr().err
+    assert "green: threshold" in told or "never given" in told
+
+
+def test_evaluation_of_the_run_agrees_with_its_validation(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gives_several(str(home / "run"))
+    words = ["--data", str(home / "patches" / "labels.csv"), "--run", str(home / "run")]
+    assert main(["evaluate", *words, "--format", "json", "--out", str(home / "evaluated")]) == 0
+
+    results = json.loads(capsys.readouterr().out)
+    validation = read_validation_predictions(home / "run")
+    assert results["images"] == len(validation)
+    assert results["top1"] == sum(p.is_correct for p in validation) / len(validation)
+    assert results["labels"]["map"] == pytest.approx(
+        json.loads((home / "run" / "eval.json").read_text())["labels"]["map"]
+    )
+    assert main(["evaluate", *words]) == 0
+    assert "mean average precision" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--freeze", "head,blocks:1"), id="blocks"),
+        pytest.param(("--freeze", "lora"), id="lora"),
+        pytest.param(("--freeze", "none", "--set", "train.mixup=0.2"), id="all layers, with mixup"),
+        pytest.param(("--solver", "sgd", "--set", "optim.label_smoothing=0.1"), id="a head by SGD"),
+    ],
+)
+def test_layers_are_trained_with_binary_cross_entropy(
+    home: Path, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    results = finetune(home, f"run-{tmp_path.name}", *options, "--epochs", "3")
+
+    assert results["loss"] < 3 * np.log(2)  # better than a probability of one half for each label
+    assert results["labels"]["map"] > results["labels"]["chance_map"]
+
+
+def test_the_page_names_labels_and_the_comparison_says_what_is_correct(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (home / "run" / "report.html").read_text()
+
+    assert "Metrics by label" in page
+    assert "mean average precision" in page
+    assert "Confusion matrix" not in page
+    finetune(home, "other", "--seed", "1")
+    capsys.readouterr()
+    out = home / "compare.html"
+    assert main(["compare", str(home / "run"), str(home / "other"), "--out", str(out)]) == 0
+    assert "exactly its labels" in out.read_text()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "timm", "torch-export", "onnx", "int8"])
+def test_exports_keep_the_labels(home: Path, form: str) -> None:
+    if form in ("onnx", "int8"):
+        pytest.importorskip("onnxruntime")
+    out = home / form
+
+    assert main(["export", "--run", str(home / "run"), f"--{form}", "--out", str(out)]) == 0
+
+    assert "several labels, or none" in (out / "README.md").read_text()
+    if form != "torch-export":
+        assert gives_several(str(out))
+        image = str(home / "patches" / "03.png")
+        assert main(["predict", image, "--run", str(out)]) == 0
+
+
+def test_transformers_opens_the_export_as_a_multi_label_model(home: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = home / "transformers"
+
+    assert main(["export", "--run", str(home / "run"), "--transformers", "--out", str(out)]) == 0
+
+    model = transformers.AutoModelForImageClassification.from_pretrained(out)
+    assert model.config.problem_type == "multi_label_classification"
+    ours = vitft.load(home / "run", device="cpu")
+    assert vitft.load(out, device="cpu").thresholds == pytest.approx(ours.thresholds)
+    image = Image.open(home / "patches" / "03.png")
+    theirs = vitft.load(out, device="cpu").predict(image)[0]
+    assert theirs.labels == ours.predict(image)[0].labels
+
+
+def test_a_label_is_explained(home: Path) -> None:
+    words = ["explain", str(home / "patches" / "03.png"), "--run", str(home / "run")]
+
+    assert main([*words, "--class", "green", "--out", str(home / "explained")]) == 0
+
+    assert list((home / "explained").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        pytest.param("--budget 1m", "--budget 1m cannot be used", id="a budget"),
+        pytest.param("--set optim.class_weights=true", "optim.class_weights=true", id="weights"),
+    ],
+)
+def test_settings_for_one_class_per_image_are_refused_by_name(
+    home: Path, words: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(home / "patches" / "labels.csv"), "--out", str(home / "no")]
+    data += ["--weights", str(home / "w.safetensors"), "--device", "cpu"]
+
+    assert main(["finetune", *data, *words.split()]) == 2
+
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        pytest.param("predict {image} --run {run} --top-k 2", "--top-k 2", id="top k"),
+        pytest.param("predict {image} --run {run} --dtype bf16", "--dtype bf16", id="bf16"),
+        pytest.param("export --run {run} --transformers-js --out {no}", "softmax", id="js"),
+        pytest.param("study --data {data} --weights {w} --out {no}", "vitft study", id="a study"),
+    ],
+)
+def test_commands_without_several_labels_refuse_them(
+    home: Path, words: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {
+        "image": home / "patches" / "00.png",
+        "run": home / "run",
+        "data": home / "patches" / "labels.csv",
+        "w": home / "w.safetensors",
+        "no": home / "no",
+    }
+
+    assert main(words.format(**places).split()) in (2, 5)
+
+    assert problem in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_one_class_per_image_does_not_mention_thresholds(
+    tmp_path: Path, image_folder: Path, tiny_weights: Path
+) -> None:
+    from vitft.models.checkpoint_file import open_checkpoint
+
+    run = vitft.finetune(
+        data=image_folder, weights=tiny_weights, out=tmp_path / "run", device="cpu"
+    ).run
+
+    assert "thresholds" not in open_checkpoint(run / "model.safetensors").metadata["vitft.card"]
+    assert "labels" not in json.loads((run / "eval.json").read_text())
+
+
+def test_a_micro_batch_of_several_labels_has_the_gradient_of_the_whole_batch() -> None:
+    from vitft.config.sections import OptimSpec
+    from vitft.metrics.targets import TrainingLoss
+    from vitft.training.loop import Batch, Trainer
+
+    batch = Batch(torch.randn(6, 4), (torch.rand(6, 3) > 0.5).float())
+    weights = []
+    for size in (6, 2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=size, warmup=0.0)
+        step = Trainer(model, spec, steps_per_epoch=1, loss=TrainingLoss(several=True)).step(batch)
+        weights.append(model.weight.detach().clone())
+        assert 0 <= step.correct <= 6
+
+    assert torch.allclose(weights[0], weights[1], atol=1e-6)

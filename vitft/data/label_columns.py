@@ -1,0 +1,132 @@
+"""Labels in the cells of a table: one class per row, or several labels in one or more columns.
+
+Several labels are written as `a|b` in a cell, as one column of 0 and 1 per label, or as attributes:
+columns such as `colour`, whose cell `red` becomes the label `colour=red`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from vitft.config.schema import is_several
+from vitft.config.sections import DataSpec
+from vitft.data.label_sets import JOINER, join_labels
+from vitft.data.table import TableReader
+from vitft.system.text import listing
+
+SEVERAL_NAMES = ("labels", "tags")
+"""Usual names of a column with several labels, used if no column has a usual name of a class."""
+WEIGHT_COLUMNS = ("weight", "sample_weight")
+YES, NO = ("1", "true"), ("0", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCells:
+    """The label cells of a row."""
+
+    cells: tuple[str, ...]
+    line: int
+
+
+def label_places(
+    reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
+) -> tuple[int, ...]:
+    """Return the indices of the label columns.
+
+    Raises:
+        DataError: `data.label` names a column that does not exist, or that has another use.
+    """
+    if not is_several(spec.label):
+        return (roles["label"],)
+    names, used = [cell.strip() for cell in header], {*roles.values()}
+    if spec.label == "*":
+        rest = [i for i, name in enumerate(names) if name.lower() not in WEIGHT_COLUMNS]
+        if places := tuple(i for i in rest if i not in used):
+            return places
+        raise reader.error("no column is left for data.label=*", fix="add columns of labels")
+    found: list[int] = []
+    for wanted in (part.strip() for part in spec.label.split(",")):
+        if names.count(wanted) != 1 or names.index(wanted) in {*used, *found}:
+            shown = listing((name[:40] for name in names), most=12) or "nothing"
+            raise reader.error(
+                f"no column {wanted} for labels (data.label={spec.label}); columns found: {shown}",
+                fix="name columns that have no other use, each once",
+            )
+        found.append(names.index(wanted))
+    return tuple(found)
+
+
+def has_several(names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec) -> bool:
+    """Return whether the images of a table may have several labels.
+
+    `names` are the names of the label columns.
+    """
+    if spec.labels != "auto":
+        return spec.labels == "several"
+    if is_several(spec.label) or names[0].lower() in SEVERAL_NAMES:
+        return True
+    return any(spec.separator in row.cells[0] for row in rows)
+
+
+def label_texts(
+    reader: TableReader, names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec
+) -> list[str]:
+    """Return the label set of each row as text; an image without labels has an empty set.
+
+    `names` are the names of the label columns. With a single column, its cells contain labels. With
+    several columns, a column of 0 and 1 is a label, and the cells of any other column are values
+    that become labels of the form `name=value`.
+
+    Raises:
+        DataError: A name or a cell is invalid; the message names the line and the column.
+    """
+    flags = [len(names) > 1 and is_flag(row.cells[i] for row in rows) for i in range(len(names))]
+    for name in compress(names, flags):
+        check_label(reader, name, column=name, line=1)
+    texts = []
+    for row in rows:
+        found: list[str] = []
+        for name, cell, flag in zip(names, row.cells, flags, strict=True):
+            if flag:
+                found += [name] * flag_of(reader, cell, column=name, line=row.line)
+                continue
+            labels = [part.strip() for part in cell.split(spec.separator)]
+            prefix = f"{name}=" if len(names) > 1 else ""
+            found += [f"{prefix}{label}" for label in labels if label]
+        for label in found:
+            check_label(reader, label, column=names[0], line=row.line)
+        texts.append(join_labels(found))
+    return texts
+
+
+def is_flag(cells: Iterable[str]) -> bool:
+    """Return whether the cells of a column contain 0 and 1 (or true and false) only."""
+    values = {cell.strip().lower() for cell in cells}
+    return bool(values - {""}) and values <= {*YES, *NO, ""}
+
+
+def flag_of(reader: TableReader, cell: str, *, column: str, line: int) -> bool:
+    """Return whether the cell of a column of 0 and 1 says that the image has the label.
+
+    Raises:
+        DataError: The cell is empty.
+    """
+    if not cell.strip():
+        raise reader.error(
+            "the cell is empty, but the other cells are 0 or 1",
+            line=line,
+            column=column,
+            fix="write 1 if the image has the label, otherwise 0",
+        )
+    return cell.strip().lower() in YES
+
+
+def check_label(reader: TableReader, label: str, *, column: str, line: int) -> None:
+    """Raise a DataError if a label contains the character that joins the labels of a set."""
+    if JOINER in label:
+        raise reader.error(
+            f"the label {label[:40]!r} contains the character {JOINER}",
+            line=line,
+            column=column,
+            fix=f"rename the label, or separate labels by {JOINER} (the default of data.separator)",
+        )

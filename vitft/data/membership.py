@@ -1,0 +1,17 @@
+"""Which labels each label set contains, as an array."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vitft.data.label_sets import split_labels
+from vitft.metrics.intervals import Flags
+
+
+def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
+    """Return which of the labels each set contains, as an array (sets, labels)."""
+    index = {name: number for number, name in enumerate(labels)}
+    found = np.zeros((len(sets), len(labels)), dtype=bool)
+    for row, text in enumerate(sets):
+        found[row, [index[label] for label in split_labels(text)]] = True
+    return found

@@ -1,0 +1,93 @@
+"""Choose a threshold for each of several labels at which it reaches a requested precision.
+
+The rule for a label is that of `threshold` for predictions: the images are those on which the
+model was not fitted, and a prediction is right if the image has the label.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitft.metrics.calibration import sigmoid
+from vitft.predict.engine import Engine
+from vitft.predict.threshold import Answers, choose_threshold, smallest_cover
+from vitft.predict.validation import (
+    read_classes,
+    read_logits,
+    read_split,
+    read_training_predictions,
+)
+from vitft.system.errors import RunError, UsageError
+from vitft.system.text import count, listing, percent
+
+log = logging.getLogger(__name__)
+
+NEVER = 1.0
+"""Threshold of a label that is never given, because no threshold reaches the precision."""
+
+
+def thresholds_for(run: Path, precision: float, engine: Engine) -> tuple[float, tuple[float, ...]]:
+    """Return the threshold, or the thresholds of several labels, for a precision, and log them.
+
+    Raises:
+        RunError: The run has no validation predictions, or a file of the run is damaged.
+        UsageError: No threshold reaches the precision.
+    """
+    if engine.thresholds:
+        return 0.0, choose_label_thresholds(run, precision, engine.classes)
+    chosen = choose_threshold(run, precision)
+    log.info(str(chosen))
+    return chosen.value, ()
+
+
+def choose_label_thresholds(
+    run: Path, precision: float, labels: Sequence[str]
+) -> tuple[float, ...]:
+    """Return the smallest threshold at which each label reaches a requested precision, and log it.
+
+    A label that does not reach the precision is never given.
+
+    Raises:
+        RunError: The run has no validation predictions, or a file of the run is damaged.
+        UsageError: No label reaches the precision.
+    """
+    split = read_split(run, read_classes(run))
+    logits = read_logits(run, len(split.val), len(labels)) if split.val else None
+    if logits is None or not split.labels:
+        raise RunError(
+            f"cannot choose thresholds: {run} has no validation predictions",
+            fix="set one threshold directly, e.g. --threshold 0.8",
+        )
+    probability, has_label = read_training_predictions(run)
+    values = sigmoid(logits.astype(np.float64))
+    truth = np.asarray(split.targets(split.val))
+    if len(probability):
+        values, truth = np.concatenate([values, probability]), np.concatenate([truth, has_label])
+    thresholds, unreachable = [], []
+    for i, name in enumerate(labels):
+        answers = Answers.sorted(values[:, i].tolist(), truth[:, i].tolist())
+        covered = smallest_cover(answers, precision)
+        if not covered:
+            unreachable.append(name)
+            thresholds.append(NEVER)
+            continue
+        thresholds.append(float(answers.probability[covered - 1]))
+        right = int(answers.correct[:covered].sum())
+        log.info(
+            f"{name}: threshold {percent(thresholds[-1])}, precision {percent(right / covered)} "
+            f"on {count(covered, 'image')}, recall {percent(right / max(1, truth[:, i].sum()))}"
+        )
+    if len(unreachable) == len(labels):
+        raise UsageError(
+            f"no threshold of any label reaches a precision of {percent(precision)} on "
+            f"{count(len(values), 'image')}",
+            fix="use a lower --precision, or set one threshold directly, e.g. --threshold 0.8",
+        )
+    if unreachable:
+        log.warning(
+            f"never given, because no threshold reaches a precision of {percent(precision)}: "
+            f"{listing(unreachable)}"
+        )
+    return tuple(thresholds)
