@@ -42,8 +42,8 @@ def add_list(actions: Commands) -> None:
     listed.add_argument(
         "--licence",
         metavar="NAME",
-        help="list only weights with this licence, e.g. apache-2.0; 'open' selects all licences "
-        "without further terms, 'commercial' all that allow commercial use",
+        help="list only weights with this licence, e.g. apache-2.0; 'open' selects licences "
+        "without further terms, 'commercial' licences that allow commercial use",
     )
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"

@@ -192,8 +192,8 @@ def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]
     lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
     if last_block_accuracy(trained.card, results) is not None:
         lines.append(
-            "- The figures of classes, confusions and probabilities were measured with the run's "
-            "head, which reads several blocks; the exported head reads only the last one."
+            "- The results by class, the confusions and the calibration were measured with the "
+            "run's head, which reads several blocks; the exported head reads only the last one."
         )
     return ["## Intended use and limits", "", *lines, ""]
 

@@ -43,7 +43,7 @@ def results_of(trained: TrainedRun) -> RunResults | None:
 def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
     """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
 
-    None if the exported head is that of the run, on which all results were measured.
+    The result is None if the exported head is the run's head, with which all results were measured.
     """
     shape, choice = card.architecture, results.get("head") if results else None
     if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:

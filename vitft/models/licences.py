@@ -10,11 +10,13 @@ OPEN_LICENCES = frozenset(
         "mpl-2.0", "isc",
     }
 )  # fmt: skip
-"""Licences that allow any use and modification, with attribution at most. They do not bind models
-that are fine-tuned from the weights to further terms."""
+"""Licences that allow any use and modification, and require attribution at most. They impose no
+further terms on models that are fine-tuned from the weights.
+"""
 NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
-"""Parts of the names of licences that forbid commercial use. Apple's AMLR and SEER's are research
-licences, although their names do not say so."""
+"""Parts of the names of licences that forbid commercial use. AMLR (Apple) and SEER are research
+licences, although their names do not show it.
+"""
 
 
 def licence_terms(licence: str) -> Terms:
@@ -34,7 +36,7 @@ def marked_licence(licence: str) -> str:
 
 
 def obligation(licence: str) -> str:
-    """Return a sentence on what a licence demands of fine-tuned models, or "" if it is open."""
+    """Return a sentence on what a licence requires of fine-tuned models, or "" if it is open."""
     if licence_terms(licence) == "non-commercial":
         return "Its terms also apply to this model and forbid commercial use."
     if licence_terms(licence) == "own terms":

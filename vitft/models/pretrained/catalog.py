@@ -157,7 +157,7 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 
 
 def has_licence(entry: CatalogEntry, wanted: str) -> bool:
-    """Return whether an entry has a licence, or one of the kind `open` or `commercial`."""
+    """Return whether an entry has a licence, or a licence of kind `open` or `commercial`."""
     terms = licence_terms(entry.licence)
     if wanted == "open":
         return terms == "open"
@@ -171,8 +171,8 @@ def select_entries(
 ) -> list[CatalogEntry]:
     """Return the entries that match all filters; None matches everything.
 
-    The licence `open` matches licences that allow any use without further terms, and `commercial`
-    those that do not forbid commercial use. `data` matches if it is part of the description of the
+    The licence `open` matches licences without further terms, and `commercial` matches licences
+    that do not forbid commercial use. `data` matches if it is part of the description of the
     training data.
     """
     return [

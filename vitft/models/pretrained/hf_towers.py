@@ -50,7 +50,7 @@ TOWER_BLOCK: Mapping[str, str] = {
     "layer_scale2.lambda1": "ls2.gamma",
 }  # fmt: skip
 UNUSED = re.compile(r"(text_model|text_projection|visual_projection|logit_(scale|bias))(\.|$)")
-"""Tensors of the text tower and of the comparison of images with texts."""
+"""Tensors of the text tower and of the comparison between images and texts."""
 
 
 def is_tower(tensors: Mapping[str, Tensor]) -> bool:
@@ -60,9 +60,9 @@ def is_tower(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def tower_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors of a vision tower under vitft's names, and those that are not used.
+    """Return the tensors of a vision tower under vitft's names, and descriptions of unused ones.
 
-    An unused tensor is described by its name and shape. Names that are unknown do not change.
+    An unused tensor is described by its name and shape. Unknown names are not changed.
     """
     result: dict[str, Tensor] = {}
     unused: list[str] = []
@@ -107,6 +107,6 @@ def split_pooling(tensors: dict[str, Tensor]) -> None:
 
 
 def add_key_biases(tensors: dict[str, Tensor]) -> None:
-    """Add zero biases of the keys, which DINOv3 lacks, in place."""
+    """Add zero key biases, which DINOv3 lacks, in place."""
     for name in [n for n in tensors if n.endswith(".attn.q.bias")]:
         tensors.setdefault(name.replace(".q.", ".k."), torch.zeros_like(tensors[name]))
