@@ -18,6 +18,7 @@ from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.chooser import first_pictures, random_order, unsure_pictures
 from vitft.serve.label.guesses import guess, guess_head
 from vitft.serve.label.pool import PicturePool
+from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
@@ -119,8 +120,9 @@ class Session:
         self.head: Tensor | None = None
         self.probabilities: Tensor | None = None
         if len(labels.unique()) > 1:
-            self.head = guess_head(z[pictures], labels, weights, classes=len(self.classes))
-            self.probabilities = guess(z, self.head)
+            with one_thread(when=True):  # waiting for others takes longer than so few products
+                self.head = guess_head(z[pictures], labels, weights, classes=len(self.classes))
+                self.probabilities = guess(z, self.head)
 
     def usable_stand_ins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return unanswered pictures for classes with few answers, and the indices of the classes.
