@@ -120,7 +120,7 @@ def scikit_learn(run: Path) -> tuple[float, float, float, float]:
         views = decode_images((manifest.locate(row) for row in rows),
                               lambda _, image: predictor.transform.pixels(image),
                               max_pixels=10**9, grey_range=(), workers=2)  # fmt: skip
-        return np.concatenate([predictor.scores(view.pixels[None]).features for view in views])
+        return np.concatenate([predictor.scores(view[None]).features for view in views])
 
     x, val = features(manifest.train), features(manifest.val)
     y, truth = (
