@@ -167,7 +167,7 @@ class Trained:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Probability from which on an image gets each of several labels.
+        """Minimum probability at which each of several labels is assigned.
 
         The tuple is empty if each image has exactly one class.
         """
@@ -189,9 +189,9 @@ class Trained:
     ) -> list[Prediction]:
         """Return one prediction per image: the `top_k` most probable classes.
 
-        A prediction whose largest probability is below the threshold is marked `not sure`. If an
-        image may have several labels, its prediction has the probabilities of all of them, and
-        `labels` are those that reach the threshold or, by default, their own. The
+        A prediction whose largest probability is below the threshold is marked `not sure`. If
+        images may have several labels, a prediction has the probabilities of all labels. Its
+        `labels` are those that reach the threshold or, by default, the label's own threshold. The
         prediction for an unusable image, array or tensor has an `error`; no exception is raised.
 
         Raises:

@@ -176,7 +176,7 @@ def seconds(pictures: int, answers: int, into: Path) -> None:
         thread.join()
     print(
         f"{pictures:,} pictures, 768 dimensions, {answers} answers: ready after {ready:.1f} s; next "
-        f"question after {np.median(taken):.0f} ms (median), {np.quantile(taken, 0.95):.0f} ms (95 %), "
+        f"question after {np.median(taken):.0f} ms (median), {np.quantile(taken, 0.95):.0f} ms (95%), "
         f"{max(taken):.0f} ms (most)"
     )
 

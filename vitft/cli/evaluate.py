@@ -23,7 +23,7 @@ LABEL_METRICS = {
     "macro_f1": "mean F1 of the labels",
     "micro_f1": "F1 over all decisions",
 }
-"""Metrics of a model that gives images several labels."""
+"""Metrics of a model with several labels per image."""
 CLASS_METRICS = ("recall", "precision", "f1")
 
 

@@ -263,7 +263,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
 
 def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:
-    """Print the metrics of a model that gives images several labels; `kind` names the images."""
+    """Print the metrics of a model with several labels per image; `kind` names the images."""
     output.result(
         f"mean average precision {percent(found['map'])} (95% interval "
         f"{interval(found['map_interval'])}) on {count(metrics['images'], kind)}; random scores: "

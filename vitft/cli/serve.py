@@ -116,7 +116,7 @@ def thresholds_of(
 ) -> tuple[float, tuple[float, ...]]:
     """Return the probability below which predictions are marked `not sure`, or 0 for none.
 
-    The second item holds the thresholds of several labels; it is empty if there is one class.
+    The second item contains the thresholds of several labels; it is empty if there is one class.
 
     Raises:
         RunError: The run has no validation predictions, or they are damaged.

@@ -82,7 +82,7 @@ class Folder:
     table: Path | None = None
     """Table that lists the files, if any."""
     labels: tuple[str, ...] = ()
-    """Labels of which an image may have several, sorted; empty if each image has one class."""
+    """Sorted labels if images may have several labels; empty if each image has one class."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def is_flag(cells: Iterable[str]) -> bool:
 
 
 def flag_of(reader: TableReader, cell: str, *, column: str, line: int) -> bool:
-    """Return whether the cell of a column of 0 and 1 says that the image has the label.
+    """Return whether the cell of a column of 0 and 1 indicates that the image has the label.
 
     Raises:
         DataError: The cell is empty.

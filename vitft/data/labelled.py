@@ -41,7 +41,7 @@ class LabelledImages:
     groups: Mapping[str, str] = field(default_factory=dict)
     """Mapping from paths to the names of groups in a table."""
     labels: tuple[str, ...] = ()
-    """Labels of which an image may have several; empty if each image has one class."""
+    """Labels if images may have several labels; empty if each image has one class."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""

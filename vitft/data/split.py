@@ -70,7 +70,7 @@ class Manifest:
     rows: tuple[Row, ...]
     """Rows sorted by class, then by path as a string."""
     labels: tuple[str, ...] = ()
-    """Labels of which an image may have several; empty if each image has one class."""
+    """Labels if images may have several labels; empty if each image has one class."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ def stratify(
 ) -> Counts:
     """Return the index of the part of each unit: (U,).
 
-    The rarest label is dealt out first, each of its units to the part that lacks most images with
-    this label. Units without labels are dealt out last, to the part that lacks most images.
+    The rarest label is divided first: each of its units goes to the part that lacks the most images
+    with this label. Units without labels are assigned last, to the part that lacks the most images.
 
     Args:
         counts: Number of images with each label in each unit, (U, C).

@@ -32,8 +32,9 @@ class ExplainedModel:
     run: Path | None = None
     """The run directory; None for pretrained weights."""
     thresholds: tuple[float, ...] = ()
-    """Probability from which on an image gets each of several labels; empty if each image has one
-    class."""
+    """Minimum probability at which each of several labels is assigned; empty if each image has one
+    class.
+    """
 
     @property
     def device(self) -> torch.device:

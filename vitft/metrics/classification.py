@@ -53,8 +53,8 @@ def classification_metrics(
     """Return `results.Metrics` with the metrics that are fast to compute.
 
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. The other
-    arguments are for several labels: the probabilities from which on an image gets each label, as
-    a number or an array (C,) or (n, C), and whether to compute the intervals of `labels`.
+    arguments are for several labels: the minimum probability at which each label is assigned, as a
+    number or an array (C,) or (n, C), and whether to compute the intervals of `labels`.
     """
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, resampled=resampled)

@@ -44,8 +44,9 @@ class Postprocess:
     threshold: float = 0.0
     """Probability below which a prediction is marked `not sure`."""
     thresholds: Sequence[float] = ()
-    """Probability from which on an image gets each of several labels; empty if each image has
-    exactly one class."""
+    """Minimum probability at which each of several labels is assigned; empty if each image has
+    exactly one class.
+    """
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
     run: RunInfo | None = None
@@ -71,9 +72,9 @@ class Postprocess:
             feature_size: Number of dimensions of a feature, or 0 if the engine does not return
                 features; there are then no out-of-distribution notes.
             top_k: Number of classes per prediction.
-            threshold: Probability below which a prediction is marked `not sure`. If an image may
-                have several labels, it gets those whose probability is at least this large; 0
-                for the model's own thresholds.
+            threshold: Probability below which a prediction is marked `not sure`. If images may have
+                several labels, labels with at least this probability are assigned; 0 for the
+                model's own thresholds.
             thresholds: Thresholds of the labels, if an image may have several of them.
 
         Raises:
@@ -146,7 +147,7 @@ class Postprocess:
     def with_labels(
         self, paths: Sequence[str], scores: Scores, targets: Targets | None
     ) -> list[Prediction]:
-        """Return the predictions of a model that gives images several labels, or none."""
+        """Return the predictions of a model that assigns several labels, or none."""
         logits = scores.logits.astype(np.float64)
         probabilities = sigmoid(logits)
         given = logits >= logit_of(np.asarray(self.thresholds))  # (B, C)
@@ -168,7 +169,7 @@ class Postprocess:
 
 
 def set_probability(probabilities: Floats, members: Flags) -> float:
-    """Return the probability (C,) of exactly these labels (C,), if labels were independent."""
+    """Return the probability of exactly these labels (C,), assuming that labels are independent."""
     return float(np.where(members, probabilities, 1 - probabilities).prod())
 
 

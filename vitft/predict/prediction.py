@@ -34,14 +34,16 @@ class Prediction:
 
     path: str
     classes: tuple[str, ...] = ()
-    """Class names, most probable first; all labels of a model that gives images several labels."""
+    """Class names, most probable first; all labels if images may have several labels."""
     probabilities: tuple[float, ...] = ()
     """Probability of each of `classes`; the probabilities of all classes of the model sum to 1,
     unless an image may have several labels."""
     labels: tuple[str, ...] | None = None
-    """Labels given to the image, most probable first; None if each image has exactly one class."""
+    """Labels assigned to the image, most probable first; None if each image has exactly one
+    class.
+    """
     labels_probability: float = 0.0
-    """Probability that the image has exactly `labels`, if labels were independent."""
+    """Probability that the image has exactly `labels`, assuming that labels are independent."""
     notes: tuple[str, ...] = ()
     """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
@@ -56,7 +58,7 @@ class Prediction:
 
     @property
     def answer(self) -> str:
-        """The most probable class, or the labels given to the image as text, sorted."""
+        """The most probable class, or the assigned labels as sorted text."""
         return self.classes[0] if self.labels is None else join_labels(self.labels)
 
     @property

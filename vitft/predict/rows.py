@@ -12,7 +12,7 @@ class RowWriter:
     """Writer of predictions as a table, JSON, JSONL or CSV.
 
     It passes each line, without its line break, to the function `write`. `labels` are the labels of
-    a model that gives images several of them.
+    the model, if images may have several labels.
     """
 
     def __init__(

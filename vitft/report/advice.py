@@ -152,7 +152,7 @@ class ClassRecall:
 
 
 def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
-    """Advise collecting images with the label that is missed most often, of several labels."""
+    """Advise collecting images with the label that is missed most often."""
     worst = min(recalls, key=lambda one: one.recall)
     return Advice(
         f"If you collect more images, start with images that have the label {worst.name}.",

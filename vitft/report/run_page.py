@@ -53,7 +53,7 @@ class ClassRow:
     ap: str = ""
     """Average precision of one of several labels with its interval."""
     threshold: str = ""
-    """Probability from which on an image gets one of several labels."""
+    """Minimum probability at which one of several labels is assigned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,8 @@ def class_rows(run: Run) -> list[ClassRow]:
 def confusion_of(run: Run) -> Confusion | None:
     """Return the confusions of a run, or None if it has neither predictions nor a matrix.
 
-    If images may have several labels, there are none: a wrong label does not replace another one.
+    If images may have several labels, there are no confusions, because a wrong label does not
+    replace another one.
     """
     if run.several:
         return None

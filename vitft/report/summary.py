@@ -57,7 +57,7 @@ def describe_data(run: Run) -> str:
     text = f"This model distinguishes {classes}."
     if run.several:
         labels = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
-        text = f"This model gives an image any of {labels}, or none."
+        text = f"This model assigns any number of these labels to an image: {labels}."
         classes = labels
     if clause := chance_level(run.results):
         text = f"This model was trained to distinguish {classes}, but it {clause}."
@@ -138,7 +138,7 @@ def describe_results(run: Run) -> str:
 
 
 def describe_labels(run: Run) -> str:
-    """Return sentences about the results of a model that gives images several labels."""
+    """Return sentences about the results of a model with several labels per image."""
     parts: list[tuple[str, LabelResults, Metrics]] = [
         ("validation", run.results["labels"], run.results)
     ]

@@ -33,7 +33,8 @@ class PredictionSchema(BaseModel):
     run: str | None = Field(None, description="name of the run that produced the model")
     labels: list[str] | None = Field(
         None,
-        description="labels given to the image; absent if the model gives each image one class",
+        description="labels assigned to the image; absent if the model assigns one class to each "
+        "image",
     )
     classes: list[ClassProbabilitySchema] | None = Field(
         None, description="classes or labels, most probable first"
@@ -66,7 +67,7 @@ class LabelsSchema(BaseModel):
     )
     classes: list[str]
     thresholds: list[float] | None = Field(
-        None, description="probability from which on an image gets each of several labels"
+        None, description="minimum probability at which each of several labels is assigned"
     )
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")

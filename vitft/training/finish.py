@@ -59,7 +59,7 @@ class FinalEvaluation:
     """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
     were not used for calibration."""
     thresholds: tuple[float, ...] = ()
-    """Probability from which on an image gets each of several labels."""
+    """Minimum probability at which each of several labels is assigned."""
 
 
 def evaluate_run(
@@ -108,10 +108,10 @@ def evaluate_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRule:
-    """How logits become answers: the largest one or, for several labels, all above thresholds."""
+    """Rule that turns logits into answers: the largest logit or, for several labels, thresholds."""
 
     thresholds: tuple[float, ...] = ()
-    """Probability from which on an image gets each label; empty for one class per image."""
+    """Minimum probability at which each label is assigned; empty for one class per image."""
     held_out: "float | Floats" = 0.5
     """Probabilities, before calibration, of the thresholds chosen without each image (n, C)."""
 
@@ -223,9 +223,9 @@ def final_logits(
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
-    times the largest change observed. If images may have several labels, all are recomputed: the
-    thresholds are not known yet. Each process recomputes one batch at a time, and the batches
-    are used in order, so the result does not depend on the number of processes.
+    times the largest change observed. If images may have several labels, all images are recomputed
+    because the thresholds are not known yet. Each process recomputes one batch at a time, and the
+    batches are used in order, so the result does not depend on the number of processes.
 
     Returns:
         Logits (n, C) of the images in the order of `rows`, and the number of recomputed images. The

@@ -123,7 +123,7 @@ class HeadSolver:
 
 
 def logits_of_votes(votes: Tensor, targets: Tensor) -> Tensor:
-    """Return the votes (n, C) on a scale on which several labels are predicted from 0 on."""
+    """Return the votes (n, C) as logits; several labels are predicted at logits of at least 0."""
     return votes - 0.5 if targets.ndim == 2 else votes
 
 

@@ -71,7 +71,7 @@ class Trainer:
         precision: `bf16` or `fp16` to use autocast, otherwise `fp32`.
         seed: Seed for random numbers (drop path, `mix`), combined with the step and the rank.
         mix: Function applied to each whole batch before the forward pass.
-        loss: Loss function, which also says of which kind the targets are.
+        loss: Loss function, which also determines the kind of targets.
         compiled: Whether to compile the forward and backward passes with torch.compile.
         group: Process group across which each batch is divided.
         sharded: Whether `model` was returned by `distributed.shard_module`.
