@@ -56,6 +56,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     group_duplicates: bool | None = None,
     group_by: str | None = None,
     image_size: int | tuple[int, int] | None = None,
+    fit: Literal["auto", "crop", "squash", "pad"] | None = None,
     pre_logits: Literal["keep", "drop"] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -97,6 +98,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         group_by: Regular expression whose parentheses capture an image's group in its path; a group
             is never divided between training and validation.
         image_size: Input size in pixels: one side, or height and width.
+        fit: How an image is fitted to the input size: `crop`, `squash` or `pad`.
         pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
         mean: Channel means for normalisation, from 0 to 1.
         std: Channel standard deviations for normalisation.
