@@ -131,7 +131,6 @@ def test_a_graph_that_resizes_otherwise_is_refused() -> None:
     ("fields", "reason"),
     [
         pytest.param({"interpolation": "nearest"}, "nearest interpolation", id="nearest"),
-        pytest.param({"image_size": (8, 12)}, "8x12", id="not square"),
     ],
 )
 def test_a_resize_that_no_graph_can_say_is_refused(

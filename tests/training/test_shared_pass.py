@@ -150,6 +150,8 @@ def test_a_second_run_computes_nothing(home: Path, runs: dict[int, list[dict[str
     assert [rank["computed"] for rank in again] == [0, 0]
     four, two = cached_rows(home, "cache4"), cached_rows(home, "cache2")
     facts = [rows.pop("facts of images") for rows in (four, two)]
+    for rows in (four, two):
+        del rows["sketches of images"]  # of candidate copies, which depend on the split of a run
     assert four == two
     assert all(IMAGES < number <= IMAGES + COPIES + BAD for number in facts)
 

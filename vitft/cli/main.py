@@ -38,7 +38,7 @@ COMMANDS = {
 }
 """One-line help for each command; `add_NAME` in `cli.NAME` adds the options of a command."""
 
-OVERVIEW = """Fine-tune a Vision Transformer on a folder of images with one sub-folder per class.
+OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
   vitft finetune --data DIR   train a classifier, and report how accurate it is
   vitft predict IMAGE ...     classify images with it

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vitft.config.names import SECTIONS
 from vitft.config.schema import SettingType, setting_types, shown_value
+from vitft.system.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,15 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     """Convert option values, given by keyword, to names and values of settings.
 
     Options with the value None are left out. The option `seed` sets two settings.
+
+    Raises:
+        UsageError: The name of the weights is empty, e.g. because a shell variable is not set.
     """
+    if values.get("weights") == "":
+        raise UsageError(
+            "the name of the weights is empty",
+            fix="use a name from `vitft weights list`, or leave out --weights",
+        )
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
         value = values.get(option.keyword)

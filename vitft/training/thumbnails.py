@@ -126,8 +126,10 @@ class ThumbnailMaker:
 
         before = torch.get_num_threads()
         try:
-            for drawn in in_order(draw, batches, workers=before if on_cpu else 1):
-                yield from drawn
+            # A GPU needs no worker threads.
+            drawn = in_order(draw, batches, workers=before) if on_cpu else map(draw, batches)
+            for overlays in drawn:
+                yield from overlays
         except VitftError as error:  # thumbnails are written without overlays
             log.info(f"the report will have no relevance overlays: {error.problem}")
         finally:
