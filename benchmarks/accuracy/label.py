@@ -34,9 +34,9 @@ from vitft.data.label_table import AUDIT, PICKED
 from vitft.serve.access import access_for
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.app import make_label_app
-from vitft.serve.label.guesses import guess, guess_head
+from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
 from vitft.serve.label.pool import PicturePool, find_pictures, load_pool
-from vitft.serve.label.session import Session
+from vitft.serve.label.session import TYPICAL_START, Session
 from vitft.serve.server import listen, server_of
 
 ANSWERS = (5, 10, 20, 40, 80, 160)
@@ -74,8 +74,10 @@ def simulate(
         for n in (n for n in ANSWERS if n <= most):
             while len(answered) < n:
                 asked = session.chosen_questions(n - len(answered))
-                known = [q.picture for q in asked if q.reason == "typical"]  # without any answer
-                pictures = known or [asked[0].picture]
+                fixed = [
+                    q.picture for q in asked if len(answered) < TYPICAL_START
+                ]  # whatever the answers
+                pictures = fixed[: TYPICAL_START - len(answered)] or [asked[0].picture]
                 lines = [Answer(pool.paths[i][0], str(int(yp[i])), PICKED) for i in pictures]
                 file.append(lines)
                 session.refresh()
@@ -85,7 +87,8 @@ def simulate(
             right = names[guess(z, head).argmax(dim=1)] == y
             found["label"][n] = right[test].double().mean().item()
             rows = drawn[:n]
-            plain = guess_head(zp[rows], yp[rows], torch.ones(n), classes=classes)
+            others = zp[drawn[n:][:PSEUDO_LABELLED]]
+            plain = self_trained_head(zp[rows], yp[rows], torch.ones(n), others, classes=classes)
             found["random"][n] = (
                 (guess(z[test], plain).argmax(dim=1) == y[test]).double().mean().item()
             )
@@ -118,7 +121,7 @@ def audited(session: Session, yp: Tensor, truth: float) -> list[tuple[int, bool,
     return found
 
 
-def compare(data: Path, weights: str, seeds: int, most: int, into: Path) -> None:
+def compare(data: Path, weights: str, seeds: range, most: int, into: Path) -> None:
     """Print the table of one data set."""
     root = merge_splits(data, into)
     pool = load_pool(find_pictures(root), weights=weights, run=None, train=TrainSpec())
@@ -130,14 +133,16 @@ def compare(data: Path, weights: str, seeds: int, most: int, into: Path) -> None
         "random": defaultdict(list),
     }
     intervals: list[tuple[int, bool, float]] = []
-    for seed in range(seeds):
+    for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             found, more = simulate(pool.z, y, seed, most, Path(folder))
         intervals += more
         for arm, values in found.items():
             for n, value in values.items():
                 scores[arm][n].append(100 * value)
-    print(f"\n{data.name}: {len(names)} photos, {len(known)} classes, {seeds} seeds, accuracy in %")
+    print(
+        f"\n{data.name}: {len(names)} photos, {len(known)} classes, seeds {seeds[0]} to {seeds[-1]}, accuracy in %"
+    )
     print("| answers | " + " | ".join(map(str, scores["label"])) + " |")
     for arm, columns in scores.items():
         print(f"| {arm} | " + " | ".join(mean_deviation(v) for v in columns.values()) + " |")
@@ -186,6 +191,7 @@ def main() -> None:
     parser.add_argument("--weights", default="demo")
     parser.add_argument("--data", type=Path, nargs="+", default=[])
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=ANSWERS[-1], help="number of answers")
     parser.add_argument("--seconds", action="store_true")
     parser.add_argument("--pictures", type=int, default=10_000)
@@ -194,7 +200,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         into = Path(temporary)
         for data in args.data:
-            compare(data, args.weights, args.seeds, args.most, into)
+            compare(
+                data,
+                args.weights,
+                range(args.first_seed, args.first_seed + args.seeds),
+                args.most,
+                into,
+            )
         if args.seconds:
             seconds(args.pictures, args.answers, into)
 

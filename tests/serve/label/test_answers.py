@@ -78,14 +78,17 @@ def test_a_line_cut_anywhere_costs_no_other_answer(tmp_path: Path, cut: int) -> 
     [
         (b"path,label\na.jpg,rose\n", "its columns are path, label instead of path, label, chosen"),
         (b"path;label;chosen\n", "its columns are path;label;chosen instead"),
-        (HEADER + b"a.jpg,rose\nb.jpg,tulip,picked\n", "line 2: 2 cells instead of 3"),
-        (HEADER + b"a.jpg,rose,guessed\n", "line 2: the column chosen is 'guessed' instead of"),
+        (HEADER + b"a.jpg,rose\nb.jpg,tulip,picked\n", "line 2: found 2 cells instead of 3"),
+        (
+            HEADER + b"a.jpg,rose,guessed\n",
+            "line 2: the column chosen contains 'guessed' instead of",
+        ),
         (HEADER + b"a.jpg,,picked\n", "line 2: the label is empty"),
         (HEADER + b"a.jpg,rose,skipped\n", "line 2: a skipped picture has a label"),
         (HEADER + b",rose,picked\n", "line 2: the path is empty"),
         (
             HEADER + b"\na.jpg,rose,picked\na.jpg,tulip,picked\n",
-            "line 4: a.jpg is listed twice: rose before, tulip here",
+            "line 4: a.jpg has two labels: rose in an earlier line, tulip in this one",
         ),
     ],
 )
@@ -134,7 +137,7 @@ def test_a_file_that_another_program_changes_is_not_overwritten(
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
 
-    with AnswerFile(path), pytest.raises(LockedError, match=r"another vitft label is using"):
+    with AnswerFile(path), pytest.raises(LockedError, match="another vitft label process is"):
         AnswerFile(path)
 
     AnswerFile(path).__exit__()  # the lock is released

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitft.serve.label import chooser
 from vitft.serve.label.chooser import directions, first_pictures, random_order, unsure_pictures
-from vitft.serve.label.guesses import guess, guess_head
+from vitft.serve.label.guesses import guess, guess_head, self_trained_head
 
 
 def groups(sizes: list[int], *, width: int = 16, noise: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -70,27 +70,37 @@ def test_many_pictures_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(first) > 100
 
 
-def test_unsure_pictures_are_asked_about_the_farthest_first() -> None:
-    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [1, 0.01], [-1, 0]]), dim=1)
-    sure, unsure = [0.99, 0.01], [0.5, 0.5]
-    probabilities = torch.tensor([sure, unsure, unsure, unsure, sure])
-    candidates, answered = torch.tensor([1, 2, 3, 4]), torch.tensor([0])
-
-    found = unsure_pictures(probabilities, z, candidates, answered, 2)
-
-    assert found == [4, 2]  # all four are among the most unsure; the farthest come first
+def ask(z: Tensor, probabilities: Tensor, *, answered: list[int], most: int) -> list[int]:
+    rest = torch.tensor([i for i in range(len(z)) if i not in answered])
+    return unsure_pictures(
+        probabilities, z, candidates=rest, answered=torch.tensor(answered), others=rest, most=most
+    )
 
 
-def test_sure_pictures_are_left_out_if_there_are_enough_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(chooser, "UNSURE", 3)
-    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [1, 0.01], [-1, 0]]), dim=1)
-    probabilities = torch.tensor([[0.99, 0.01], [0.5, 0.5], [0.6, 0.4], [0.5, 0.5], [0.99, 0.01]])
+def test_the_first_unsure_picture_represents_most_unsure_ones() -> None:
+    z, _ = groups([1, 30, 10, 30])
+    probabilities = torch.tensor([[0.99, 0.01]]).repeat(len(z), 1)
+    probabilities[1:41] = 0.5  # a large and a small group of which nothing is known
 
-    found = unsure_pictures(probabilities, z, torch.tensor([1, 2, 3, 4]), torch.tensor([0]), 5)
+    first, second, *_ = ask(z, probabilities, answered=[0], most=3)
 
-    assert found == [2, 1, 3]
+    assert 1 <= first < 31
+    assert 31 <= second < 41
+
+
+def test_a_picture_like_an_answered_one_is_not_asked_about() -> None:
+    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.01], [0, 1], [0, -1]]), dim=1)
+    probabilities = torch.full((4, 2), 0.5)
+
+    assert sorted(ask(z, probabilities, answered=[0], most=2)) == [2, 3]
+
+
+def test_no_more_pictures_are_asked_about_than_there_are() -> None:
+    z, _ = groups([3, 3])
+
+    found = ask(z, torch.full((6, 2), 0.5), answered=[0], most=20)
+
+    assert sorted(found) == [1, 2, 3, 4, 5]
 
 
 def test_the_random_order_keeps_its_order_when_pictures_are_added() -> None:
@@ -129,3 +139,26 @@ def test_many_answers_for_one_class_do_not_hide_another() -> None:
 
     recall = (probabilities.argmax(dim=1) == y)[301:].float().mean().item()
     assert recall > 0.9
+
+
+def test_guesses_for_unanswered_pictures_move_the_head() -> None:
+    z, y = groups([100, 100], noise=1.0)
+    answered = torch.tensor([0, 100])
+    ones = torch.ones(2)
+
+    alone = guess_head(z[answered], y[answered], ones, classes=2)
+    trained = self_trained_head(z[answered], y[answered], ones, z[1:100], classes=2)
+    both = self_trained_head(z[answered], y[answered], ones, z, classes=2)
+
+    assert torch.equal(self_trained_head(z[answered], y[answered], ones, z[:0], classes=2), alone)
+    right = [(guess(z, head).argmax(dim=1) == y).float().mean().item() for head in (alone, both)]
+    assert right[1] > right[0]
+    assert not torch.equal(trained, both)
+
+
+def test_a_class_without_answers_gets_none_of_the_guesses() -> None:
+    z, y = groups([20, 20])
+
+    head = self_trained_head(z[::4], 2 * y[::4], torch.ones(10), z, classes=4)
+
+    assert guess(z, head)[:, [1, 3]].abs().max() == 0

@@ -200,7 +200,7 @@ def test_a_table_edited_meanwhile_is_not_overwritten(
         (["empty", "--weights", "no_such_net"], 4, "no_such_net"),
         (["empty", "--out", "labels.txt"], 2, "not a CSV file"),
         (["empty", "--out", "no/labels.csv"], 2, "does not exist"),
-        (["."], 2, "labels.csv would be written to the folder of the pictures"),
+        (["."], 2, "labels.csv would be written to the picture folder"),
         (["empty", "--port", "70000"], 2, "invalid --port 70000"),
         (["broken", "--classes", "a|b"], 3, "none of the 1 image in broken can be read"),
         (["empty", "--run", "runs/none", "--weights", "demo"], 2, "not allowed with"),

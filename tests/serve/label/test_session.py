@@ -177,8 +177,8 @@ def test_all_pictures_can_be_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "needs 1 to 80 characters"),
-        ("  ", "needs 1 to 80 characters"),
+        ("", "must have 1 to 80 characters"),
+        ("  ", "must have 1 to 80 characters"),
         ("x" * 81, "not 81"),
         ("a|b", "invalid class name"),
         ("a,b", "invalid class name"),
@@ -203,11 +203,11 @@ def test_a_name_in_another_spelling_is_the_same_class(tmp_path: Path) -> None:
 def test_a_picture_is_answered_once(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
         session.answer(0, "rose")
-        with pytest.raises(UsageError, match="already answered"):
+        with pytest.raises(UsageError, match="already has an answer"):
             session.answer(0, "tulip")
-        with pytest.raises(UsageError, match="already answered"):
+        with pytest.raises(UsageError, match="already has an answer"):
             session.skip(0)
-        with pytest.raises(UsageError, match="already answered"):
+        with pytest.raises(UsageError, match="already has an answer"):
             session.confirm([0], "rose", [])
         with pytest.raises(UsageError, match="no picture 999"):
             session.answer(999, "rose")
@@ -218,7 +218,7 @@ def test_answers_about_other_pictures_are_kept_and_counted(tmp_path: Path) -> No
 
     with opened(tmp_path) as session:
         session.answer(0, "rose")
-        assert session.notes[0].startswith("1 answer in labels.csv refer")
+        assert session.notes[0].startswith("ignored 1 answer in labels.csv, because")
         assert session.classes == ["weed", "rose"]
 
     assert [row["path"] for row in rows(tmp_path)] == ["elsewhere.jpg", "photos/000.jpg"]

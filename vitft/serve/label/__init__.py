@@ -1,1 +1,1 @@
-"""`vitft label`: from unlabelled pictures to a table of labels, on a page in the browser."""
+"""`vitft label`: a page in the browser that turns unlabelled pictures into a table of labels."""

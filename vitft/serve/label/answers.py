@@ -5,6 +5,7 @@ reads. Data is only appended or, to undo an answer, truncated. A killed process 
 confirmed answer; at most, its last line is incomplete.
 """
 
+import codecs
 import csv
 import io
 import os
@@ -22,7 +23,7 @@ from vitft.system.text import count
 COLUMNS = ("path", "label", CHOSEN)
 KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
 MAX_ANSWER_BYTES = 2**28
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)  # on Windows: keep line endings
 NEW_FILE = "choose another file with --out"
 
 
@@ -38,19 +39,19 @@ class Answer(NamedTuple):
 
 
 class StoredAnswers(NamedTuple):
-    """Content of a file of answers."""
+    """Content of an answer file."""
 
     answers: list[Answer]
     starts: list[int]
-    """Offset of each answer's line in bytes."""
+    """Byte offset of each answer's line."""
     end: int
-    """Offset of the end of the last complete line in bytes."""
+    """Byte offset of the end of the last complete line."""
     is_ended: bool
     """Whether the last complete line ends with a line break."""
 
 
 class AnswerFile:
-    """Open file of answers, locked against other processes.
+    """Open answer file, locked against other processes.
 
     Raises:
         DataError: The file has other columns, or a line is invalid.
@@ -62,7 +63,7 @@ class AnswerFile:
         self.path = path
         self.notes: list[str] = []
         with writing(path):
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.descriptor = os.open(path, FLAGS, 0o666)
         try:
             lock_file(self.descriptor, path)
             self.load()
@@ -98,7 +99,7 @@ class AnswerFile:
         self.identity = self.find_identity()
 
     def append(self, answers: Sequence[Answer]) -> None:
-        """Append answers as one step, and return once they are on the disk.
+        """Append answers as one step, and return once they have been written to the disk.
 
         Raises:
             DataError: Another program has changed the file.
@@ -139,7 +140,7 @@ class AnswerFile:
         return removed
 
     def write(self, data: bytes) -> None:
-        """Write at the end of the file and flush to the disk; on an error, remove the data again.
+        """Append data to the file and flush it to the disk; on an error, remove the data again.
 
         Raises:
             RunError, ResourceError: The file cannot be written.
@@ -170,12 +171,12 @@ class AnswerFile:
         if self.find_identity() != self.identity:
             raise DataError(
                 f"another program has changed {self.path}",
-                fix="restart vitft label, which continues from the file as it is now",
+                fix="restart vitft label to continue from the current file",
             )
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """Return the line of an answer."""
+    """Return an answer as a line of the file."""
     return encode_table(answer, [])
 
 
@@ -193,13 +194,13 @@ def lock_file(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise LockedError(
-            f"another vitft label is using {path}",
+            f"another vitft label process is using {path}",
             fix="stop it, or choose another file with --out",
         ) from error
 
 
 def read_answers(data: bytes, path: Path) -> StoredAnswers:
-    """Parse the content of a file of answers; `path` is used in errors.
+    """Parse the content of an answer file; `path` is used in errors.
 
     The last line is left out if it is incomplete.
 
@@ -209,7 +210,7 @@ def read_answers(data: bytes, path: Path) -> StoredAnswers:
     answers: list[Answer] = []
     starts: list[int] = []
     labels: dict[str, str] = {}
-    begin = len(BYTE_ORDER_MARK) * data.startswith(BYTE_ORDER_MARK)
+    begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
     header, end, is_ended, number = False, begin, True, 1
     for start, line in split_lines(data, begin):
         cells = parse_line(line)
@@ -239,7 +240,7 @@ def read_answers(data: bytes, path: Path) -> StoredAnswers:
 
 
 def split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each line of a CSV file, with line breaks in quotes."""
+    """Yield the offset and the bytes of each CSV line; quoted cells may contain line breaks."""
     start, quotes = begin, 0
     while start < len(data):
         end = start
@@ -268,16 +269,16 @@ def parse_line(line: bytes) -> list[str]:
 def problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
     """Return the problem with a line, if any, given the labels of earlier lines by path."""
     if len(cells) != len(COLUMNS):
-        return f"{count(len(cells), 'cell')} instead of {len(COLUMNS)}"
+        return f"found {count(len(cells), 'cell')} instead of {len(COLUMNS)}"
     path, label, chosen = cells
     if not path:
         return "the path is empty"
     if chosen not in KINDS:
         known = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
-        return f"the column {CHOSEN} is {chosen[:40]!r} instead of {known}"
+        return f"the column {CHOSEN} contains {chosen[:40]!r} instead of {known}"
     if bool(label.strip()) == (chosen == SKIPPED):
         return "a skipped picture has a label" if label.strip() else "the label is empty"
     if labels.get(path, label) != label:
         before, here = labels[path] or SKIPPED, label or SKIPPED
-        return f"{path} is listed twice: {before} before, {here} here"
+        return f"{path} has two labels: {before} in an earlier line, {here} in this one"
     return ""

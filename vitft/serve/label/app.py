@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from vitft.data.images import open_image
 from vitft.data.thumbnail import thumbnail_jpeg
-from vitft.report.cards import read_asset
+from vitft.report.cards import elements_script, read_asset
 from vitft.report.palette import colour_scheme
 from vitft.serve.access import Access
 from vitft.serve.app import SecurityMiddleware, add_error_handlers, add_route
@@ -31,7 +31,7 @@ from vitft.system.errors import DataError, ImageError, UsageError, VitftError
 from vitft.system.structure import Natural, StructureError, parse_json, structured
 
 LABEL_PAGE = Path(__file__).parent / "page"
-"""Folder of the page's files."""
+"""Folder that contains the files of the page."""
 MAX_BODY = 20_000
 """Maximum size of a request body in bytes."""
 RENDERERS = 2
@@ -64,7 +64,7 @@ class SkippedPicture:
 
 
 class LabelHandlers:
-    """Request handlers of the routes."""
+    """Request handlers for the routes."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -72,7 +72,7 @@ class LabelHandlers:
         self.page = assemble_page(
             read_asset(LABEL_PAGE, "page.html"),
             css=colour_scheme() + read_asset(LABEL_PAGE, "page.css"),
-            script=read_asset(LABEL_PAGE, "page.js"),
+            script=elements_script() + read_asset(LABEL_PAGE, "page.js"),
             images="'self' data:",
         )
         self.owner: BlockingPool
@@ -87,7 +87,7 @@ class LabelHandlers:
         return JsonResponse(200, await self.owner.run(self.session.state, mode))
 
     async def likely(self, name: Annotated[str, Query(alias="class")]) -> Response:
-        """Return unanswered pictures that look like a class."""
+        """Return unlabelled pictures that probably belong to a class."""
         found = await self.owner.run(self.session.likely, name)
         pictures = [{"picture": i, "probability": probability} for i, probability in found]
         return JsonResponse(200, {"class": name, "pictures": pictures})
@@ -133,7 +133,7 @@ class LabelHandlers:
         return await self.record(mode, self.session.skip, body.picture)
 
     async def undo(self, mode: Mode = "mixed") -> Response:
-        """Remove the last answer and return the new state."""
+        """Undo the last step and return the new state."""
         return await self.record(mode, self.session.undo)
 
     async def record(self, mode: Mode, function: Callable[..., None], *arguments: Any) -> Response:  # noqa: ANN401
@@ -149,8 +149,8 @@ class LabelHandlers:
         """Return the JSON body of a request as an instance of a dataclass.
 
         Raises:
-            HTTPException: The body is not JSON (415, 400), does not have these fields (422), is too
-                large (413) or is sent too slowly (408).
+            HTTPException: The body is not JSON (415, 400), does not match the dataclass (422), is
+                too large (413) or is sent too slowly (408).
         """
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":
@@ -202,7 +202,7 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
 
 
 async def user_error(_: Request, error: Exception) -> Response:
-    """Return an error of the session: 422 for a bad request, 409 for a changed file, else 500."""
+    """Return the response to a session error: 422 (bad request), 409 (changed file) or 500."""
     assert isinstance(error, VitftError)
     status = {UsageError: 422, DataError: 409}.get(type(error), 500)
     return JsonResponse(status, {"error": error.problem, "fix": error.fix})

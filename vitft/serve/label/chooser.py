@@ -1,14 +1,15 @@
 """Choice of the pictures to ask about: first typical ones, then uncertain and varied ones.
 
 The first pictures are centres of clusters of features. They are found without labels, so their
-order is known before the first answer. For the following pictures, the predictions of the current
-head are uncertain. Chosen pictures are not a random sample, so the accuracy must be measured on
-others.
+order is known before the first answer. Most of the later pictures represent many unlabelled
+pictures with uncertain predictions. Chosen pictures are not a random sample, so the accuracy must
+be measured on other pictures.
 
 Notation: n pictures, D feature dimensions, C classes, k clusters.
 
 Sources: k-means++ by Arthur & Vassilvitskii 2007; typical pictures first as in Hacohen, Dekel &
-Weinshall 2022, "Active Learning on a Budget"; margins as in Scheffer, Decomain & Wrobel 2001.
+Weinshall 2022, "Active Learning on a Budget"; margins by Scheffer, Decomain & Wrobel 2001;
+coverage weighted by uncertainty as in Bae et al. 2024, "Uncertainty Herding".
 """
 
 import hashlib
@@ -20,12 +21,14 @@ from torch.nn import functional as F
 from vitft.features.logistic import Standardizer
 
 ROUNDS = (10, 20, 40, 80)
-"""Numbers of clusters. Each round adds pictures of clusters without a chosen picture."""
+"""Number of clusters per round. Each round adds a picture from each cluster that has none."""
 CLUSTERED = 10_000
 """Maximum number of pictures that are clustered; if there are more, a random subset is used."""
 RESTARTS, ITERATIONS = 4, 25
-UNSURE = 30
-"""Number of uncertain pictures from which the one farthest from all answered pictures is chosen."""
+CANDIDATES = 1000
+"""Maximum number of pictures considered when a picture with an uncertain prediction is chosen."""
+SHARPNESS = 8.0
+"""Rate at which the similarity of two pictures decreases with 1 - cosine."""
 
 
 def directions(x: Tensor) -> Tensor:
@@ -81,7 +84,7 @@ def cluster_centres(
 
 
 def k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return the centres (k, D) of clusters found by Lloyd's algorithm from a k-means++ start."""
+    """Return the centres (k, D) of clusters found by Lloyd's algorithm with k-means++ seeding."""
     picks = [int(torch.randint(len(z), (1,), generator=generator))]
     nearest = (z - z[picks[0]]).square().sum(dim=1)
     while len(picks) < k:
@@ -100,26 +103,46 @@ def k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 
 def unsure_pictures(
-    probabilities: Tensor, z: Tensor, candidates: Tensor, answered: Tensor, count: int
+    probabilities: Tensor,
+    z: Tensor,
+    *,
+    candidates: Tensor,
+    answered: Tensor,
+    others: Tensor,
+    most: int,
 ) -> list[int]:
-    """Return up to `count` candidates to ask about next, in order.
+    """Return up to `most` candidates to ask about next, in order.
 
-    They are among the `UNSURE` candidates with the smallest margins between the two largest
-    probabilities. The one farthest from all answered pictures is the first.
+    Each one maximises the sum, over `others`, of the uncertainty times the increase in the
+    similarity to the most similar labelled or chosen picture. Uncertainty is 1 minus the margin
+    between the two largest probabilities; similarity is exp(SHARPNESS (cosine - 1)).
 
     Args:
         probabilities: Class probabilities (n, C) of all pictures, with at least two classes.
         z: Directions (n, D) of all pictures.
-        candidates: Indices (m,) of the pictures that may be asked about.
+        candidates: Indices (m,) of the pictures that may be asked about; the first `CANDIDATES`
+            are considered.
         answered: Indices of the answered pictures, at least one.
-        count: Maximum number of pictures to return.
+        others: Indices of a sample of the unlabelled pictures.
+        most: Maximum number of pictures to return.
     """
-    best = probabilities[candidates].topk(2, dim=1).values
-    margins = best[:, 0] - best[:, 1]
-    unsure = candidates[margins.argsort(stable=True)[:UNSURE]]
-    distances = torch.cdist(z[unsure], z[answered]).amin(dim=1)
-    order = distances.argsort(descending=True, stable=True)
-    return [int(i) for i in unsure[order[:count]]]
+    candidates = candidates[:CANDIDATES]
+    best = probabilities[others].topk(2, dim=1).values
+    uncertainty = 1 - (best[:, 0] - best[:, 1])
+    covered = similarity(z[others], z[answered]).amax(dim=1)
+    similarities = similarity(z[candidates], z[others])  # (m, others)
+    chosen: list[int] = []
+    for _ in range(min(most, len(candidates))):
+        gains = (similarities - covered).clamp(min=0) @ uncertainty
+        gains[chosen] = -1
+        chosen.append(int(gains.argmax()))
+        covered = torch.maximum(covered, similarities[chosen[-1]])
+    return [int(i) for i in candidates[chosen]]
+
+
+def similarity(a: Tensor, b: Tensor) -> Tensor:
+    """Return the similarities (m, n) of directions (m, D) and (n, D), from 0 to 1."""
+    return (SHARPNESS * (a @ b.T - 1)).exp()
 
 
 def random_order(digests: list[str]) -> list[int]:

@@ -1,9 +1,13 @@
 """Class probabilities from a few answers: a linear head on the directions of frozen features.
 
-The head is the sum of a logistic regression, which is better with many answers, and of the
-directions of the class means, which are better with one or two answers per class.
+The head is the sum of a logistic regression, which is better with many answers, and the directions
+of the class means, which are better with one or two answers per class. The head is then also fitted
+to its own guesses for unlabelled pictures, with small weights.
 
-Notation: n pictures, D feature dimensions, C classes, m answers.
+Notation: n pictures, D feature dimensions, C classes, m answers, u unlabelled pictures.
+
+Source: pseudo-labels by Lee 2013, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning
+Method for Deep Neural Networks".
 """
 
 import math
@@ -16,14 +20,46 @@ from vitft.features.head import DEFAULT_L2
 from vitft.features.logistic import class_balanced_weights, linear_logits, rough_fit
 
 MEAN_SCALE = 5.0
-"""Factor of the cosine to a class mean, which makes the logits as large as the regression's."""
+"""Factor that brings cosine similarities to the scale of the regression's logits."""
+
+PSEUDO_LABELLED = 500
+"""Maximum number of unlabelled pictures to which the head is fitted."""
+PSEUDO_WEIGHT, PSEUDO_FITS = 0.05, 3
+"""Weight of a guess with probability 1, in units of one answer, and number of fits to guesses."""
+
+
+def self_trained_head(
+    z: Tensor, y: Tensor, weights: Tensor, unlabelled: Tensor, *, classes: int
+) -> Tensor:
+    """Fit a head to labelled pictures, then also to its own guesses for unlabelled pictures.
+
+    Args:
+        z: Directions (m, D) of the labelled pictures.
+        y: Class indices (m,).
+        weights: Weight of each answer (m,), before the classes are balanced.
+        unlabelled: Directions (u, D) of unlabelled pictures.
+        classes: Number of classes.
+
+    Returns:
+        A head as returned by `guess_head`.
+    """
+    head = guess_head(z, y, weights, classes=classes)
+    for _ in range(PSEUDO_FITS if len(unlabelled) else 0):
+        probability, guessed = guess(unlabelled, head).max(dim=1)
+        head = guess_head(
+            torch.cat([z, unlabelled]),
+            torch.cat([y, guessed]),
+            torch.cat([weights, PSEUDO_WEIGHT * probability]),
+            classes=classes,
+        )
+    return head
 
 
 def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
-    """Fit a head to answered pictures, giving every class with answers the same total weight.
+    """Fit a head to labelled pictures, giving every class with answers the same total weight.
 
     Args:
-        z: Directions (m, D) of the answered pictures, each of length 1.
+        z: Directions (m, D) of the labelled pictures, each of length 1.
         y: Class indices (m,).
         weights: Weight of each answer (m,), before the classes are balanced.
         classes: Number of classes.

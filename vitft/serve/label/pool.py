@@ -35,14 +35,14 @@ from vitft.system.text import count
 MOST_PICTURES = 50_000
 """Maximum number of files that are used; if there are more, a random subset is used."""
 SURE = 0.9
-"""Minimum probability for a picture to represent a class of the run."""
+"""Minimum predicted probability at which a picture may represent a class of the run."""
 STAND_INS = 50
 """Maximum number of pictures that represent a class."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Pictures that represent a class until it has answers: confidently predicted ones."""
+    """Confidently predicted pictures that represent a class until it has enough answers."""
 
     pictures: Tensor  # (m,) indices
     labels: Tensor  # (m,) indices into the run's classes
@@ -50,11 +50,11 @@ class StandIns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PicturePool:
-    """The readable pictures of a folder; identical files are one picture."""
+    """The readable pictures of a folder; identical files count as one picture."""
 
     root: Path
     paths: tuple[tuple[str, ...], ...]
-    """For each picture, its files as paths relative to the folder, sorted."""
+    """Sorted paths of each picture's files, relative to the folder."""
     digests: tuple[str, ...]
     """SHA-256 of each picture."""
     z: Tensor
@@ -85,7 +85,7 @@ def find_pictures(root: Path) -> Folder:
         )
     notes = unused_notes(walk.unused())
     if len(paths) > MOST_PICTURES:
-        notes.append(f"{MOST_PICTURES:,} of {count(len(paths), 'image')} are used, drawn at random")
+        notes.append(f"using {MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
         paths = sorted(sorted(paths, key=path_position)[:MOST_PICTURES])
     return Folder(
         root=root,

@@ -1,7 +1,7 @@
 """State of `vitft label`: the answers so far, the head fitted to them, and the next question.
 
 One thread uses a session at a time. A random sample of the pictures, the audit sample, is never
-used to fit the head. The accuracy is measured on it alone, because the other answered pictures were
+used to fit the head. The accuracy is measured on it alone, because the other labelled pictures were
 not drawn at random.
 """
 
@@ -16,20 +16,23 @@ from vitft.data.label_table import AUDIT, CONFIRMED, PICKED, SKIPPED
 from vitft.metrics.intervals import wilson_interval
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.chooser import first_pictures, random_order, unsure_pictures
-from vitft.serve.label.guesses import guess, guess_head
+from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
 from vitft.serve.label.pool import PicturePool
 from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
+Reason = Literal["random", "typical", "unsure", "again", "rest"]
 Mode = Literal["mixed", "audit"]
 """`mixed`: chosen pictures and some of the audit sample; `audit`: only the audit sample."""
 AUDIT_SIZE, AUDIT_FRACTION = 200, 5
-"""Maximum size of the audit sample: number of pictures, and fraction of all pictures."""
+"""The audit sample contains 1 / `AUDIT_FRACTION` of all pictures, but at most `AUDIT_SIZE`."""
 AUDIT_START, AUDIT_EVERY = 4, 4
-"""In mixed mode, the first 8 pictures are chosen. Then one audit picture follows every 4 chosen
-ones.
+"""In mixed mode, the first 8 pictures are chosen ones. One audit picture then follows every 4
+chosen pictures.
 """
+TYPICAL_START, TYPICAL_EVERY = 10, 4
+"""The first 10 chosen pictures are typical, and so is every fourth of the later ones."""
 STAND_IN_WEIGHT = 5.0
 """Total weight of the pictures that represent a class of the run, in units of one answer."""
 MANY = 40
@@ -43,17 +46,17 @@ class Question(NamedTuple):
     picture: int
     kind: str
     """`audit` or `picked`."""
-    reason: Literal["random", "typical", "unsure", "again", "rest"]
+    reason: Reason
 
 
 class Session:
-    """Answers about the pictures of a pool, and what to ask next.
+    """Answers about the pictures of a pool, and the next questions.
 
     Args:
         pool: The pictures.
         file: The open file of answers; its answers about pictures of the pool are used.
-        prefix: Text before each path of the pool in the file.
-        classes: Names of the first classes, besides those of the pool.
+        prefix: Text that precedes the paths of the pool in the file.
+        classes: Names of initial classes, in addition to those of the pool.
 
     Raises:
         UsageError: The name of a class is invalid.
@@ -65,27 +68,28 @@ class Session:
         self.pool, self.file, self.prefix = pool, file, prefix
         self.notes = list(file.notes)
         size = min(AUDIT_SIZE, len(pool.paths) // AUDIT_FRACTION)
-        self.audit_sample = random_order(list(pool.digests))[:size]
+        order = random_order(list(pool.digests))
+        self.audit_sample, self.random_rest = order[:size], order[size:]
         rest = sorted({*range(len(pool.paths))} - {*self.audit_sample})
         self.typical = [rest[i] for i in first_pictures(pool.z[rest])]
         self.first_classes = list(pool.classes)
         for name in classes:
             self.first_classes.append(self.checked_name(name, self.first_classes))
         self.ask_first: list[int] = []
-        """Pictures to ask about first: pictures that were taken out of a group or undone."""
+        """Pictures to ask about first: those taken out of a group or with an undone answer."""
         self.picture_of = {prefix + path: i for i, paths in enumerate(pool.paths) for path in paths}
         unknown = sum(answer.path not in self.picture_of for answer in file.answers)
         if unknown:
             self.notes.append(
-                f"{count(unknown, 'answer')} in {file.path.name} refer to pictures that are not in "
-                "the folder or cannot be read"
+                f"ignored {count(unknown, 'answer')} in {file.path.name}, because the pictures are "
+                "not in the folder or cannot be read"
             )
         self.refresh()
 
     # answers -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Update the classes, the answered pictures and the head after a change of the file."""
+        """Update the classes, the pictures with answers and the head after the file has changed."""
         self.classes = list(dict.fromkeys(self.first_classes))
         self.label_of: dict[int, int] = {}
         self.kind_of: dict[int, str] = {}
@@ -105,7 +109,7 @@ class Session:
     def fit(self) -> None:
         """Fit the head to all answers except those of the audit sample, and apply it.
 
-        With answers for fewer than two classes, there is no head, and there are no probabilities.
+        If fewer than two classes have answers, there is no head and there are no probabilities.
         """
         z = self.pool.z
         trained = [i for i in self.label_of if self.kind_of[i] != AUDIT]
@@ -120,12 +124,19 @@ class Session:
         self.head: Tensor | None = None
         self.probabilities: Tensor | None = None
         if len(labels.unique()) > 1:
-            with one_thread(when=True):  # waiting for others takes longer than so few products
-                self.head = guess_head(z[pictures], labels, weights, classes=len(self.classes))
+            with one_thread(when=True):  # synchronising threads would take longer
+                self.head = self_trained_head(
+                    z[pictures], labels, weights, z[self.unlabelled()], classes=len(self.classes)
+                )
                 self.probabilities = guess(z, self.head)
 
+    def unlabelled(self) -> Tensor:
+        """Return a random sample of the unlabelled pictures (u,) outside the audit sample."""
+        done = {*self.kind_of, *self.trained.tolist()}
+        return torch.tensor([i for i in self.random_rest if i not in done][:PSEUDO_LABELLED]).long()
+
     def usable_stand_ins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unanswered pictures for classes with few answers, and the indices of the classes.
+        """Return unlabelled pictures that represent classes with few answers, and their classes.
 
         `labels` contains the class indices of the answers. The audit sample is left out.
         """
@@ -139,10 +150,10 @@ class Session:
         return stand_ins.pictures[kept], stand_ins.labels[kept]
 
     def answer(self, picture: int, label: str) -> None:
-        """Record the class of one picture; the name may be that of a new class.
+        """Record the class of one picture; `label` may be the name of a new class.
 
         Raises:
-            UsageError: The picture is unknown or already answered, or the name is invalid.
+            UsageError: The picture is unknown or already has an answer, or the name is invalid.
             DataError, RunError, ResourceError: The file cannot be written.
         """
         self.check_open([picture])
@@ -150,16 +161,16 @@ class Session:
         self.record([picture], name, AUDIT if picture in self.audit_sample else PICKED)
 
     def confirm(self, pictures: Sequence[int], label: str, taken_out: Sequence[int]) -> None:
-        """Record the same class for several pictures; pictures taken out are asked about next.
+        """Record the same class for several pictures; those in `taken_out` are asked about next.
 
         Raises:
-            UsageError: There are no pictures, one is unknown, already answered or in the audit
+            UsageError: `pictures` is empty, a picture is unknown, has an answer or is in the audit
                 sample, or the name is invalid.
             DataError, RunError, ResourceError: The file cannot be written.
         """
         self.check_open([*pictures, *taken_out])
         if not pictures or {*pictures, *taken_out} & {*self.audit_sample}:
-            raise UsageError("these pictures cannot be confirmed", fix="reload the page")
+            raise UsageError("these pictures cannot be confirmed together", fix="reload the page")
         name = self.checked_name(label, self.classes)
         self.record(list(dict.fromkeys(pictures)), name, CONFIRMED)
         self.ask_first = [*taken_out, *self.ask_first]
@@ -168,7 +179,7 @@ class Session:
         """Record that a picture has no label. It is not asked about again.
 
         Raises:
-            UsageError: The picture is unknown or already answered.
+            UsageError: The picture is unknown or already has an answer.
             DataError, RunError, ResourceError: The file cannot be written.
         """
         self.check_open([picture])
@@ -186,7 +197,7 @@ class Session:
         self.refresh()
 
     def undo(self) -> None:
-        """Remove the last step; its pictures are asked about next.
+        """Remove the last step. If it concerns one picture, this picture is asked about next.
 
         Raises:
             DataError, RunError, ResourceError: The file cannot be written.
@@ -198,17 +209,17 @@ class Session:
         self.refresh()
 
     def check_open(self, pictures: Iterable[int]) -> None:
-        """Raise a UsageError if a picture is unknown or already answered."""
+        """Raise a UsageError if a picture is unknown or already has an answer."""
         for picture in pictures:
             if not 0 <= picture < len(self.pool.paths):
                 raise UsageError(f"there is no picture {picture}", fix="reload the page")
             if picture in self.kind_of:
                 raise UsageError(
-                    f"{self.pool.paths[picture][0]} is already answered", fix="reload the page"
+                    f"{self.pool.paths[picture][0]} already has an answer", fix="reload the page"
                 )
 
     def checked_name(self, name: str, known: Sequence[str]) -> str:
-        """Return a class name without outer spaces, in the spelling of a known class if any.
+        """Return a class name with normalised spaces, spelled as in `known` if it is listed there.
 
         Raises:
             UsageError: The name is empty, too long or contains unusable characters, or there are
@@ -220,22 +231,24 @@ class Session:
                 return other
         if not name or len(name) > MAX_NAME:
             raise UsageError(
-                f"a class name needs 1 to {MAX_NAME} characters, not {len(name)}",
+                f"a class name must have 1 to {MAX_NAME} characters, not {len(name)}",
                 fix="use a short name, e.g. tulip",
             )
         if any(unicodedata.category(c).startswith("C") or c in "|," for c in name):
             raise UsageError(
                 f"invalid class name {name!r}",
-                fix="use letters, digits and spaces, without commas, | or invisible characters",
+                fix="use a name without commas, | or invisible characters",
             )
         if len(known) >= MAX_CLASSES:
-            raise UsageError(f"more than {MAX_CLASSES:,} classes", fix="use an existing class")
+            raise UsageError(
+                f"there are already {MAX_CLASSES:,} classes", fix="use an existing class"
+            )
         return name
 
     # questions ---------------------------------------------------------------------------------
 
     def questions(self, mode: Mode, most: int = 3) -> list[Question]:
-        """Return the next questions; later ones may change with the answer to the first."""
+        """Return the next questions; later ones may change once the first is answered."""
         audit = [i for i in self.audit_sample if i not in self.kind_of]
         if mode == "audit":
             return [Question(i, AUDIT, "random") for i in audit[:most]]
@@ -253,29 +266,45 @@ class Session:
         found = [
             Question(i, AUDIT if i in self.audit_sample else PICKED, "again") for i in again[:most]
         ]
-        typical = [i for i in self.typical if i not in self.kind_of and i not in again]
-        found += [Question(i, PICKED, "typical") for i in typical[: most - len(found)]]
-        if len(found) < most:
-            done = {q.picture for q in found} | {*self.kind_of} | {*self.audit_sample}
-            rest = torch.tensor([i for i in range(len(self.pool.paths)) if i not in done])
-            found += self.unsure_questions(rest.long(), most - len(found))
+        done = {*again, *self.kind_of}
+        typical = [i for i in self.typical if i not in done]
+        others = [i for i in self.random_rest if i not in done]
+        reason: Reason = "rest"
+        if self.probabilities is not None and others:
+            others, reason = self.unsure_pictures(others, most), "unsure"
+        number = [*self.kind_of.values()].count(PICKED)
+        while len(found) < most and (typical or others):
+            is_due = number < TYPICAL_START or number % TYPICAL_EVERY == 0 or reason == "rest"
+            if typical and (is_due or not others):
+                found.append(Question(typical[0], PICKED, "typical"))
+            else:
+                found.append(Question(others[0], PICKED, reason))
+            typical, others = (
+                [i for i in each if i != found[-1].picture] for each in (typical, others)
+            )
+            number += 1
         return found
 
-    def unsure_questions(self, rest: Tensor, most: int) -> list[Question]:
-        """Return the pictures among `rest` (m,) for which the head is unsure."""
-        if self.probabilities is None:
-            return [Question(int(i), PICKED, "rest") for i in rest[:most]]
-        chosen = unsure_pictures(self.probabilities, self.pool.z, rest, self.trained, most)
-        return [Question(i, PICKED, "unsure") for i in chosen]
+    def unsure_pictures(self, candidates: list[int], most: int) -> list[int]:
+        """Return up to `most` candidates with uncertain predictions, in the order of asking."""
+        assert self.probabilities is not None
+        return unsure_pictures(
+            self.probabilities,
+            self.pool.z,
+            candidates=torch.tensor(candidates),
+            answered=self.trained,
+            others=self.unlabelled(),
+            most=most,
+        )
 
     def likely(self, label: str) -> list[tuple[int, float]]:
-        """Return unanswered pictures that look like a class, most probable first.
+        """Return unlabelled pictures that probably belong to a class, most probable first.
 
         Returns:
-            Up to `MANY` pairs of a picture outside the audit sample and the probability.
+            Up to `MANY` pairs (picture, probability) for pictures outside the audit sample.
 
         Raises:
-            UsageError: There is no such class.
+            UsageError: The class is unknown.
         """
         if label not in self.classes:
             raise UsageError(f"there is no class {label}", fix="reload the page")
@@ -289,7 +318,7 @@ class Session:
         return [(int(chosen[i]), float(best[i])) for i in order]
 
     def open_pictures(self) -> Tensor:
-        """Return the indices (m,) of the unanswered pictures outside the audit sample."""
+        """Return the indices (m,) of the unlabelled pictures outside the audit sample."""
         is_open = torch.ones(len(self.pool.paths), dtype=torch.bool)
         is_open[[*self.kind_of, *self.audit_sample]] = False
         return torch.where(is_open)[0]
@@ -297,7 +326,7 @@ class Session:
     # report ------------------------------------------------------------------------------------
 
     def accuracy(self) -> dict[str, Any]:
-        """Return the accuracy on the answered audit sample, with its 95% interval."""
+        """Return the accuracy on the labelled part of the audit sample, with its 95% interval."""
         answered = [i for i in self.label_of if self.kind_of[i] == AUDIT]
         skipped = sum(self.kind_of.get(i) == SKIPPED for i in self.audit_sample)
         result: dict[str, Any] = {
@@ -349,7 +378,7 @@ class Session:
         return f"{what}: {label or 'skipped'}"
 
     def describe(self, question: Question) -> dict[str, Any]:
-        """Return a question as JSON; for the audit, without guesses, to avoid bias."""
+        """Return a question as JSON. Audit questions contain no guesses, to avoid bias."""
         guesses: list[dict[str, Any]] = []
         if question.kind != AUDIT and self.probabilities is not None:
             row = self.probabilities[question.picture]

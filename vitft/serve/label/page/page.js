@@ -1,4 +1,3 @@
-"use strict";
 const at = (id) => document.getElementById(id);
 const accessKey = new URLSearchParams(location.search).get("key") || "";
 const RESERVED = "nsugm", LETTERS = [..."abcdefghijklmnopqrstuvwxyz"].filter((c) => !RESERVED.includes(c));
@@ -12,22 +11,9 @@ const REASONS = {
 };
 let mode = "mixed", state = null, group = null, busy = false;
 
-// Escape invisible characters and characters that change the text direction.
-function visible(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
-    (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
-}
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = visible(text);
-  return element;
-}
-
-const percent = (fraction) => (100 * fraction).toFixed(0) + "\u00a0%";
+const percent = (fraction) => (100 * fraction).toFixed(0) + "%";
 // A probability is never shown as certain.
-const chance = (fraction) => (fraction >= 0.995 ? "> 99\u00a0%" : fraction < 0.005 ? "< 1\u00a0%" : percent(fraction));
+const chance = (fraction) => (fraction >= 0.995 ? "> 99%" : fraction < 0.005 ? "< 1%" : percent(fraction));
 const number = (value, one, many) => value.toLocaleString("en") + "\u00a0" + (value === 1 ? one : many || one + "s");
 
 function address(path, values = {}) {
@@ -43,7 +29,7 @@ async function ask(path, values, body) {
   try {
     response = await fetch(address(path, values), options);
   } catch {
-    throw new Error("vitft label is not running. Start it again and open the new address; the answers so far are saved.");
+    throw new Error("vitft label is not running. Start it again and open the new address; all confirmed answers have been saved.");
   }
   const content = await response.json().catch(() => ({}));
   if (response.ok) return content;
@@ -130,18 +116,18 @@ function showGroup() {
   const text = at("group-text"), accept = at("accept");
   accept.hidden = true;
   if (!group) {
-    text.textContent = state.classes.some((one) => one.likely) ? "Choose a class to see the pictures that look like it."
-      : "Answer pictures of two classes first.";
+    text.textContent = state.classes.some((one) => one.likely) ? "Choose a class to see the pictures that probably belong to it."
+      : "First label pictures of at least two classes.";
     at("tiles").replaceChildren();
     return;
   }
   if (!group.pictures.length) {
-    text.textContent = visible("No other picture looks like " + group.class + ".");
+    text.textContent = visible("No other picture is predicted as " + group.class + ".");
     at("tiles").replaceChildren();
     return;
   }
   const ticked = group.pictures.filter((one) => one.ticked).length;
-  text.textContent = visible("These " + number(group.pictures.length, "picture") + " look like " + group.class + ". Take out those that do not; they are asked about next.");
+  text.textContent = visible(number(group.pictures.length, "picture") + " predicted as " + group.class + ". Take out any that are wrong; you will be asked about them next.");
   accept.hidden = false;
   accept.disabled = !ticked;
   accept.replaceChildren(make("span", "", number(ticked, "picture") + (ticked === 1 ? " is " : " are ") + group.class), make("kbd", "", "Enter"));
@@ -170,7 +156,7 @@ function showQuestion() {
   if (!question) {
     photo.hidden = true;
     at("name").textContent = "";
-    at("reason").textContent = mode === "audit" ? "Every picture of the random sample is answered." : "Every picture is answered.";
+    at("reason").textContent = mode === "audit" ? "All pictures in the random sample have been answered." : "All pictures have been answered.";
     return;
   }
   photo.hidden = false;
@@ -191,14 +177,14 @@ function showQuestion() {
 function showReport() {
   const { accuracy } = state, text = at("accuracy");
   const left = accuracy.sample - accuracy.images - accuracy.skipped;
-  const more = left ? " " + number(left, "more picture") + " of the sample can be answered." : "";
+  const more = left ? " " + number(left, "more picture") + " in the sample can be answered." : "";
   const skipped = accuracy.skipped ? " " + accuracy.skipped + " skipped." : "";
   const why = " Pictures chosen for labelling do not count, because they are not a random sample.";
   if (accuracy.low === undefined) {
     text.replaceChildren(make("strong", "", "Accuracy: not measured yet."), make("span", "",
-      " It is measured on a random sample of " + number(accuracy.sample, "picture") + " only." + why));
+      " It is measured only on a random sample of " + number(accuracy.sample, "picture") + "." + why));
   } else {
-    text.replaceChildren(make("strong", "", "Accuracy " + percent(accuracy.correct / accuracy.images) + ", 95\u00a0% interval "
+    text.replaceChildren(make("strong", "", "Accuracy " + percent(accuracy.correct / accuracy.images) + ", 95% interval "
       + (100 * accuracy.low).toFixed(0) + " to " + percent(accuracy.high) + "."), make("span", "",
       " Guessed correctly: " + accuracy.correct + " of " + number(accuracy.images, "picture") + " drawn at random." + skipped + more + why));
   }
