@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vitft.check.audit import AuditedImage, audit_images, audit_summary, propose_fixes
+from vitft.check.audit import AuditedImage, audit_images, audit_summary
+from vitft.data.proposals import propose_fixes
 from vitft.metrics.results import AuditResults
 
 A, B = "1" * 64, "2" * 64

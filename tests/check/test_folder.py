@@ -98,7 +98,7 @@ def test_a_second_check_decodes_nothing_and_finds_the_same(
     monkeypatch.setattr("vitft.features.fingerprints.fingerprint_of", refuse)
     second = checked(capsys, str(faulty))
 
-    assert second | {"fixes": ""} == first | {"fixes": ""}
+    assert second | {"fixes": "", "page": ""} == first | {"fixes": "", "page": ""}
 
 
 def test_fixes_are_never_overwritten_nor_written_into_the_data(
@@ -173,6 +173,44 @@ def test_weights_find_a_label_error(
     assert [(m["path"], m["suggested"]) for m in audit["mislabels"]] == [("blue/moved.png", "red")]
     row = table(here / "fixes.csv")["blue/moved.png"]
     assert (row["action"], row["new_label"]) == ("keep", "red")
+
+
+def test_an_empty_class_folder_does_not_end_the_check(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    (data / "amber").mkdir()
+
+    assert main(["check", str(data), "--weights", str(tiny_weights)]) == 0
+
+    shown = capsys.readouterr()
+    assert "no images in 1 of 4 class folders: amber" in shown.err
+    assert "24 readable images" in shown.out
+
+
+def test_the_next_command_uses_the_weights_of_the_check_and_the_images_of_the_run(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    (data / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (here / "old.csv").write_text("path,action,new_label\nred/torn.png,drop,\n")
+    assert finetune(data, tiny_weights, "run", "--fixes", "old.csv") == 0
+    capsys.readouterr()
+
+    assert main(["check", str(data), "--run", "run"]) == 0
+
+    shown = capsys.readouterr().err
+    assert f"--weights {tiny_weights} --like run --fixes fixes.csv" in shown
+    assert "the run applied" in shown
+    assert f"--weights {tiny_weights} --like run --fixes" in (here / "check.html").read_text()
+
+
+def test_an_option_of_finetune_is_not_suggested(
+    here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(faulty), "--group-duplicates"]) == 2
+
+    assert "use --group-duplicates" not in capsys.readouterr().err
 
 
 def finetune(data: Path, weights: Path, out: str, *more: str) -> int:

@@ -10,7 +10,12 @@ from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.intervals import mcnemar
-from vitft.report.comparison import RunComparison, compare_runs, write_comparison
+from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.comparison_page import (
+    disputed_groups,
+    run_descriptions,
+    write_comparison,
+)
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.text import points
@@ -76,9 +81,9 @@ def grown(path: Path, *, hardness: float, **settings: object) -> Path:
 @pytest.mark.parametrize(
     ("hardness", "verdict"),
     [
-        (0.5, "the 20 training images that {more} has in addition to those of {fewer} helped: "),
-        (2.0, "no clear effect of the 20 training images that {more} has in addition"),
-        (5.0, "the 20 training images that {more} has in addition to those of {fewer} hurt: "),
+        (0.5, "the 20 training images that {more} adds to those of {fewer} helped: "),
+        (2.0, "no clear effect of the 20 training images that {more} adds to those"),
+        (5.0, "the 20 training images that {more} adds to those of {fewer} hurt: "),
     ],
 )
 def test_it_is_said_whether_added_images_helped(
@@ -107,7 +112,7 @@ def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -
     (text,) = compared(few, more).conclusions()
 
     assert text.startswith("B is more accurate than A on these images, by ")
-    assert text.endswith("; B has 20 training images in addition, but optim.l2 differs too")
+    assert text.endswith("; B has 20 additional training images, but optim.l2 differs too")
 
 
 def test_a_few_further_images_are_not_mentioned(tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_three_runs_give_three_pairs_and_one_page(tmp_path: Path) -> None:
     page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
     assert "with Holm's correction for 3 pairs" in page.text
     disputed = sum(image.disputed for image in result.images)
-    assert f"Images with different predictions ({disputed})" in page.text
+    assert "Where the runs disagree" in page.text
     figures = [tag for tag, a in page.elements if tag == "figure" and a.get("class") == "card"]
     assert len(figures) == disputed > 0
 
@@ -189,6 +194,68 @@ def test_a_run_at_chance_level_is_called_so_in_a_comparison(tmp_path: Path) -> N
 
     assert list(result.notes) == ["B is at chance level: it always predicts poppy."]
     assert "always predicts poppy" in write_comparison(result, tmp_path / "page.html").read_text()
+
+
+# the page -----------------------------------------------------------------------------------------
+
+
+def winners(html: str) -> int:
+    return sum("winner" in (a.get("class") or "") for _, a in check_harmless(html).elements)
+
+
+def test_green_marks_a_significant_difference_and_never_a_tie(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good", per_class=60, held_back=50, hardness=0.5)
+    same = make_run(tmp_path / "same", per_class=60, held_back=50, hardness=0.5)
+    poor = make_run(tmp_path / "poor", per_class=60, held_back=50, hardness=5, seed=1)
+
+    tie, clear = compared(good, same), compared(poor, good)
+
+    assert (tie.winner, clear.winner) == (None, 1)
+    assert winners(write_comparison(tie, tmp_path / "tie.html").read_text()) == 0
+    assert winners(write_comparison(clear, tmp_path / "clear.html").read_text()) >= 1
+
+
+def test_few_shared_images_are_said_to_show_only_large_differences(tmp_path: Path) -> None:
+    few = [make_run(tmp_path / name, seed=i) for i, name in enumerate("ab")]
+    tiny = [make_run(tmp_path / f"{n}2", held_back=1, seed=i) for i, n in enumerate("ab")]
+    many = [make_run(tmp_path / f"{n}3", per_class=200, held_back=150) for n in "ab"]
+
+    assert compared(*few).power_text() == (
+        "With 12 shared images, a difference of less than 50.0 points cannot be significant."
+    )  # six images in favour of one run: p = 2 / 2**6 = 0.03
+    assert compared(*tiny).power_text().endswith("no difference can be significant.")
+    assert compared(*many).power_text() == ""
+
+
+def test_the_curves_of_all_runs_share_a_chart(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / n, epochs=True, seed=s) for s, n in enumerate("xyz")]
+    head = make_run(tmp_path / "head")
+
+    html = write_comparison(compared(*runs, head), tmp_path / "page.html").read_text()
+
+    labels = [a.get("aria-label") for tag, a in check_harmless(html).elements if tag == "svg"]
+    assert "Validation accuracy by epoch" in labels
+    assert "Cross-validated accuracy by training images" in labels
+    assert "Cross-validated accuracy by L2 penalty" not in labels  # only one run has penalties
+
+
+def test_runs_are_described_by_what_differs_and_otherwise_by_name(tmp_path: Path) -> None:
+    one, other = read_run(make_run(tmp_path / "one")), read_run(make_run(tmp_path / "other"))
+    settings = tmp_path / "other" / "config.toml"
+    settings.write_text(settings.read_text().replace('freeze = "head"', 'freeze = "blocks:2"'))
+
+    assert run_descriptions([one, other]) == ["one", "other"]
+    assert run_descriptions([one, read_run(tmp_path / "other")]) == ["head", "blocks:2"]
+
+
+def test_disputed_images_of_two_runs_are_grouped_by_the_run_that_is_right(tmp_path: Path) -> None:
+    result = compared(*(make_run(tmp_path / n, hardness=2, seed=s) for s, n in enumerate("ab")))
+
+    groups = disputed_groups(result)
+
+    assert [group.title for group in groups][:2] == ["Only A is right", "Only B is right"]
+    (pair,) = result.pairs
+    assert [group.number for group in groups][:2] == [pair.only_first, pair.only_second]
 
 
 # the command -------------------------------------------------------------------------------------

@@ -20,17 +20,37 @@ from vitft.config.run import config_from_table, merge_settings, to_toml
 from vitft.data.unused import unused_files
 from vitft.report import charts, palette, svg
 from vitft.report.advice import advise
+from vitft.report.chart_sections import confidence_section, epochs_section
 from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
-from vitft.report.run_page import confidence_section, epochs_section, write_report
+from vitft.report.run_page import write_report
 from vitft.system.errors import RunError, VitftError
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
     *("nav", "main", "section", "a", "p", "h1", "h2", "h3", "dl", "div", "dt", "dd", "ol", "li"),
     *("ul", "strong", "small", "span", "figure", "img", "figcaption", "details", "summary"),
-    *("pre", "code", "button", "table", "thead", "tbody", "tr", "th", "td"),
+    *(
+        "fieldset",
+        "legend",
+        "label",
+        "input",
+        "select",
+        "option",
+        "noscript",
+        "bdi",
+        "br",
+        "pre",
+        "code",
+        "button",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    ),
     *("svg", "g", "path", "defs", "use", "clippath", "rect", "text"),
 }
 ATTRIBUTES = {
@@ -39,6 +59,9 @@ ATTRIBUTES = {
     *(
         "aria-hidden",
         "data-cell",
+        "data-file",
+        "data-table",
+        "value",
         "data-value",
         "data-fold",
         "data-label",
@@ -58,12 +81,13 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words: dict[str, list[str]] = {}
         self.within: list[str] = []
+        self.seen: list[str] = []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img", "br"):
+        if tag not in ("meta", "link", "img", "br", "input"):
             self.within.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -76,15 +100,15 @@ class Page(HTMLParser):
         assert decl == "doctype html"
 
     def handle_data(self, data: str) -> None:
-        self.words.setdefault(self.within[-1] if self.within else "", []).append(data)
+        tag = self.within[-1] if self.within else ""
+        self.words.setdefault(tag, []).append(data)
+        if tag not in ("script", "style"):
+            self.seen.append(data)
 
     @property
     def text(self) -> str:
         """The visible text in one line."""
-        seen = [
-            w for tag, words in self.words.items() if tag not in ("script", "style") for w in words
-        ]
-        return " ".join(" ".join(seen).split())
+        return " ".join(" ".join(self.seen).split())
 
 
 def check_harmless(html: str) -> Page:
@@ -124,10 +148,12 @@ def test_the_page_shows_training_accuracy_weakest_class_and_next_steps(
     )
     assert "evaluated on 12 other images, the validation images." in page.text
     right, low = 100 * figures["top1"], 100 * figures["top1_interval"][0]
-    assert f"It classifies {right:.1f}% of the 12 validation images correctly" in page.text
-    assert f"(95% interval: {low:.1f} to" in page.text
+    assert f"{right:.1f}% accuracy on 12 validation images" in page.text
+    assert f"95% interval: {low:.1f} to" in page.text
+    assert "always the largest class: 33.3%" in page.text
     worst = min(figures["per_class"], key=lambda name: figures["per_class"][name]["recall"])
-    assert f"The weakest class is {worst}, with a recall of" in page.text
+    assert f"Weakest class: {worst} Recall" in page.text
+    assert "so another class may be weaker." in page.text
     assert "What to do next" in page.text
     assert "Review the label of 1 image." in page.text
     assert "vitft finetune --data photos/flowers --weights demo" in page.text
@@ -157,7 +183,7 @@ def test_every_section_is_in_the_contents(tmp_path: Path) -> None:
     ids = {attributes["id"] for tag, attributes in page.elements if tag == "section"}
     links = {attributes["href"] for tag, attributes in page.elements if tag == "a"}
     assert {f"#{name}" for name in ids} - links == {"#summary"}
-    assert len(ids) == 11
+    assert len(ids) == 13
 
 
 @pytest.mark.parametrize(
@@ -210,12 +236,12 @@ def test_notes_on_the_folder_are_shown_as_text_and_older_runs_have_none(tmp_path
     path = run / "audit.json"
     audit = json.loads(path.read_text())
 
-    path.write_text(json.dumps(audit | {"notes": ["2 images in sub-folders of <b>x</b> are used"]}))
+    path.write_text(json.dumps(audit | {"notes": ["2 images in subfolders of <b>x</b> are used"]}))
     page = check_harmless(write_report(run).read_text())
     path.write_text(json.dumps({key: audit[key] for key in audit.keys() - {"notes", "unused"}}))
     older = check_harmless(write_report(run).read_text())
 
-    assert "2 images in sub-folders of <b>x</b> are used" in page.text
+    assert "2 images in subfolders of <b>x</b> are used" in page.text
     assert "Notes on the folder" not in older.text
 
 
@@ -361,6 +387,19 @@ def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     assert texts[0].startswith("Retrain without duplicates")
 
 
+def test_a_flat_learning_curve_suggests_a_command_that_trains_more_layers(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    results = json.loads((path / "eval.json").read_text())
+    curve = [{"images": n, "top1": 0.8} for n in (6, 12, 24)]
+    results["cross_validation"] |= {"curve": curve, "gain_from_twice": None}
+    (path / "eval.json").write_text(json.dumps(results))
+
+    (step,) = (one for one in advise(read_run(path)) if one.command)
+
+    assert step.what.startswith("Do not expect much from more images")
+    assert step.command.endswith("--weights demo --set train.freeze=blocks:2")
+
+
 def with_spots(run: Path, **spots: float) -> Run:
     """Read the run with these recalls on 60 cross-validated images per class."""
     figures = json.loads((run / "eval.json").read_text())
@@ -456,7 +495,7 @@ def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
     assert "Do not use this model yet" in page.text
     assert advice[0] in page.text
     assert advice[1] in page.text
-    for untrue in ("This model distinguishes", "The weakest class is", "start with", "Compare"):
+    for untrue in ("This model distinguishes", "Weakest class", "start with", "Compare images"):
         assert untrue not in page.text
 
 

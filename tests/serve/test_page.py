@@ -14,8 +14,11 @@ import pytest
 
 from tests.serve.test_serve import make_predictor
 from tests.support.reference_run import FOREIGN, make_reference_run
+from tests.support.run_files import make_run
 from tests.support.serving import Client, serving
 from vitft.models.vit import VisionTransformer
+from vitft.predict.postprocess import Postprocess
+from vitft.predict.torch_engine import Predictor
 
 NODE = shutil.which("node")
 PAGE = """
@@ -62,7 +65,10 @@ const isDone = () => elements.known?.own
 while (!isDone()) await new Promise((wake) => setTimeout(wake, 20));
 const notes = cards.children.map(
   (card) => card.querySelectorAll("p.notes").map((note) => note.textContent));
-console.log(JSON.stringify({ known: elements.known.textContent, notes }));
+const shown = (id) => elements[id]?.textContent ?? "";
+const [known, flags, score, facts] = ["known", "notes", "score", "facts"].map(shown);
+const caution = elements.caution?.own ?? "";
+console.log(JSON.stringify({ known, notes, flags, score, facts, caution }));
 process.exit(0);
 """
 """Program that opens the page of a server in a minimal DOM and chooses files."""
@@ -120,7 +126,7 @@ def test_the_page_shows_the_notes_on_each_image(flagging: Client, tmp_path: Path
     page = opened(flagging, tmp_path, tmp_path / "0.png", tmp_path / "foreign.png")
 
     assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}"]]
-    assert page["known"] == "The model of run run has 3 classes: blue, green, red"
+    assert page["known"] == "Run run tells 3 classes apart."
 
 
 @needs_node
@@ -132,4 +138,33 @@ def test_the_page_says_when_the_model_does_not_flag_foreign_images(
         page = opened(client, tmp_path, tmp_path / "foreign.png")
 
     assert page["notes"] == [[]]
-    assert page["known"].endswith(". It does not flag images that are unlike its training images.")
+    assert page["flags"].startswith("Images that are unlike the training images are not flagged")
+
+
+def poor_results(folder: Path) -> None:
+    """Write the results and settings of a run at chance level beside its checkpoint."""
+    source = make_run(folder / "source", ("blue", "green", "red"))
+    results = json.loads((source / "eval.json").read_text())
+    results |= {"top1": 0.25, "top1_interval": [0.09, 0.53], "majority": 1 / 3}
+    (folder / "run" / "eval.json").write_text(json.dumps(results))
+    shutil.copy(source / "config.toml", folder / "run")
+
+
+@needs_node
+def test_the_page_shows_how_good_the_model_is_and_warns_of_chance(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    run = make_reference_run(tmp_path, tiny_vit)
+    poor_results(tmp_path)
+    predictor = Predictor.from_run(str(run), device="cpu")
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    with serving(predictor, postprocess=postprocess) as client:
+        page = opened(client, tmp_path, tmp_path / "0.png")
+
+    assert page["known"] == (
+        "Run run tells 3 classes apart; accuracy 25.0% on 12 validation images."
+    )
+    assert "accuracy on 12 validation images; 95% interval: 9.0 to 53.0%" in page["score"]
+    assert "mark at 33.3%: always the most frequent class" in page["score"]
+    assert "weights demo" in page["facts"]
+    assert page["caution"].startswith("Do not rely on this model: it is not measurably better")

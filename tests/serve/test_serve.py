@@ -360,7 +360,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(client: Client) -> None:
 
 def test_an_unknown_class_cannot_be_explained(client: Client) -> None:
     assert client.post("/explain?class=%3Cscript%3E", png(0)).json == {
-        "error": "the model has no such class; GET /labels lists its classes"
+        "error": "unknown class; GET /labels lists the classes of the model"
     }
 
 

@@ -1,5 +1,6 @@
-"""Check of a labelled image folder (`vitft check`): findings and proposed fixes.
+"""Checks of a labelled image folder (`vitft check`): findings and proposed fixes.
 
-folder  the complete check of a folder
-audit   findings, as written to audit.json, and the table of proposed fixes
+folder  all checks of a folder
+audit   findings, as written to audit.json
+page    the findings as an HTML page with controls for choosing fixes
 """

@@ -1,4 +1,4 @@
-"""Check of a labelled image folder: unreadable files, duplicates, imbalance and label errors.
+"""Checks of a labelled image folder: unreadable files, duplicates, imbalance and label errors.
 
 Labels are checked only if weights are given, because the check needs features. Without weights,
 torch is not imported.
@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.check.audit import AuditedImage, audit_images, class_imbalance, propose_fixes
+from vitft.check.audit import AuditedImage, audit_images, class_imbalance
 from vitft.config.run import Config, checked_run_config
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder
+from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
 from vitft.data.label_sets import split_labels
+from vitft.data.proposals import propose_fixes
 from vitft.data.scan import scan
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform, eval_view
@@ -30,7 +32,7 @@ from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, run_path
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
     from torch import Tensor
@@ -42,9 +44,23 @@ class CheckResult:
 
     audit: AuditResults
     fixes: Sequence[Fix]
-    notes: Sequence[str]
-    """Notes on the folder, such as the number of files that are not used."""
     labels_checked: bool
+    folder: Folder
+    """The images that were checked, including unreadable ones."""
+    grey_range: GreyRange
+    """Range of grey levels of images with more than 8 bits per pixel."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes on the folder, such as the number of files that are not used."""
+        notes = list(self.folder.notes)
+        if empty := self.folder.empty.content:
+            notes.append(
+                f"{self.folder.empty.error(self.folder.root, empty).problem}; finetune refuses them"
+            )
+        if self.folder.labels:
+            notes.append("no fixes are proposed for multi-label data: edit the table instead")
+        return notes
 
 
 def check_folder(
@@ -63,7 +79,7 @@ def check_folder(
         weights: Weights of the model that computes the features; if their name is empty, labels are
             not checked.
         train: Settings for the device, precision, cache and seed.
-        split: Parts (`train`, `val` or `test`) by image path; None to use the parts of the folder.
+        split: Subset (`train`, `val` or `test`) by image path; None for the folder's own subsets.
 
     Raises:
         DataError: The data contains no classes with images, or none of its images is in `split`.
@@ -78,10 +94,7 @@ def check_folder(
             folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
         )
     else:
-        with console.Progress("checking images", len(folder.files)) as progress:
-            inspected = fingerprint_folder(
-                folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
-            )
+        inspected = inspect_files(folder, fingerprints, max_pixels=max_pixels)
     good, groups = inspected.good, fingerprints.duplicate_groups()
     mislabels: list[Mislabel] = []
     probabilities: dict[str, dict[str, float]] = {}
@@ -102,23 +115,27 @@ def check_folder(
         mislabels=mislabels,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
-    fixes, is_checked = propose_fixes(audit, probabilities), bool(probabilities)
-    found = CheckResult(audit=audit, fixes=fixes, notes=folder.notes, labels_checked=is_checked)
+    found = CheckResult(
+        audit=audit,
+        fixes=propose_fixes(audit, probabilities),
+        labels_checked=bool(probabilities),
+        folder=folder,
+        grey_range=grey_range,
+    )
     return for_several_labels(found, inspected) if folder.labels else found
 
 
 def for_several_labels(found: CheckResult, inspected: InspectedFolder) -> CheckResult:
-    """Return the findings about images with several labels: the sizes of labels, and no fixes."""
+    """Return the findings, with the number of images per label, but without proposed fixes."""
     sets = [split_labels(text) for text in inspected.folder.classes]
     sizes = class_imbalance(name for file in inspected.good for name in sets[file.label])
-    note = "no fixes are proposed for several labels per image: edit the table"
     audit: AuditResults = {**found.audit, "imbalance": sizes}
-    return replace(found, audit=audit, fixes=[], notes=(*found.notes, note))
+    return replace(found, audit=audit, fixes=[])
 
 
 def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) -> Folder:
-    """Return the scanned data, after checking that it contains images of `split`, if given."""
-    folder = scan(data, spec)
+    """Return the scanned data, after checking that it contains images in `split`, if given."""
+    folder = scan(data, spec, allow_empty=True)
     if split is not None and not any(file.path in split for file in folder.files):
         raise DataError(
             f"none of the images in {data} is in the run's split",
@@ -130,7 +147,7 @@ def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) ->
 def images_to_audit(
     inspected: InspectedFolder, split: Mapping[str, str] | None
 ) -> list[AuditedImage]:
-    """Return the readable images with their class names and parts."""
+    """Return the readable images with their class names and subsets."""
     return [
         AuditedImage(
             path=file.path,
@@ -140,6 +157,16 @@ def images_to_audit(
         )
         for file in inspected.good
     ]
+
+
+def inspect_files(
+    folder: Folder, fingerprints: Fingerprints, *, max_pixels: int
+) -> InspectedFolder:
+    """Inspect every image and compute its fingerprint."""
+    with console.Progress("checking images", len(folder.files)) as progress:
+        return fingerprint_folder(
+            folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
+        )
 
 
 def inspect_with_features(
@@ -178,7 +205,7 @@ def inspect_with_features(
 
 
 def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:
-    """Return (path, remark) for each remark on the decoding or content of an image."""
+    """Return pairs (path, remark), one for each remark on the decoding or content of an image."""
     return [
         (file.path, remark)
         for file in inspected.good
@@ -190,12 +217,12 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
-    """Return a run's settings, and a mapping from image paths to parts such as `train`.
+    """Return a run's settings, and a mapping from image paths to subsets such as `train`.
 
     Raises:
         RunError: The path is not a run directory, or a file in it is damaged.
     """
-    path = Path(run).expanduser()
+    path = run_path(run)
     split = RunDir(path).split
     if not all(map(os.path.lexists, (path / "config.toml", split))):
         raise RunError(

@@ -6,6 +6,7 @@
     reproduce    command, package versions and digests needed to repeat a run
     run_page     all sections of the page of a run
     comparison   several runs on their shared validation images, and their page
+    notebook     results of the Python API as HTML for the output cells of notebooks
     charts, svg  the charts of the pages, and the SVG engine that draws them
     palette      colours for light and dark mode
     html         rendering of a page, with its style sheet and script, to one HTML file

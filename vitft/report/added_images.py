@@ -1,4 +1,4 @@
-"""Whether additional training images made one of two runs more accurate."""
+"""Effect of additional training images on accuracy, from a comparison of two runs."""
 
 from dataclasses import dataclass
 
@@ -21,20 +21,20 @@ FREE_SETTINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedImages:
-    """Training images that only one of two runs has."""
+    """Training images that occur in only one of two runs."""
 
     is_second: bool
     """Whether the second of the two runs has more images."""
     images: int
     settings: tuple[str, ...]
-    """Other settings that differ between the runs."""
+    """Settings outside `FREE_SETTINGS` that differ between the runs."""
 
 
 def find_added(first: Run, second: Run) -> AddedImages | None:
     """Return the additional training images of one of the runs, if any.
 
-    The result is None if the runs have almost the same training images, or if each has images of
-    its own.
+    The result is None if the runs have almost the same training images, or if each run has images
+    that the other lacks.
     """
     trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
     for is_second in (True, False):
@@ -70,9 +70,7 @@ def effect_text(
     if added.is_second:
         difference, low, high = 0.0 - difference, -high, -low  # no negative zero
     bounds = f"95% interval {points(low).split()[0]} to {points(high)}"
-    what = (
-        f"{count(added.images, 'training image')} that {more} has in addition to those of {fewer}"
-    )
+    what = f"{count(added.images, 'training image')} that {more} adds to those of {fewer}"
     measured = f"{more} - {fewer} = {points(difference)} on the shared images ({bounds}{p})"
     if not p:
         return f"no clear effect of the {what}: {measured}"

@@ -14,20 +14,25 @@ from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import mistakes
+from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A sentence on what to do or expect next, and the reason for it, including any uncertainty."""
+    """What to do or expect next, as a sentence, and the reason, including any uncertainty."""
 
     what: str
     why: str
+    section: str = ""
+    """Id of the section of the page with the images concerned; empty if there is none."""
+    command: str = ""
+    """Command that follows the advice; empty if there is none."""
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return the next steps for a run, most urgent first; empty if the run has no results."""
+    """Return the next steps for a run, most urgent first, or an empty list without results."""
     if not run.results:
         return []
     rules: tuple[Callable[[Run], Advice | None], ...] = (
@@ -51,7 +56,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
         return Advice(
             "Do not use this model yet.",
             f"The 95% interval of its mean average precision ({interval(found['map_interval'])}) "
-            f"is not entirely above {percent(found['chance_map'])}, that of random scores.",
+            f"is not entirely above {percent(found['chance_map'])}, the value for random scores.",
         )
     what, why = "Do not use this model yet.", ""
     if constant_class(run.results) is not None:
@@ -77,6 +82,7 @@ def copies_across_split(run: Run) -> Advice | None:
         f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
         "true accuracy is probably lower. vitft check lists them, and the option "
         "--group-duplicates keeps each group on one side of the split.",
+        section="audit",
     )
 
 
@@ -89,6 +95,7 @@ def doubtful_labels(run: Run) -> Advice | None:
         f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
         f"A model that was not trained on {'it' if found == 1 else 'them'} predicts another class "
         "(see below). The given label may still be correct.",
+        section="audit",
     )
 
 
@@ -149,6 +156,8 @@ class ClassRecall:
     interval: Interval
     accuracy: float
     """Accuracy over all classes, measured on the same images."""
+    taken_for: str = ""
+    """Most frequent wrong prediction; empty if unknown."""
 
 
 def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
@@ -172,19 +181,24 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
             name, recall = str(weak["class"]), weak["recall"]
             bounds = wilson_interval(round(recall * images), images)
             on = f"{count(images, 'image')} in cross-validation"
-            recalls.append(ClassRecall(name, recall, images, on, bounds, top1))
+            taken_for = str(weak["taken_for"] or "")
+            recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
     return recalls
 
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
     """Return the recall of each class that has validation images, lowest first."""
     recalls = []
+    confused: dict[str, Counter[str]] = {}
+    for one in () if run.several else mistakes(run.predictions):
+        confused.setdefault(one.label, Counter())[one.predicted] += 1
     for name, row in run.results.get("per_class", {}).items():
         images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
         if images and recall is not None and bounds is not None:
             top1 = run.results["top1"]
             on = count(images, "validation image")
-            recalls.append(ClassRecall(name, recall, images, on, bounds, top1))
+            taken_for = confused[name].most_common(1)[0][0] if name in confused else ""
+            recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
     return sorted(recalls, key=lambda one: one.recall)
 
 
@@ -245,7 +259,13 @@ def more_images(run: Run) -> Advice | None:
     return Advice(
         "Do not expect much from more images of the same kind.",
         "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
-        "training more layers (--freeze blocks:2).",
+        "training more layers.",
+        command=command_of(  # the other settings are for a head alone
+            {
+                **{name: run.config.get(name, {}) for name in ("data", "weights")},
+                "train": {"freeze": "blocks:2"},
+            }
+        ),
     )
 
 

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from html import escape
 
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin, Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
+from vitft.system.text import interval, percent
 
 NO_MARKERS = (False, False)
+RUN_LOOKS = (("accent", ""), ("second", "7 4"), ("muted", "2 3"), ("accent", "2 3"), ("second", ""))
+"""Colour and dashes of each run in charts that compare runs; further runs repeat them."""
 
 
 def epoch_chart(
@@ -50,15 +54,25 @@ def penalty_chart(
 
 
 def learning_curve_chart(
-    label: str, points: Sequence[tuple[float, float]], extrapolated: tuple[float, float] | None
+    label: str,
+    points: Sequence[tuple[float, float]],
+    extrapolated: tuple[float, float] | None,
+    *,
+    scored: int = 0,
 ) -> str:
     """Return a chart of accuracy by number of training images.
 
     Each point is a pair (number of images, accuracy). If there is an extrapolated point, a dashed
-    line connects the last measured point to it.
+    line connects the last measured point to it. `scored` is the number of images on which
+    each point was measured; if it is given, each point has its 95% interval.
     """
     xs, ys = zip(*points, strict=True)
-    series = [Series(name="measured", colour="accent", xs=xs, ys=ys)]
+    series = []
+    for x, y in points if scored else ():
+        ends = wilson_interval(round(y * scored), scored)
+        series.append(error_bar(x, ends, "accent"))
+    name = "measured, 95% interval" if scored else "measured"
+    series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
     if extrapolated is not None:
         series.append(
             Series(
@@ -84,8 +98,7 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
     ]
     for b in bins:
         bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
-        xs = [b["confidence"]] * 2
-        series.append(Series(colour="accent", xs=xs, ys=bounds, width=1.2, markers=NO_MARKERS))
+        series.append(error_bar(b["confidence"], bounds, "accent"))
     name = "measured, with 95% interval"
     xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys, width=0))
@@ -95,21 +108,83 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
+def error_bar(x: float, bounds: Interval, colour: str) -> Series:
+    """Return a vertical line from the lower to the upper end of an interval."""
+    return Series(colour=colour, xs=[x, x], ys=bounds, width=1.2, markers=NO_MARKERS)
+
+
 def interval_chart(
     label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
 ) -> str:
     """Return a chart of accuracies and intervals, with one row per name."""
     series = []
     for row, (accuracy, bounds) in enumerate(accuracies):
+        colour = RUN_LOOKS[row % len(RUN_LOOKS)][0]
         series.append(
-            Series(colour="accent", xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
+            Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
         )
-        series.append(Series(colour="accent", xs=[accuracy], ys=[row], width=0, radius=4))
+        series.append(Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4))
     low, high = axis_limits([value for one in series for value in one.xs])
     title = "accuracy on the shared images"
     x_axis = Axis(low=low, high=high, ticks=percent_ticks(round_ticks(low, high)), title=title)
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
+
+
+def overlaid_curves(
+    label: str,
+    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    *,
+    x: str,
+    is_percent: bool,
+    is_log: bool,
+) -> str:
+    """Return a chart of one curve per run, each given as its letter, x values and y values."""
+    series = [
+        Series(
+            name=letter,
+            colour=RUN_LOOKS[i % len(RUN_LOOKS)][0],
+            dashes=RUN_LOOKS[i % len(RUN_LOOKS)][1],
+            xs=xs,
+            ys=ys,
+            markers=None if len(xs) <= 24 else [False] * len(xs),
+        )
+        for i, (letter, xs, ys) in enumerate(curves)
+    ]
+    places = sorted({place for _, xs, _ in curves for place in xs})
+    if is_log:
+        axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
+    else:
+        low, high = axis_limits(places)
+        ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
+        axis = Axis(low=low, high=high, ticks=ticks, title=x)
+    title = "accuracy" if is_percent else "loss (nats)"
+    return with_y_axis(label, axis, series, title=title, is_percent=is_percent)
+
+
+def score_bar(name: str, value: float, bounds: Interval | None, baseline: float | None) -> str:
+    """Return a bar from 0 to 100% with a mark at a value, its interval and, if given, a baseline.
+
+    Positions are percentages, so that the bar has the width of its container.
+    """
+    label, parts = f"{name} {percent(value)}", [bar_part("track", 0, 100, "%", 6, 12)]
+    if bounds:
+        label += f", 95% interval {interval(bounds)}"
+        width = max(0.5, 100 * (bounds[1] - bounds[0]))
+        parts.append(bar_part("band", 100 * bounds[0], width, "%", 6, 12))
+    if baseline is not None:
+        label += f", baseline {percent(baseline)}"
+        parts.append(bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
+    parts.append(bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
+    return f'<svg class="score-bar" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+def bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
+    """Return a rectangle of a score bar; `left` is in percent, `width` in percent or pixels."""
+    return (
+        f'<rect class="{look}" x="{left:.2f}%" y="{top}" width="{width:.2f}{unit}" '
+        f'height="{height}"></rect>'
+    )
 
 
 def with_y_axis(

@@ -1,4 +1,4 @@
-"""Comparison of several runs on the validation images that they share, and its HTML page.
+"""Comparison of several runs on the validation images that they share.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
 and only if no run was trained on it. The significance test compares these trained models, not their
@@ -9,25 +9,17 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from string import ascii_uppercase
 
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
-from vitft.report import charts
 from vitft.report.added_images import effect_text, find_added
-from vitft.report.html import render
-from vitft.report.reproduce import dotted, setting_text
-from vitft.report.run_files import Run, Thumbnails
-from vitft.report.summary import weights_name
+from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
-from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, listing, percent, points
 
-MAX_DISPUTED = 60
-"""Maximum number of disputed images on the page."""
 Proportion = tuple[float, Interval]
 
 
@@ -153,7 +145,7 @@ class RunComparison:
         verb = "differs" if len(added.settings) == 1 else "differ"
         return (
             f"{self.difference_text(pair)}; {letters[added.is_second]} has "
-            f"{count(added.images, 'training image')} in addition, but {listing(added.settings)} "
+            f"{count(added.images, 'additional training image')}, but {listing(added.settings)} "
             f"{verb} too"
         )
 
@@ -169,6 +161,36 @@ class RunComparison:
         if pair.difference == 0:
             return f"{better} and {worse} are equally accurate on these images"
         return f"{better} is more accurate than {worse} by {by}, but not significantly ({p})"
+
+    @property
+    def winner(self) -> int | None:
+        """The run that is significantly more accurate than every other run, or None."""
+        for run in range(len(self.runs)):
+            own = [pair for pair in self.pairs if run in (pair.first, pair.second)]
+            ahead = [
+                pair.difference > 0 if pair.first == run else pair.difference < 0 for pair in own
+            ]
+            if own and all(ahead) and all(pair.p < 0.05 for pair in own):
+                return run
+        return None
+
+    def power_text(self) -> str:
+        """Return a sentence on differences that so few shared images cannot show; "" if many.
+
+        In the exact McNemar test, the p-value is smallest if all images on which exactly one run is
+        right favour the same run.
+        """
+        needed = next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
+        if not self.pairs or needed / self.shared < 0.02:
+            return ""
+        if needed > self.shared:
+            return (
+                f"With only {count(self.shared, 'shared image')}, no difference can be significant."
+            )
+        return (
+            f"With {count(self.shared, 'shared image')}, a difference of less than "
+            f"{points(needed / self.shared).lstrip('+')} cannot be significant."
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as an object that can be written as JSON."""
@@ -204,17 +226,17 @@ class RunComparison:
 
 
 def p_equation(p: float) -> str:
-    """Return a p-value as text, e.g. `p = 0.012` or `p < 0.001`."""
+    """Return an equation or inequality for a p-value, e.g. `p = 0.012` or `p < 0.001`."""
     return f"p = {p_text(p)}".replace("= <", "<")
 
 
 def p_text(p: float) -> str:
-    """Return a p-value formatted as text."""
+    """Return a p-value as text, e.g. `0.012` or `< 0.001`."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """Compare runs on their shared validation images, leaving out images with different labels.
+    """Compare runs on their shared validation images, except those with different labels.
 
     Raises:
         UsageError: A run is given twice, or there are more than 26 runs.
@@ -271,7 +293,7 @@ def comparison_notes(
     common: int,
     relabelled: int,
 ) -> list[str]:
-    """Return sentences on the limits of the comparison.
+    """Return sentences about the limits of the comparison.
 
     Args:
         runs: Runs to compare.
@@ -303,7 +325,7 @@ def comparison_notes(
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     if any(run.several for run in runs):
-        notes.append("An image counts as correct if it gets exactly its labels.")
+        notes.append("An image counts as correct only if exactly its labels are predicted.")
         precisions = [
             f"{letter}: {percent(several['map'])} ({interval(several['map_interval'])})"
             for letter, run in labelled
@@ -348,56 +370,3 @@ def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
         )
         for (first, second), (a, b), p in zip(pairs, counts, corrected, strict=True)
     ]
-
-
-def write_comparison(comparison: RunComparison, out: Path) -> Path:
-    """Write a comparison as an HTML page and return the path of the page.
-
-    Raises:
-        RunError: The page cannot be written.
-        ResourceError: The disk is full.
-    """
-    names, runs, accuracies = comparison.names, comparison.runs, comparison.accuracies
-
-    def order(image: SharedImage) -> tuple[bool, float, str]:
-        correct = any(map(image.is_correct, range(len(runs))))
-        return not correct, -max(image.probabilities), image.path
-
-    disputed = sorted((image for image in comparison.images if image.disputed), key=order)
-    label = "Accuracy of each run with its 95% interval"
-    chart = charts.interval_chart(label, comparison.letters, accuracies) if accuracies else ""
-    view = {
-        "title": " vs. ".join(names) if len(names) == 2 else f"{len(names)} runs compared",
-        "comparison": comparison,
-        "weights": [weights_name(str(run.setting("weights", "name") or "")) for run in runs],
-        "accuracies": accuracies,
-        "chart": chart,
-        "settings": different_settings(runs),
-        "classes": class_recalls(comparison),
-        "disputed": disputed[:MAX_DISPUTED],
-        "num_disputed": len(disputed),
-        "thumbnails": Thumbnails(runs),
-    }
-    write_atomically(out, render("compare.html.j2", view))
-    return out
-
-
-def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return each setting that differs between the runs, with the value in every run."""
-    tables = [dotted(run.config) for run in runs]
-    rows = []
-    for key in sorted({key for table in tables for key in table}):
-        values = [setting_text(table[key]) if key in table else "–" for table in tables]
-        if len({*values}) > 1:
-            rows.append((key, values))
-    return rows
-
-
-def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
-    """Return each class with its number of images, recalls and recall range, widest range first."""
-    rows = []
-    for name, (rights, total) in comparison.recall_counts.items():
-        recalls = [(right / total, wilson_interval(right, total)) for right in rights]
-        values = [recall for recall, _ in recalls]
-        rows.append((name, total, recalls, max(values) - min(values)))
-    return sorted(rows, key=lambda row: (-row[3], row[0]))

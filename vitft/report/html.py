@@ -1,4 +1,4 @@
-"""Render a page to a single HTML file that makes no requests and runs only its own script.
+"""Rendering of pages to single HTML files that make no requests and run only their own script.
 
 The template engine escapes every value except the charts, the style sheet and the script. Control
 characters are shown as escape sequences. The content security policy blocks all requests, style
@@ -32,7 +32,9 @@ def render(template: str, view: Mapping[str, object]) -> str:
     from markupsafe import Markup
 
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    script = "\n".join(
+        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "decisions.js")
+    )
     policy = (  # allows only this style sheet, this script and embedded images
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -40,6 +42,16 @@ def render(template: str, view: Mapping[str, object]) -> str:
     markup = {"css": Markup(css), "script": Markup(script), "svg": Markup}
     page = template_engine().get_template(template)
     return page.render(**view, **markup, policy=policy, version=version("vitft"))
+
+
+def render_part(template: str, view: Mapping[str, object]) -> str:
+    """Return markup for a part of another page, from a view with its style sheet as `css`.
+
+    The template marks the style sheet and the charts in the view as trusted.
+    """
+    from markupsafe import Markup
+
+    return template_engine().get_template(template).render(**view, svg=Markup)
 
 
 @functools.cache
@@ -72,5 +84,5 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
 
 
 def digest_source(text: str) -> str:
-    """Return the CSP source expression that allows an inline style or script by SHA-256 digest."""
+    """Return the CSP source expression that allows an inline style or script by its digest."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -77,14 +77,19 @@ def colour_scheme() -> str:
 def style_sheet() -> str:
     """Return the style sheet that defines the colours: light or dark on screen, light in print.
 
-    It also contains classes for the fills and strokes of charts and for the shades of cells.
+    It also contains the classes of `colour_classes`.
     """
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
-    for meaning in ("right", "wrong"):
-        rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(NUM_SHADES)]
     return (
         f":root {{ {light} }}\n"
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        + "".join(f"{rule}\n" for rule in rules)
+        f"{colour_classes()}"
     )
+
+
+def colour_classes() -> str:
+    """Return CSS classes for the fills and strokes of charts and for the shades of cells."""
+    rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
+    for meaning in ("right", "wrong"):
+        rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(NUM_SHADES)]
+    return "".join(f"{rule}\n" for rule in rules)

@@ -3,8 +3,8 @@
 Drawing needs no display and does not change the global state of matplotlib.
 """
 
+import functools
 import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,12 +13,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager, get_font
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from vitft.system.console import visible
 from vitft.system.text import count, percent
 
+DEFAULT_FONT = "DejaVu Sans"
+"""Font that matplotlib contains."""
+SYMBOL_FONTS = ("Last Resort", "STIX", "cm")
+"""Beginnings of the names of fonts whose glyphs are boxes or parts of formulas."""
 MAX_TITLE, MAX_LABEL = 48, 26
 """Maximum number of characters in a title and in a label; longer text is shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
@@ -168,10 +173,11 @@ def label_lines(
     spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
     for (text, _, colour), height in zip(labels, heights, strict=True):
+        drawn, families = drawable(text)
         axes.annotate(
-            text, (1.0, height), (4, 0), xycoords=("axes fraction", "data"),
+            drawn, (1.0, height), (4, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", color=colour, fontsize=LABEL_SIZE,
-            annotation_clip=False, parse_math=False,
+            annotation_clip=False, parse_math=False, fontfamily=families,
         )  # fmt: skip
 
 
@@ -207,14 +213,38 @@ def add_title(figure: Figure, title: str, detail: str) -> None:
     """Draw a title and a line of details above a figure, without parsing markup in the text."""
     text = visible(title)
     text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
-    figure.suptitle(f"{text}\n{detail}", fontsize=10, parse_math=False)
+    text, families = drawable(f"{text}\n{detail}")
+    figure.suptitle(text, fontsize=10, fontfamily=families, parse_math=False)
+
+
+def drawable(text: str) -> tuple[str, list[str]]:
+    r"""Return text that can be drawn, and the font families that have its characters.
+
+    Characters that matplotlib's own font lacks are taken from fonts of the system. Characters that
+    no font has are escaped (\u8486) instead of being drawn as boxes.
+    """
+    families, parts = [DEFAULT_FONT], []
+    for character in text:
+        family = DEFAULT_FONT if character == "\n" else family_with(character)
+        if family and family not in families:
+            families.append(family)
+        parts.append(character if family else character.encode("unicode_escape").decode())
+    return "".join(parts), families
+
+
+@functools.cache
+def family_with(character: str) -> str:
+    """Return a font family that has a character, or "" if no font has it."""
+    every = [f for f in fontManager.ttflist if not f.name.startswith(SYMBOL_FONTS)]
+    for font in sorted(every, key=lambda font: (font.name != DEFAULT_FONT, font.name)):
+        if font.style == "normal" and get_font(font.fname).get_char_index(ord(character)):
+            return font.name
+    return ""
 
 
 def to_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file without metadata."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    with warnings.catch_warnings():  # characters missing from the font are drawn as boxes
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()

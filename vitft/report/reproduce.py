@@ -1,7 +1,6 @@
 """Information needed to repeat a run: the command, the environment and digests."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ from vitft.config.run import config_from_table, merge_settings, with_former_defa
 from vitft.models.card import Provenance
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
+from vitft.system.text import shell_quote
 
 
 def command_of(config: Mapping[str, Any]) -> str:
@@ -22,7 +22,7 @@ def command_of(config: Mapping[str, Any]) -> str:
         config_from_table(config)
         settings = dotted(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
-        parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in given.items()]
+        parts = [f"--{key.partition('.')[0]} {shell_quote(str(v))}" for key, v in given.items()]
         # The defaults of other settings depend on these three.
         for key in ("train.freeze", "train.augment", "optim.solver"):
             if key in settings and settings[key] != defaults_with(given).get(key):
@@ -41,7 +41,7 @@ def command_of(config: Mapping[str, Any]) -> str:
 
 def set_option(key: str, value: object) -> str:
     """Return the `--set` option for a setting, quoted for the shell."""
-    return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
+    return f"--set {shell_quote(f'{key}={setting_text(value)}')}"
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def environment_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests of model, split and weights, and the source and licence of the weights."""
+    """Return the digests of the model, split and weights, and the weights' source and licence."""
     weights = run.card.weights if run.card else Provenance()
     pairs = [
         ("trained model (SHA-256 of card and tensors)", run.digest),

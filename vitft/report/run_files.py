@@ -3,7 +3,6 @@
 Files that an older or interrupted run lacks are treated as empty. A damaged file raises an error.
 """
 
-import base64
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, cast
 
 from vitft.config.run import read_run_config
 from vitft.data.split import Manifest, Row
+from vitft.data.thumbnail import jpeg_uri
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
 from vitft.models.card import Card, parse_card
@@ -28,7 +28,7 @@ from vitft.predict.validation import (
 from vitft.system.errors import RunError
 from vitft.system.files import read_regular
 from vitft.system.run_content import damaged_file, read_run_bytes, read_run_json, read_run_lines
-from vitft.system.rundir import BASE, LATEST, RunDir, RunEnvironment, read_environment
+from vitft.system.rundir import BASE, RunDir, RunEnvironment, read_environment, run_path
 from vitft.system.safetensors_file import read_header
 
 JsonObject = Mapping[str, Any]
@@ -50,7 +50,7 @@ class Run:
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
     split: Manifest
-    """Content of split.csv, with `rows`; without rows if the file is missing."""
+    """Content of split.csv; a manifest without rows if the file is missing."""
     predictions: tuple[ValidationPrediction, ...]
     results: RunResults
     """Content of eval.json; empty if the file is missing."""
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def several(self) -> bool:
-        """Whether an image may have several labels, or none."""
+        """Whether the run is multi-label, i.e. an image may have any number of labels."""
         return bool(self.split.labels)
 
     @property
@@ -95,7 +95,7 @@ class Run:
             return ""
         if not data.startswith(b"\xff\xd8\xff"):
             return ""
-        return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+        return jpeg_uri(data)
 
 
 class Thumbnails:
@@ -131,7 +131,7 @@ def find_run(run: str | None) -> Path:
     Raises:
         RunError: The path does not belong to a run, or there is no run yet.
     """
-    path = Path(run).expanduser() if run is not None else BASE / LATEST
+    path = run_path(run)
     folder = path.parent if path.is_file() else path
     if any((folder / name).is_file() for name in ("eval.json", "environment.json", "split.csv")):
         return folder

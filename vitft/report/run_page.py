@@ -6,40 +6,36 @@ A section without data is None or empty, and is omitted from the page and its ta
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-from vitft.metrics.results import CalibrationMetrics, ClassMetrics
+from vitft.metrics.results import ClassMetrics
 from vitft.predict.validation import least_confident, mistakes
-from vitft.report import charts
 from vitft.report.advice import advise
+from vitft.report.chart_sections import (
+    confidence_section,
+    epochs_section,
+    learning_section,
+    penalty_section,
+)
+from vitft.report.charts import score_bar
+from vitft.report.decisions import MAX_FINDINGS
+from vitft.report.first_screen import first_screen
 from vitft.report.html import render
 from vitft.report.palette import NUM_SHADES
 from vitft.report.reproduce import command_of, digests, environment_rows
+from vitft.report.run_decisions import run_decisions
 from vitft.report.run_files import Run, Thumbnails, read_run
 from vitft.report.summary import key_figures, summary_sentences
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, percent, points
+from vitft.system.text import count, interval, percent
 
-MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
-"""Maximum number of mistakes with an attention map, and maximum number of mistakes shown."""
-MAX_FINDINGS = 40
-"""Maximum number of findings of each kind that are shown."""
+MAX_UNFOLDED, MAX_MISTAKES = 24, 300
+"""Maximum number of mistakes shown unfolded, and maximum number shown in total."""
+MAX_BARS = 100
+"""Maximum number of classes whose recalls are drawn as bars."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
 """With more than `MAX_MATRIX_CLASSES` classes, the page lists up to `MAX_PAIRS` confused pairs
 instead of the matrix."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartSection:
-    """A section with text, charts and a table of the charted values."""
-
-    title: str
-    text: str
-    charts: list[str]
-    caption: str = ""
-    columns: list[str]
-    rows: list[list[str | int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +47,11 @@ class ClassRow:
     metrics: ClassMetrics
     confused_with: str
     ap: str = ""
-    """Average precision of one of several labels with its interval."""
+    """Average precision of the label with its interval; empty unless the run is multi-label."""
     threshold: str = ""
-    """Minimum probability at which one of several labels is assigned."""
+    """Minimum probability at which the label is predicted; empty unless the run is multi-label."""
+    bar: str = ""
+    """SVG of the recall and its interval; empty if there are many classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,30 +98,34 @@ def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     freeze = str(run.setting("train", "freeze") or "")
+    thumbnails = Thumbnails([run])
     return {
         "name": run.name,
         "title": f"{run.data_name or run.name}: training report",
-        "summary": summary_sentences(run),
+        "data_name": run.data_name or run.name,
+        "first": first_screen(run, thumbnails),
+        "about": summary_sentences(run),
         "figures": key_figures(run),
         "advice": advise(run),
-        "thumbnails": Thumbnails([run]),
+        "thumbnails": thumbnails,
         "class_index": {name: i for i, name in enumerate(run.classes)},
         "several": run.several,
         "num_mistakes": len(wrong),
         "mistakes": wrong[:MAX_MISTAKES],
-        "with_attention": MAX_WITH_ATTENTION,
-        "has_attention": any(
-            run.thumbnail(one.sha256, attention=True) for one in wrong[:MAX_WITH_ATTENTION]
-        ),
+        "unfolded": MAX_UNFOLDED,
+        "with_attention": [
+            one for one in wrong[:MAX_UNFOLDED] if run.thumbnail(one.sha256, attention=True)
+        ],
         "confusion": confusion_of(run),
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
         "audit": run.audit,
+        "decisions": run_decisions(run, thumbnails),
         "max_findings": MAX_FINDINGS,
         "labels_checked": set(freeze.split(",")) <= {"head", "pre_logits"},
         "charts": {
-            "confidence": confidence_section(run),
             "learning": learning_section(run),
+            "confidence": confidence_section(run),
             "training": epochs_section(run) or penalty_section(run),
         },
         "balance": balance_section(run),
@@ -158,76 +160,6 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     return text, rows
 
 
-def epochs_section(run: Run) -> ChartSection | None:
-    """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
-    needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
-    log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
-    if not log:
-        return None
-    xs = [line["epoch"] for line in log]
-    if any(later <= earlier for earlier, later in pairwise(xs)):
-        xs = list(range(1, len(log) + 1))  # in the log, each training stage counts from 1
-
-    loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
-    top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
-    parts = ("training", "validation")
-    best = run.results.get("best_epoch")
-    text = f"The run trained for {count(len(log), 'epoch')}."
-    if planned := epochs_not_trained(run, len(log)):
-        text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
-    if best:
-        text += f" The saved weights come from epoch {best}, the best on the validation images."
-    return ChartSection(
-        title="Training curves",
-        text=text,
-        charts=[
-            charts.epoch_chart("Loss by epoch", xs, *loss, y="loss (nats)"),
-            charts.epoch_chart("Accuracy by epoch", xs, *top1, y="accuracy", is_percent=True),
-        ],
-        columns=["epoch", *(f"{p} loss" for p in parts), *(f"{p} accuracy" for p in parts)],
-        rows=[
-            [x, f"{a:.4f}", f"{b:.4f}", percent(c), percent(d)]
-            for x, a, b, c, d in zip(xs, *loss, *top1, strict=True)
-        ],
-    )
-
-
-def epochs_not_trained(run: Run, trained: int) -> int:
-    """Return the planned number of epochs if a finished run stopped early, otherwise 0."""
-    stages = [s for s in str(run.setting("train", "freeze") or "").split(",") if s != "head"]
-    planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
-    is_finished = run.environment.get("status") == "finished"
-    is_early = bool(run.setting("optim", "patience")) and trained < planned
-    return planned if is_finished and is_early else 0
-
-
-def without_gain(run: Run) -> str:
-    """Return the reason for stopping early."""
-    return f"no improvement in {count(int(run.setting('optim', 'patience') or 0), 'epoch')}"
-
-
-def penalty_section(run: Run) -> ChartSection | None:
-    """Return the section on penalties compared by cross-validation, or None if there are none."""
-    log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
-    if not log:
-        return None
-    best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
-    penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
-    chosen = f"the L2 penalty with the highest accuracy: {best:g}"
-    if run.several:
-        chosen = f"for each label, the L2 penalty with the lowest loss; their median is {best:g}"
-    return ChartSection(
-        title="How the head was fitted",
-        text="The head was fitted to convergence by L-BFGS. Cross-validation on the "
-        f"training images selected {chosen}.",
-        charts=[charts.penalty_chart(label, penalties, accuracies, best)],
-        columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
-        rows=[
-            [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
-        ],
-    )
-
-
 def class_rows(run: Run) -> list[ClassRow]:
     """Return a table row for each class, lowest recall first and undefined recalls last."""
     several = run.results.get("labels")
@@ -249,6 +181,7 @@ def class_rows(run: Run) -> list[ClassRow]:
                 train=train[name],
                 metrics=metrics,
                 confused_with=with_,
+                bar=recall_bar(metrics) if len(run.classes) <= MAX_BARS else "",
                 ap=f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})" if found else "",
                 threshold=percent(found.get("threshold"), 0) if found else "",
             )
@@ -261,11 +194,16 @@ def class_rows(run: Run) -> list[ClassRow]:
     return sorted(rows, key=order)
 
 
+def recall_bar(metrics: ClassMetrics) -> str:
+    """Return the recall of a class with its interval as SVG, or "" if the recall is undefined."""
+    recall = metrics["recall"]
+    return "" if recall is None else score_bar("recall", recall, metrics["recall_interval"], None)
+
+
 def confusion_of(run: Run) -> Confusion | None:
     """Return the confusions of a run, or None if it has neither predictions nor a matrix.
 
-    If images may have several labels, there are no confusions, because a wrong label does not
-    replace another one.
+    A multi-label run has no confusions, because a wrong label does not replace the right one.
     """
     if run.several:
         return None
@@ -309,83 +247,3 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     if len(table) != len(run.classes):
         return {}
     return {(i, j): n for i, row in enumerate(table) for j, n in enumerate(row) if n}
-
-
-def confidence_section(run: Run) -> ChartSection | None:
-    """Return the section on calibration, or None if the calibration error is unknown."""
-    calibration = run.results.get("calibration")
-    if not calibration or calibration.get("ece") is None:
-        return None
-    bins = [b for b in calibration.get("bins") or [] if b.get("images")]
-    if not bins:
-        return None
-    error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
-    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
-    if error < 0.0005:  # displayed as 0.0 points
-        text = "No difference between confidence and accuracy could be measured"
-    text += f" (95% interval: {bounds})." if bounds else "."
-    before, temperature = calibration.get("ece_before"), calibration.get("temperature")
-    if before is not None and temperature not in (None, 1.0):
-        text += (
-            f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-            f"{calibration_images(calibration)}; without it, the difference was "
-            f"{points(before).lstrip('+')}."
-        )
-    return ChartSection(
-        title="Is the confidence reliable?",
-        text=text,
-        charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
-        caption="Points above the diagonal: underconfident. Points below: overconfident.",
-        columns=["confidence", "images", "mean confidence", "accuracy"],
-        rows=[
-            [
-                f"{percent(b['low'], 0)} to {percent(b['high'], 0)}",
-                b["images"],
-                percent(b.get("confidence")),
-                percent(b.get("accuracy")),
-            ]
-            for b in bins
-        ],
-    )
-
-
-def calibration_images(calibration: CalibrationMetrics) -> str:
-    """Describe the images to which the temperature was fitted."""
-    more = calibration.get("cross_validated")
-    if not more:
-        return "the validation images"
-    return (
-        "the validation images and the cross-validated predictions for "
-        f"{count(more, 'training image')}"
-    )
-
-
-def learning_section(run: Run) -> ChartSection | None:
-    """Return the section on accuracy by number of training images, or None if it is unknown."""
-    more = run.results.get("cross_validation")
-    curve = (more.get("curve") or []) if more else []
-    if not more or len(curve) < 2:
-        return None
-    gain = more.get("gain_from_twice")
-    measured = [(point["images"], point["top1"]) for point in curve]
-    last = measured[-1]
-    extrapolated = (2 * last[0], last[1] + gain) if gain is not None else None
-    text = "Cross-validated accuracy of heads fitted to subsets of the images."
-    if gain is not None:
-        text += (
-            f" Twice as many images would improve the accuracy by about {points(gain).lstrip('+')} "
-            "(extrapolated with a power law)."
-        )
-    elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
-        text += " The curve has stopped rising."
-    return ChartSection(
-        title="Would more images help?",
-        text=text,
-        charts=[
-            charts.learning_curve_chart(
-                "Accuracy by number of training images", measured, extrapolated
-            )
-        ],
-        columns=["training images", "accuracy"],
-        rows=[[f"{images:,}", percent(top1)] for images, top1 in measured],
-    )

@@ -1,4 +1,4 @@
-"""Summary at the top of a run's report page: a few sentences and the key figures."""
+"""Description of a run for its report page: a few sentences, and all metrics with intervals."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,10 +9,9 @@ from vitft.config.sections import layers_text
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import Interval, LabelResults, Metrics
+from vitft.metrics.results import CalibrationMetrics, Interval
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.validation import mistakes
-from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
+from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
 from vitft.system.text import count, duration, interval, listing, percent
 
@@ -26,20 +25,21 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A number with its name, its 95% interval or another detail, and an explanation."""
+    """A metric with its 95% interval and an explanation."""
 
     name: str
     value: str
     interval: str
     meaning: str
+    bar: str = ""
+    """SVG of the value and its interval; empty for the calibration error."""
 
 
 def summary_sentences(run: Run) -> list[str]:
-    """Return the non-empty paragraphs on data, model, results, notes and limits."""
+    """Return the non-empty paragraphs on data, model, time budget, flagged images and limits."""
     paragraphs = (
         describe_data(run),
         describe_model(run),
-        describe_results(run),
         describe_budget(run),
         describe_unlike(run),
         cautions(run),
@@ -48,7 +48,7 @@ def summary_sentences(run: Run) -> list[str]:
 
 
 def describe_data(run: Run) -> str:
-    """Return sentences on the classes and the numbers of images; empty if there is no split."""
+    """Return sentences about the classes and the numbers of images, or "" if there is no split."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
@@ -57,7 +57,7 @@ def describe_data(run: Run) -> str:
     text = f"This model distinguishes {classes}."
     if run.several:
         labels = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
-        text = f"This model assigns any number of these labels to an image: {labels}."
+        text = f"This multi-label model assigns each image any combination of {labels}."
         classes = labels
     if clause := chance_level(run.results):
         text = f"This model was trained to distinguish {classes}, but it {clause}."
@@ -111,63 +111,8 @@ def weights_name(name: str) -> str:
     return path.name if name.startswith(("/", "~", ".")) else name
 
 
-def describe_results(run: Run) -> str:
-    """Return sentences about the accuracy and its interval, the baseline and the weakest class."""
-    results = run.results
-    if not results:
-        return ""
-    if "labels" in results:
-        return describe_labels(run)
-    text = (
-        f"It classifies {percent(results['top1'])} of the "
-        f"{count(results['images'], 'validation image')} correctly (95% interval: "
-        f"{interval(results['top1_interval'])})."
-    )
-    if test := results.get("test"):
-        text += (
-            f" Of the {count(test['images'], 'test image')}, which were not used to train or "
-            f"select the model, it classifies {percent(test['top1'])} correctly (95% interval: "
-            f"{interval(test['top1_interval'])})."
-        )
-    if results.get("majority") is not None:
-        text += (
-            " The accuracy of always predicting the largest class is "
-            f"{percent(results['majority'])}."
-        )
-    return text if chance_level(results) else f"{text} {describe_weakest(run)}".strip()
-
-
-def describe_labels(run: Run) -> str:
-    """Return sentences about the results of a model with several labels per image."""
-    parts: list[tuple[str, LabelResults, Metrics]] = [
-        ("validation", run.results["labels"], run.results)
-    ]
-    if test := run.results.get("test"):
-        parts.append(("test", test["labels"], test))
-    return " ".join(
-        f"On the {count(whole['images'], f'{name} image')}, its mean average precision is "
-        f"{percent(found['map'])} (95% interval: {interval(found['map_interval'])}; random "
-        f"scores: {percent(found['chance_map'])}), and the mean F1 score of the labels is "
-        f"{percent(found['macro_f1'])} (95% interval: {interval(found['macro_f1_interval'])}). "
-        f"It gives {percent(whole['top1'])} of the images exactly their labels."
-        for name, found, whole in parts
-    )
-
-
-def describe_weakest(run: Run) -> str:
-    """Return sentences about the weakest class in cross-validation and on the validation images."""
-    cross_validated, validation = cross_validated_recalls(run)[:1], validation_recalls(run)[:1]
-    weakest = [one for one in cross_validated + validation if one.recall < 1]
-    if not weakest:
-        return "No image was misclassified." if validation else ""
-    text = f"The weakest class is {recall_text(weakest[0])}."
-    if len(weakest) == 2 and weakest[0].name != weakest[1].name:
-        text += f" On the validation images alone, it is {recall_text(weakest[1])}."
-    return text
-
-
 def describe_budget(run: Run) -> str:
-    """Return sentences about the trials of a run with a time budget; empty for other runs."""
+    """Return sentences about the trials of a run with a time budget, or "" for other runs."""
     budget = run.results.get("budget")
     if not budget:
         return ""
@@ -211,16 +156,8 @@ def describe_unlike(run: Run) -> str:
     )
 
 
-def recall_text(one: ClassRecall) -> str:
-    """Return the name of a class, its recall and the interval of the recall as text."""
-    return (
-        f"{one.name}, with a recall of {percent(one.recall, 0)} on {one.measured_on} "
-        f"({interval(one.interval, 0)})"
-    )
-
-
 def cautions(run: Run) -> str:
-    """Return sentences on the limits of the results, or an empty string if none are known."""
+    """Return sentences about the limits of the results, or an empty string if none are known."""
     status = run.environment.get("status", "finished")
     if not run.results:
         return f"The run has no results: its status is “{status}”."
@@ -231,8 +168,8 @@ def cautions(run: Run) -> str:
         texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
     if run.several:
         texts.append(
-            "On this page, an image counts as correct, also for the accuracy, if it gets exactly "
-            "its labels."
+            "On this page, including in the accuracy, an image counts as correct only if exactly "
+            "its labels are predicted."
         )
     if run.results.get("selected_on_validation"):
         texts.append(
@@ -249,7 +186,7 @@ def cautions(run: Run) -> str:
 
 
 def key_figures(run: Run) -> list[KeyFigure]:
-    """Return the key figures of a run, or an empty list if the run has no results."""
+    """Return the metrics of a run, or an empty list if the run has no results."""
     results = run.results
     if not results:
         return []
@@ -265,8 +202,16 @@ def key_figures(run: Run) -> list[KeyFigure]:
             exact,
         ]
     if test := results.get("test"):
-        images = f"on {count(test['images'], 'test image')}, evaluated once after training"
-        fractions.append(("test accuracy", test["top1"], test["top1_interval"], images))
+        images = (
+            f"on {count(test['images'], 'test image')}, which were not used to train or select "
+            "the model"
+        )
+        name = "test accuracy"
+        if "labels" in test:
+            found, name = test["labels"], "test: all labels right"
+            precision = "test mean average precision"
+            fractions.append((precision, found["map"], found["map_interval"], images))
+        fractions.append((name, test["top1"], test["top1_interval"], images))
     if more := results.get("cross_validation"):
         scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")
@@ -274,16 +219,22 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if results.get("balanced") is not None:
         bounds, meaning = results.get("balanced_interval"), "mean recall of all classes"
         fractions.append(("balanced accuracy", results["balanced"], bounds, meaning))
-    if (calibration := results.get("calibration")) and calibration.get("ece") is not None:
-        bounds = calibration.get("ece_interval")
-        meaning = "mean difference between confidence and accuracy"
-        fractions.append(("calibration error", calibration["ece"], bounds, meaning))
     figures = [
-        KeyFigure(name, percent(v), interval(ends), text) for name, v, ends, text in fractions
+        KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
+        for name, v, ends, text in fractions
     ]
-    if run.predictions:
-        wrong = mistakes(run.predictions)
-        confident = sum(one.probability > 0.9 for one in wrong)
-        detail = f"{confident:,} with a confidence above 90%" if wrong else ""
-        figures.append(KeyFigure("mistakes", f"{len(wrong):,}", detail, validation))
-    return figures
+    return [*figures, *calibration_figure(results.get("calibration"))]
+
+
+def calibration_figure(calibration: CalibrationMetrics | None) -> list[KeyFigure]:
+    """Return the calibration error, or an empty list if the error or its interval is unknown.
+
+    An error too small to be measured is given as the upper end of its interval.
+    """
+    bounds = calibration.get("ece_interval") if calibration else None
+    if calibration is None or calibration.get("ece") is None or not bounds:
+        return []
+    error = calibration["ece"]
+    value = percent(error) if error >= 0.0005 else f"< {percent(bounds[1])}"
+    meaning = "mean difference between confidence and accuracy"
+    return [KeyFigure("calibration error", value, interval(bounds), meaning)]

@@ -15,7 +15,7 @@ BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
 TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
-"""Lengths of a tick mark, the gap between axis and labels, and a line in the legend."""
+"""Length of a tick mark, gap between axis and labels, and length of a line in the legend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Check the Host header of every request and the Origin header of POST requests.
+"""Checks of the Host header of every request and of the Origin header of POST requests.
 
 If the user's browser shows a page of another site, the page can send requests even to a server on
 loopback. With DNS rebinding, the site resolves its own name to our address so that its page can

@@ -5,6 +5,7 @@ import http
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import parse_qs
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitft.report.summary import weights_name
 from vitft.serve.access import Access, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
 from vitft.serve.limits import ANSWER_SECONDS
@@ -61,7 +63,7 @@ REQUEST_BODY = {
 
 
 class Handlers:
-    """Request handlers of the routes."""
+    """Request handlers for the routes."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.limits = queue, queue.limits
@@ -79,11 +81,20 @@ class Handlers:
 
     async def labels(self) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
-        run, thresholds = self.queue.pipeline.postprocess.run, self.queue.thresholds
+        postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
+        run = postprocess.run
         fields = {
             "run": run and run.name,
             "top1": run and run.top1,
-            "notes_unlike": self.queue.pipeline.postprocess.reference is not None,
+            "top1_interval": run and run.top1_interval,
+            "majority": run and run.majority,
+            "mean_ap": run and run.mean_ap,
+            "images": run and run.images,
+            "at_chance": run.at_chance if run else "",
+            "weights": weights_name(run.weights) if run else "",
+            "trained": run and datetime.fromtimestamp(run.trained_at).date().isoformat(),
+            "threshold": postprocess.threshold or None,
+            "notes_unlike": postprocess.reference is not None,
             "classes": self.queue.classes,
             **({"thresholds": [*thresholds]} if thresholds else {}),
             "image_size": self.queue.transform.image_size,
@@ -115,7 +126,7 @@ class Handlers:
         If no class is given, the most probable one is used.
         """
         if name is not None and name not in self.queue.classes:
-            raise HTTPException(422, "the model has no such class; GET /labels lists its classes")
+            raise HTTPException(422, "unknown class; GET /labels lists the classes of the model")
         target = None if name is None else self.queue.classes.index(name)
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
             if len(files) != 1:
@@ -204,7 +215,7 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
     sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
     if key and not secrets.compare_digest(sent.encode(), key.encode()):
         return JsonResponse(
-            403, {"error": "wrong or missing key; open the address that the command has printed"}
+            403, {"error": "wrong or missing key; open the address that was printed at startup"}
         )
     return None
 

@@ -83,7 +83,7 @@ class BatchQueue:
         self.can_explain = self.find_can_explain(blank)
 
     def find_can_explain(self, blank: Views) -> bool:
-        """Return whether an image (H, W, 3) can be explained; some timm models do not allow it."""
+        """Return whether images (H, W, 3) can be explained; some timm models do not support it."""
         try:
             self.relevance(blank, None)
         except UsageError as error:

@@ -29,7 +29,9 @@ class ClassProbabilitySchema(BaseModel):
 class PredictionSchema(BaseModel):
     """The prediction for one image, in the format of `vitft predict --format json`."""
 
-    path: str = Field(description="file name as sent; empty if the body is a single image")
+    path: str = Field(
+        description="file name sent by the client; empty if the body is a single image"
+    )
     run: str | None = Field(None, description="name of the run that produced the model")
     labels: list[str] | None = Field(
         None,
@@ -62,12 +64,30 @@ class LabelsSchema(BaseModel):
 
     run: str | None = Field(description="name of the run that produced the model")
     top1: float | None = Field(description="accuracy of the run on its validation images")
+    top1_interval: list[float] | None = Field(None, description="95% interval of `top1`")
+    majority: float | None = Field(
+        None, description="accuracy of always predicting the largest class or label set"
+    )
+    mean_ap: float | None = Field(
+        None, description="mean average precision of a multi-label model on its validation images"
+    )
+    images: int | None = Field(None, description="number of validation images; 0 if unknown")
+    at_chance: str = Field(
+        "", description="phrase such as `always predicts 7` for a model at chance level"
+    )
+    weights: str = Field("", description="name of the pretrained weights; empty if unknown")
+    trained: str | None = Field(None, description="date of the end of the run, as YYYY-MM-DD")
+    threshold: float | None = Field(
+        None, description="probability below which a prediction has the note `not sure`"
+    )
     notes_unlike: bool = Field(
         description="whether images that are unlike the training images are flagged"
     )
     classes: list[str]
     thresholds: list[float] | None = Field(
-        None, description="minimum probability at which each of several labels is assigned"
+        None,
+        description="minimum probability at which each label is predicted; absent unless the model "
+        "is multi-label",
     )
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")

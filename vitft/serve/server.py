@@ -221,7 +221,7 @@ def make_server(
 
 
 def server_of(app: SecurityMiddleware) -> Server:
-    """Return a server for an application that can be started with `run(sockets=[...])`."""
+    """Return a server that serves an application once `run(sockets=[...])` is called."""
     config = uvicorn.Config(
         app,
         http=TimeoutProtocol,

@@ -1,4 +1,4 @@
-"""Read request bodies, with limits on size, time and memory, and parse forms.
+"""Reading of request bodies, with limits on size, time and memory, and parsing of forms.
 
 Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads are
 never written to disk. Parsing stops as soon as a form exceeds the maximum number of files.

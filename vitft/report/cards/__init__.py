@@ -1,7 +1,8 @@
-"""Style sheet and script of pages on which a person chooses images and reads predictions.
+"""Style sheet and script for pages on which users choose images and see predictions.
 
 They are used by the page of the server (`serve.page`) and the page of `export --html`
-(`export.page`). Each page appends its own script, which defines how an image is classified.
+(`export.page`). Each page appends its own script, which defines how an image is classified. The
+page of `vitft label` (`serve.label`) uses only `elements_script`.
 """
 
 from pathlib import Path
@@ -16,9 +17,14 @@ def cards_style() -> str:
     return colour_scheme() + read_asset(CARDS, "cards.css")
 
 
+def elements_script() -> str:
+    """Return the script that creates elements with text in which every character is visible."""
+    return read_asset(CARDS, "elements.js")
+
+
 def cards_script() -> str:
     """Return the script that queues the chosen images and shows their predictions."""
-    return read_asset(CARDS, "cards.js")
+    return elements_script() + read_asset(CARDS, "cards.js")
 
 
 def read_asset(folder: Path, name: str) -> str:

@@ -1,4 +1,3 @@
-"use strict";
 // Chosen images as cards: a queue, the prediction or problem of each image, and announcements for screen readers.
 // The script of each page, which follows this one, defines:
 //   AT_ONCE     how many images are classified at the same time
@@ -7,19 +6,6 @@
 const cards = document.getElementById("cards");
 const waiting = [];
 let running = 0, done = 0, added = 0, generation = 0;
-
-// Escape invisible characters and characters that change the text direction.
-function visible(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
-    (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
-}
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = visible(text);
-  return element;
-}
 
 function percent(probability) {
   return probability >= 0.9995 && probability < 1 ? "> 99.9%" : (100 * probability).toFixed(1) + "%";
@@ -54,9 +40,9 @@ function showProblem(job, problem) {
   announce(job.name + ": " + problem);
 }
 
-// Show the classes (or labels) and notes of a prediction. With `select`, each class is a button that calls
-// select(class, button); the first button is returned.
-function showPrediction(job, { classes, labels, notes = [] }, select = null) {
+// The classes with their probabilities as a list of bars. With `select`, each class is a button that calls
+// select(class, button).
+function predictionList(classes, labels, select = null) {
   const list = make("ol", "classes");
   for (const one of classes) {
     const row = make(select ? "button" : "div", "row");
@@ -75,6 +61,12 @@ function showPrediction(job, { classes, labels, notes = [] }, select = null) {
     item.append(row);
     list.append(item);
   }
+  return list;
+}
+
+// Show the classes (or labels) and notes of a prediction; the first button of the list is returned, if it has any.
+function showPrediction(job, { classes, labels, notes = [] }, select = null) {
+  const list = predictionList(classes, labels, select);
   const given = labels ? [make("p", "labels", labels.length ? "labels: " + labels.join(", ") : "no label")] : [];
   job.body.replaceChildren(...given, list, ...(notes.length ? [make("p", "notes", notes.join("; "))] : []));
   const answer = labels ? labels.join(", ") || "no label" : classes[0].class + ", " + percent(classes[0].probability);

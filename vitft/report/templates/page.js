@@ -84,3 +84,41 @@ document.getElementById("chosen")?.addEventListener("keydown", (event) => {
 });
 all("table.sortable").forEach(makeSortable);
 all("table[data-fold]").forEach(makeFolding);
+
+// Mark the section on the screen in the contents.
+const links = new Map(all("nav a").map((link) => [link.hash.slice(1), link]));
+const visibleSections = new Set();
+if (links.size && "IntersectionObserver" in window) {
+  const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) visibleSections[isIntersecting ? "add" : "delete"](target);
+    const first = sections.find((section) => visibleSections.has(section));
+    for (const [id, link] of links) {
+      if (first && id === first.id) {
+        link.setAttribute("aria-current", "true");
+        link.parentElement.scrollLeft = link.offsetLeft - link.parentElement.offsetLeft - 40;
+      } else link.removeAttribute("aria-current");
+    }
+  }, { rootMargin: "-15% 0px -60% 0px" });
+  sections.forEach((section) => watcher.observe(section));
+}
+
+// A button that copies each command.
+function copyText(code) {
+  const fallback = () => {
+    getSelection().selectAllChildren(code);
+    return document.execCommand("copy") ? Promise.resolve() : Promise.reject(new Error("refused"));
+  };
+  return navigator.clipboard ? navigator.clipboard.writeText(code.textContent).catch(fallback) : fallback();
+}
+all("pre.command").forEach((block) => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "Copy";
+  button.addEventListener("click", () => {
+    copyText(block.querySelector("code")).then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Press Ctrl+C"; });
+    setTimeout(() => { button.textContent = "Copy"; }, 2500);
+  });
+  block.append(button);
+});

@@ -25,7 +25,7 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
     """Return the page for uploads of at most `max_bytes`, with or without relevance overlays."""
     return assemble_page(
         read_asset(HERE, "page.html"),
-        css=cards_style(),
+        css=cards_style() + read_asset(HERE, "page.css"),
         script=cards_script() + read_asset(HERE, "page.js"),
         values={"max_bytes": str(max_bytes), "explains": str(explains).lower()},
         images="blob: data:",

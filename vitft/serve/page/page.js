@@ -52,9 +52,67 @@ async function work(job) {
 }
 
 document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
-fetch("labels").then((response) => response.json()).then(({ classes, thresholds, run, top1, notes_unlike: notes }) => {
-  const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? (thresholds ? " (all labels right: " : " (accuracy ") + percent(top1) + ")" : "";
-  const name = run ? "The model of run " + run + accuracy : "The model";
-  document.getElementById("known").textContent = visible(name + " has " + classes.length + (thresholds ? " labels: " : " classes: ") + shown + (classes.length > 12 ? ", …" : "") +
-    (notes ? "" : ". It does not flag images that are unlike its training images."));
-}).catch(() => { document.getElementById("known").textContent = "The server is not responding."; });
+const MOST_NAMES = 40;
+
+function addAll(id, nodes) { document.getElementById(id).append(...nodes); }
+
+function bounds([low, high]) { return (100 * low).toFixed(1) + " to " + percent(high); }
+
+// A bar from 0 to 100% with a value, its interval and a baseline.
+function scoreBar({ top1, top1_interval: ends, majority }) {
+  const bar = make("div", "score-bar");
+  const part = (name, left, width) => {
+    const piece = make("span", name);
+    piece.style.left = 100 * left + "%";
+    if (width !== undefined) piece.style.width = 100 * width + "%";
+    bar.append(piece);
+  };
+  if (ends) part("band", ends[0], ends[1] - ends[0]);
+  if (typeof majority === "number") part("baseline", majority);
+  part("value", top1);
+  return bar;
+}
+
+function showModel(model) {
+  const { classes, thresholds, run, top1, top1_interval: ends, images, weights, trained, majority } = model;
+  const several = Boolean(thresholds), on = images ? " on " + images.toLocaleString("en") + " validation images" : "";
+  const kind = several ? (classes.length === 1 ? " label" : " labels") : classes.length === 1 ? " class" : " classes";
+  const known = typeof top1 === "number";
+  document.getElementById("known").textContent = visible(
+    (run ? "Run " + run : "A model") + " tells " + classes.length + kind + " apart" + (known ? "; accuracy " + percent(top1) + on : "") + ".");
+  if (known) {
+    const number = make("p", "number", percent(top1));
+    const text = (several ? "of the images get exactly their labels" : "accuracy") + on + (ends ? "; 95% interval: " + bounds(ends) : "");
+    addAll("score", [number, make("p", "muted", text), scoreBar(model)]);
+    if (typeof majority === "number") {
+      addAll("score", [make("p", "muted baseline-text", "mark at " + percent(majority) + ": always the most frequent " + (several ? "labels" : "class"))]);
+    }
+  }
+  if (model.at_chance) {
+    const caution = document.getElementById("caution");
+    caution.textContent = visible("Do not rely on this model: it " + model.at_chance + ".");
+    caution.hidden = false;
+  }
+  const facts = [["run", run], ["trained", trained], ["weights", weights], ["input", model.image_size.join(" × ") + " pixels"]];
+  if (typeof model.mean_ap === "number") facts.push(["mean average precision", percent(model.mean_ap)]);
+  for (const [name, value] of facts) if (value) addAll("facts", [make("dt", "", name), make("dd", "", value)]);
+  document.getElementById("names").textContent = classes.length + kind;
+  for (const name of classes.slice(0, MOST_NAMES)) {
+    const item = make("li", "", name);
+    item.dir = "auto";
+    addAll("classes", [item]);
+  }
+  if (classes.length > MOST_NAMES) addAll("classes", [make("li", "muted", "and " + (classes.length - MOST_NAMES) + " more")]);
+  const notes = [model.notes_unlike
+    ? "“unlike the training images”: the image differs from all training images, so its class may be wrong."
+    : "Images that are unlike the training images are not flagged: any image gets one of the classes."];
+  if (model.threshold) notes.push("“not sure”: the probability is below " + percent(model.threshold) + ".");
+  addAll("notes", notes.map((text) => make("li", "", text)));
+  const shares = classes.length > 2 ? [0.86, 0.1, 0.04] : [0.9, 0.1];
+  const body = document.getElementById("sample");
+  addAll("sample", [predictionList(classes.slice(0, shares.length).map((name, i) => ({ class: name, probability: shares[i] })))]);
+  body.setAttribute("aria-hidden", "true");
+}
+
+fetch("labels").then((response) => response.json()).then(showModel)
+  .catch(() => { document.getElementById("known").textContent = "The server is not responding."; });

@@ -1,0 +1,30 @@
+"""Text in figures drawn with matplotlib."""
+
+import io
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("matplotlib")
+
+from vitft.report.plots import AccuracyCurve, accuracy_curves_png, drawable
+
+
+def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
+    text, families = drawable("Löwenzahn وردة\nЖук \U0010fffd")  # no font has the last character
+
+    assert text == "Löwenzahn وردة\nЖук \\U0010fffd"
+    assert families[0] == "DejaVu Sans"
+
+
+def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
+    curve = AccuracyCurve(
+        name="蒲公英 وردة",
+        accuracies=[0.5, 0.8],
+        intervals=[(0.4, 0.6), (0.7, 0.9)],
+        is_baseline=False,
+    )
+
+    png = accuracy_curves_png([1, 2], [curve], majority=0.2, title="牡丹", detail="d")
+
+    assert Image.open(io.BytesIO(png), formats=["PNG"]).width > 600  # a warning would be an error

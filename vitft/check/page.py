@@ -1,0 +1,98 @@
+"""HTML page of `vitft check`: the findings with pictures, and controls for choosing fixes."""
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from vitft.check.folder import CheckResult
+from vitft.data.images import open_image
+from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
+from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions
+from vitft.report.html import render
+from vitft.report.run_decisions import DOWNLOADED
+from vitft.system.cores import usable_cores
+from vitft.system.errors import ImageError
+from vitft.system.files import write_atomically, writing
+
+MAX_THUMBNAILS = 200
+"""Maximum number of images shown on the page, to limit its size to about 3 MB."""
+
+
+def write_check_page(
+    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int
+) -> Path | None:
+    """Write a page of the findings about a dataset; return its path, or None if there are none.
+
+    Args:
+        result: The findings and the proposed fixes.
+        out: Path of the page.
+        name: Name of the dataset, for the title.
+        command: Training command, to which the path of the saved table is appended.
+        max_pixels: Maximum number of pixels of an image.
+
+    Raises:
+        RunError: The page cannot be written.
+        ResourceError: The disk is full.
+    """
+    folder, audit = result.folder, result.audit
+    thumbnails = draw_thumbnails(result, max_pixels=max_pixels)
+    near = any(group["kind"] == "near" for group in audit["duplicates"])
+    decisions = make_decisions(
+        audit,
+        result.fixes,
+        classes=folder.classes,
+        labels={file.path: folder.classes[file.label] for file in folder.files},
+        thumbnail=lambda path: thumbnails.get(path, ""),
+        several=bool(folder.labels),
+        steps=[
+            (
+                "Train with the table. Change the path if your browser saved it elsewhere.",
+                f"{command} --fixes {DOWNLOADED}{' --group-duplicates' * near}",
+            )
+        ],
+    )
+    if decisions is None:
+        return None
+    view = {
+        "title": f"{name}: images and labels checked",
+        "name": name,
+        "audit": audit,
+        "decisions": decisions,
+        "labels_checked": result.labels_checked,
+        "num_classes": len(folder.labels or folder.classes),
+        "several": bool(folder.labels),
+    }
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, render("check.html.j2", view))
+    return out
+
+
+def draw_thumbnails(result: CheckResult, *, max_pixels: int) -> dict[str, str]:
+    """Return the thumbnails of the images on the page, as data URIs by path."""
+    paths = shown_paths(result)
+    draw = functools.partial(
+        draw_thumbnail, root=result.folder.root, max_pixels=max_pixels, result=result
+    )
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return dict(zip(paths, pool.map(draw, paths), strict=True))
+
+
+def shown_paths(result: CheckResult) -> Sequence[str]:
+    """Return the paths of up to `MAX_THUMBNAILS` images that the page shows."""
+    audit = result.audit
+    paths = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
+    for group in audit["duplicates"][:MAX_FINDINGS]:
+        paths += [member["path"] for member in group["members"][:MAX_MEMBERS]]
+    paths += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
+    return list(dict.fromkeys(paths))[:MAX_THUMBNAILS]
+
+
+def draw_thumbnail(path: str, *, root: Path, max_pixels: int, result: CheckResult) -> str:
+    """Return the thumbnail of an image as a data URI, or "" if it can no longer be read."""
+    try:
+        image = open_image(f"{root}/{path}", max_pixels=max_pixels, grey_range=result.grey_range)
+    except ImageError:
+        return ""
+    return jpeg_uri(thumbnail_jpeg(image))

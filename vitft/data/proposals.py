@@ -1,0 +1,136 @@
+"""Fixes proposed for the findings about labelled images, for the user to accept or change.
+
+The proposed action is `drop` only if a finding is certain. Otherwise it is `keep`, with the reason.
+This module does not open images.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from vitft.data.fixes import ACTIONS, Fix
+from vitft.metrics.results import AuditResults, CopyMember
+
+ClassProbabilities = Mapping[str, float]
+KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
+"""Kinds of fixes, in the order in which the table lists fixes with the same action."""
+PARTS = {
+    "train": "training image",
+    "val": "validation image",
+    "test": "test image",
+    "": "not in the split",
+}
+
+
+def propose_fixes(
+    audit: AuditResults, probabilities: Mapping[str, ClassProbabilities]
+) -> list[Fix]:
+    """Return the proposed fixes, at most one per file, starting with those that change something.
+
+    `probabilities` maps paths to class probabilities and need not contain every image.
+    """
+    fixes = [
+        Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
+        for entry in audit["bad"]
+    ]
+    for group in audit["duplicates"]:
+        if group["kind"] == "exact":
+            fixes += identical_file_fixes(group["members"], probabilities)
+        else:
+            fixes += near_duplicate_fixes(group["members"])
+    fixes += [
+        Fix(
+            path=entry["path"],
+            action="keep",
+            label=entry["label"],
+            new_label=entry["suggested"],
+            reason=f"probably {entry['suggested']}; to accept, set the action to “move”",
+            kind="mislabel",
+            confidence=entry["suggested_probability"],
+        )
+        for entry in audit["mislabels"]
+    ]
+    fixes += [
+        Fix(path=entry["path"], action="keep", reason=entry["reason"], kind="odd")
+        for entry in audit["odd"]
+    ]
+
+    def order(fix: Fix) -> tuple[int, int, float, str]:
+        kind = KIND_ORDER.index(fix.kind)
+        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
+
+    return sorted(merge_fixes(fixes), key=order)
+
+
+def identical_file_fixes(
+    members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
+) -> list[Fix]:
+    """Return fixes that keep one file per label in a group of identical files.
+
+    If one label is clearly the most probable, only one file with that label is kept. Files in the
+    validation set are kept in preference to others so that the set changes as little as possible.
+    """
+    ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
+    first = {member["label"]: member for member in reversed(ordered)}
+    known = probabilities.get(ordered[0]["path"], {})
+    right = most_probable_label(list(first), known)
+    fixes = []
+    for member in ordered:
+        label, kept = member["label"], first[member["label"]]
+        drop = Fix(path=member["path"], action="drop", label=label, kind="exact", confidence=1.0)
+        if right and label != right:
+            reason = f"identical to {first[right]['path']}, whose label is more probable"
+            fixes.append(replace(drop, reason=reason, kind="two labels", confidence=known[right]))
+        elif member is not kept:
+            fixes.append(replace(drop, reason=f"identical to {kept['path']}"))
+        elif len(first) > 1 and not right:
+            others = ", ".join(sorted({*first} - {label}))
+            reason = f"identical to a file with another label ({others}); drop all but one"
+            doubt = replace(drop, action="keep", kind="two labels", confidence=None)
+            fixes.append(replace(doubt, reason=reason))
+    return fixes
+
+
+def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
+    """Return the label that is at least 30 times as probable as every other label.
+
+    The result is an empty string if there is no such label, or if a class that is not among the
+    labels is more probable.
+    """
+    if len(labels) < 2 or not probabilities:
+        return ""
+    best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])
+    is_best = probabilities[best] == max(probabilities.values())
+    is_clear = probabilities[best] >= 30 * probabilities[second]
+    return best if is_best and is_clear else ""
+
+
+def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
+    """Return fixes that keep all near-duplicates and add a remark to all but the first."""
+    first, *others = members
+    fixes = []
+    for member in others:
+        reason = f"nearly identical to {first['path']}"
+        details = []
+        if member["label"] != first["label"]:
+            details.append(f"label {first['label']}")
+        if member["split"] != first["split"]:
+            details.append(PARTS[first["split"]])
+        if details:
+            reason += f" ({', '.join(details)})"
+        path, label = member["path"], member["label"]
+        fixes.append(Fix(path=path, action="keep", label=label, reason=reason, kind="near"))
+    return fixes
+
+
+def merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
+    """Return one fix per path, with the strongest action and all reasons for that path."""
+    by_path: dict[str, list[Fix]] = {}
+    for fix in fixes:
+        by_path.setdefault(fix.path, []).append(fix)
+    merged = []
+    for same in by_path.values():
+        strongest = max(same, key=lambda f: (ACTIONS.index(f.action), -KIND_ORDER.index(f.kind)))
+        reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
+        label = next((fix.label for fix in same if fix.label), "")
+        merged.append(replace(strongest, label=label, reason="; ".join(reasons)))
+    return merged

@@ -1,0 +1,191 @@
+"""Sections of a run's page that consist of text, charts and a table of the charted values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import CalibrationMetrics, LogLine
+from vitft.report import charts
+from vitft.report.run_files import Run
+from vitft.system.text import count, interval, percent, points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartSection:
+    """A section with text, charts and a table of the charted values."""
+
+    title: str
+    text: str
+    charts: list[str]
+    caption: str = ""
+    columns: list[str]
+    rows: list[list[str | int]]
+
+
+def epochs_section(run: Run) -> ChartSection | None:
+    """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
+    needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
+    log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
+    if not log:
+        return None
+    xs = epoch_numbers(log)
+    loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
+    top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
+    parts = ("training", "validation")
+    best = run.results.get("best_epoch")
+    text = f"The run trained for {count(len(log), 'epoch')}."
+    if planned := epochs_not_trained(run, len(log)):
+        text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
+    if best:
+        text += f" The saved weights come from epoch {best}, the best on the validation images."
+    return ChartSection(
+        title="Training curves",
+        text=text,
+        charts=[
+            charts.epoch_chart("Loss by epoch", xs, *loss, y="loss (nats)"),
+            charts.epoch_chart("Accuracy by epoch", xs, *top1, y="accuracy", is_percent=True),
+        ],
+        columns=["epoch", *(f"{p} loss" for p in parts), *(f"{p} accuracy" for p in parts)],
+        rows=[
+            [x, f"{a:.4f}", f"{b:.4f}", percent(c), percent(d)]
+            for x, a, b, c, d in zip(xs, *loss, *top1, strict=True)
+        ],
+    )
+
+
+def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
+    """Return the epoch of each line, counted over all stages of training."""
+    numbers = [line["epoch"] for line in log]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        return list(range(1, len(log) + 1))  # in the log, each training stage counts from 1
+    return numbers
+
+
+def epochs_not_trained(run: Run, trained: int) -> int:
+    """Return the planned number of epochs if a finished run stopped early, otherwise 0."""
+    stages = [s for s in str(run.setting("train", "freeze") or "").split(",") if s != "head"]
+    planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
+    is_finished = run.environment.get("status") == "finished"
+    is_early = bool(run.setting("optim", "patience")) and trained < planned
+    return planned if is_finished and is_early else 0
+
+
+def without_gain(run: Run) -> str:
+    """Return the reason for stopping early."""
+    return f"no improvement in {count(int(run.setting('optim', 'patience') or 0), 'epoch')}"
+
+
+def penalty_section(run: Run) -> ChartSection | None:
+    """Return the section on penalties compared by cross-validation, or None if there are none."""
+    log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
+    if not log:
+        return None
+    best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
+    penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
+    chosen = f"the L2 penalty with the highest accuracy: {best:g}"
+    if run.several:
+        chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
+    return ChartSection(
+        title="How the head was fitted",
+        text="The head was fitted to convergence by L-BFGS. Cross-validation on the "
+        f"training images selected {chosen}.",
+        charts=[charts.penalty_chart(label, penalties, accuracies, best)],
+        columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
+        rows=[
+            [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
+        ],
+    )
+
+
+def confidence_section(run: Run) -> ChartSection | None:
+    """Return the section on calibration, or None if the calibration error is unknown."""
+    calibration = run.results.get("calibration")
+    if not calibration or calibration.get("ece") is None:
+        return None
+    bins = [b for b in calibration.get("bins") or [] if b.get("images")]
+    if not bins:
+        return None
+    error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
+    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
+    if error < 0.0005:  # displayed as 0.0 points
+        text = "No difference between confidence and accuracy could be measured"
+    text += f" (95% interval: {bounds})." if bounds else "."
+    before, temperature = calibration.get("ece_before"), calibration.get("temperature")
+    if before is not None and temperature not in (None, 1.0):
+        text += (
+            f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
+            f"{calibration_images(calibration)}; without it, the difference was "
+            f"{points(before).lstrip('+')}."
+        )
+    return ChartSection(
+        title="Is the confidence reliable?",
+        text=text,
+        charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
+        caption="Points above the diagonal: underconfident. Points below: overconfident.",
+        columns=["confidence", "images", "mean confidence", "accuracy"],
+        rows=[
+            [
+                f"{percent(b['low'], 0)} to {percent(b['high'], 0)}",
+                b["images"],
+                percent(b.get("confidence")),
+                percent(b.get("accuracy")),
+            ]
+            for b in bins
+        ],
+    )
+
+
+def calibration_images(calibration: CalibrationMetrics) -> str:
+    """Describe the images to which the temperature was fitted."""
+    more = calibration.get("cross_validated")
+    if not more:
+        return "the validation images"
+    return (
+        "the validation images and the cross-validated predictions for "
+        f"{count(more, 'training image')}"
+    )
+
+
+def learning_section(run: Run) -> ChartSection | None:
+    """Return the section on accuracy by number of training images, or None if it is unknown."""
+    more = run.results.get("cross_validation")
+    curve = (more.get("curve") or []) if more else []
+    if not more or len(curve) < 2:
+        return None
+    gain = more.get("gain_from_twice")
+    measured = [(point["images"], point["top1"]) for point in curve]
+    last = measured[-1]
+    extrapolated = (2 * last[0], last[1] + gain) if gain is not None else None
+    text = (
+        "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
+        f"Every point was measured on the same {count(more['images'], 'image')}."
+    )
+    if gain is not None:
+        text += (
+            f" Twice as many images would improve the accuracy by about {points(gain).lstrip('+')} "
+            "(extrapolated with a power law)."
+        )
+    elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
+        text += " The curve has stopped rising."
+    return ChartSection(
+        title="Would more images help?",
+        text=text,
+        charts=[
+            charts.learning_curve_chart(
+                "Accuracy by number of training images",
+                measured,
+                extrapolated,
+                scored=more["images"],
+            )
+        ],
+        columns=["training images", "accuracy", "95% interval"],
+        rows=[
+            [
+                f"{images:,}",
+                percent(top1),
+                interval(wilson_interval(round(top1 * more["images"]), more["images"])),
+            ]
+            for images, top1 in measured
+        ],
+    )

@@ -1,0 +1,192 @@
+"""HTML page of a comparison of runs: conclusions, curves, settings and images."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitft.metrics.intervals import wilson_interval
+from vitft.report import charts
+from vitft.report.chart_sections import epoch_numbers
+from vitft.report.comparison import Proportion, RunComparison, SharedImage
+from vitft.report.html import render
+from vitft.report.reproduce import dotted, setting_text
+from vitft.report.run_files import Run, Thumbnails
+from vitft.report.summary import weights_name
+from vitft.system.files import write_atomically
+from vitft.system.text import listing
+
+MAX_DISPUTED = 60
+"""Maximum number of disputed images on the page."""
+MAX_CURVES = 6
+"""Maximum number of runs whose curves are overlaid; colours and dashes would repeat."""
+Curve = tuple[str, Sequence[float], Sequence[float]]
+"""Letter of a run, and the coordinates of its points."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisputedGroup:
+    """Images on which the predictions of the runs differ."""
+
+    title: str
+    images: Sequence[SharedImage]
+    number: int
+    """Number of images in the group, shown or not."""
+
+
+def write_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Write a comparison as an HTML page and return the path of the page.
+
+    Raises:
+        RunError: The page cannot be written.
+        ResourceError: The disk is full.
+    """
+    runs, accuracies = comparison.runs, comparison.accuracies
+    label = "Accuracy of each run with its 95% interval"
+    chart = charts.interval_chart(label, comparison.letters, accuracies) if accuracies else ""
+    data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
+    descriptions = run_descriptions(runs)
+    view = {
+        "title": f"{data}: {listing(descriptions, most=3)}",
+        "data": data,
+        "comparison": comparison,
+        "descriptions": descriptions,
+        "accuracies": accuracies,
+        "power": comparison.power_text(),
+        "chart": chart,
+        "curves": curve_charts(comparison),
+        "settings": different_settings(runs),
+        "classes": class_recalls(comparison),
+        "disputed": disputed_groups(comparison),
+        "thumbnails": Thumbnails(runs),
+    }
+    write_atomically(out, render("compare.html.j2", view))
+    return out
+
+
+def run_descriptions(runs: Sequence[Run]) -> list[str]:
+    """Describe each run by its data, weights and trained layers, as far as these differ.
+
+    Runs whose descriptions would be equal are described by their names.
+    """
+    facts = [
+        (
+            run.data_name,
+            weights_name(str(run.setting("weights", "name") or "")),
+            str(run.setting("train", "freeze") or ""),
+            "with fixes" if run.setting("data", "fixes") else "",
+        )
+        for run in runs
+    ]
+    differs = [len({*values}) > 1 for values in zip(*facts, strict=True)]
+    described = [
+        ", ".join(fact for fact, use in zip(row, differs, strict=True) if use and fact)
+        for row in facts
+    ]
+    with_fixes = [text or "without fixes" for text in described]
+    return with_fixes if len({*with_fixes}) == len(runs) else [run.name for run in runs]
+
+
+def curve_charts(comparison: RunComparison) -> list[tuple[str, str]]:
+    """Return the title and the chart of each kind of curve that at least two runs have."""
+    kinds: tuple[tuple[str, str, Callable[[Run], list[tuple[float, float]]]], ...] = (
+        ("Validation accuracy by epoch", "epoch", lambda run: by_epoch(run, "val_top1")),
+        ("Validation loss by epoch", "epoch", lambda run: by_epoch(run, "val_loss")),
+        ("Cross-validated accuracy by training images", "training images", learning_points),
+        ("Cross-validated accuracy by L2 penalty", "L2 penalty", by_penalty),
+    )
+    drawn = []
+    for title, x, points_of in kinds:
+        curves: list[Curve] = []
+        for letter, run in zip(comparison.letters, comparison.runs, strict=True):
+            if points := points_of(run):
+                xs, ys = zip(*points, strict=True)
+                curves.append((letter, xs, ys))
+        if len(curves) > 1:
+            chart = charts.overlaid_curves(
+                title,
+                curves[:MAX_CURVES],
+                x=x,
+                is_percent="accuracy" in title,
+                is_log=x != "epoch",
+            )
+            more = f" ({', '.join(one[0] for one in curves[MAX_CURVES:])} not shown)"
+            drawn.append((title + more * (len(curves) > MAX_CURVES), chart))
+    return drawn
+
+
+def by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
+    """Return a value of the log by epoch, for a run of at least two epochs."""
+    log = [line for line in run.log if "epoch" in line and line.get(key) is not None]
+    values = [float(str(line.get(key))) for line in log]
+    return list(zip(epoch_numbers(log), values, strict=True)) if len(log) > 1 else []
+
+
+def by_penalty(run: Run) -> list[tuple[float, float]]:
+    """Return the cross-validated accuracy by penalty, for at least two penalties."""
+    log = [line for line in run.log if {"l2", "cv_top1"} <= {*line}]
+    return sorted((line["l2"], line["cv_top1"]) for line in log) if len(log) > 1 else []
+
+
+def learning_points(run: Run) -> list[tuple[float, float]]:
+    """Return the learning curve of a run; empty if there are fewer than two points."""
+    more = run.results.get("cross_validation")
+    curve = (more.get("curve") or []) if more else []
+    return [(point["images"], point["top1"]) for point in curve] if len(curve) > 1 else []
+
+
+def disputed_groups(comparison: RunComparison) -> list[DisputedGroup]:
+    """Return the images with different predictions, most confident first.
+
+    Images that some run classifies correctly come first. Of two runs, each has a group of its own.
+    """
+    runs = range(len(comparison.runs))
+
+    def order(image: SharedImage) -> tuple[float, str]:
+        return -max(image.probabilities), image.path
+
+    disputed = sorted((image for image in comparison.images if image.disputed), key=order)
+    groups: dict[str, list[SharedImage]] = {}
+    titles = [f"Only {letter} is right" for letter in comparison.letters]
+    for image in disputed:
+        right = [run for run in runs if image.is_correct(run)]
+        title = "All are wrong, in different ways"
+        if right:
+            title = titles[right[0]] if len(runs) == 2 else "Some are right"
+        groups.setdefault(title, []).append(image)
+    order_of = [*titles, "Some are right", "All are wrong, in different ways"]
+    left, found = MAX_DISPUTED, []
+    for title in sorted(groups, key=order_of.index):
+        shown = groups[title][: max(0, min(left, -(-MAX_DISPUTED // len(groups))))]
+        found.append(DisputedGroup(title, shown, len(groups[title])))
+        left -= len(shown)
+    return found
+
+
+def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return each setting that differs between the runs, with its value in each run."""
+    tables = [dotted(run.config) for run in runs]
+    rows = []
+    for key in sorted({key for table in tables for key in table}):
+        values = [setting_text(table[key]) if key in table else "–" for table in tables]
+        if len({*values}) > 1:
+            rows.append((key, values))
+    return rows
+
+
+def class_recalls(
+    comparison: RunComparison,
+) -> list[tuple[str, int, list[Proportion], float, int | None]]:
+    """Return a row for each class, widest range of recalls first.
+
+    A row consists of the name, the number of images, the recall of each run, the range of the
+    recalls, and the run whose recall is certainly the highest: its interval is above all others.
+    """
+    rows = []
+    for name, (rights, total) in comparison.recall_counts.items():
+        recalls = [(right / total, wilson_interval(right, total)) for right in rights]
+        values = [recall for recall, _ in recalls]
+        best = values.index(max(values))
+        others = [bounds[1] for run, (_, bounds) in enumerate(recalls) if run != best]
+        is_clear = recalls[best][1][0] > max(others)
+        rows.append((name, total, recalls, max(values) - min(values), best if is_clear else None))
+    return sorted(rows, key=lambda row: (-row[3], row[0]))

@@ -1,0 +1,278 @@
+"""Decisions about individual images, made on a page and saved there as `fixes.csv`.
+
+The page of a run and that of `vitft check` show the same findings with the same controls. The page
+contains the encoded cells of the table, so its script only has to join them. The saved file has the
+content that `data.fixes.write_fixes` would write.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+
+from vitft.data.fixes import FIX_COLUMNS, Fix
+from vitft.data.table import quote_cell
+from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
+from vitft.system.console import visible
+from vitft.system.text import count, escape_formula
+
+MAX_FINDINGS, MAX_MEMBERS = 40, 6
+"""Maximum number of findings of each kind, and of members of a group of duplicates, on a page."""
+SUBSETS = {"train": "training", "val": "validation", "test": "test", "": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCard:
+    """A file to decide on; a file named in several findings has several cards."""
+
+    number: int
+    """Number of the card on the page."""
+    file: int
+    """Position of the file in the table."""
+    path: str
+    label: str
+    """Class of the image; empty if it is unknown."""
+    suggested: str = ""
+    """Class that is more probable than the label, or an empty string if there is none."""
+    label_probability: float | None = None
+    suggested_probability: float | None = None
+    detail: str = ""
+    thumbnail: str = ""
+    """Data URI, or an empty string if there is no thumbnail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardGroup:
+    """Files to compare with each other, e.g. duplicates."""
+
+    title: str = ""
+    warnings: Sequence[str] = ()
+    cards: Sequence[DecisionCard]
+    more: int = 0
+    """Number of further files in the group, which are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingSection:
+    """Findings of one kind."""
+
+    id: str
+    title: str
+    number: str
+    """Number and kind of the findings, such as `3 probable label errors`."""
+    text: str
+    groups: Sequence[CardGroup]
+    more: int
+    """Number of findings that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionPart:
+    """Findings to decide on, and the table of all decisions."""
+
+    sections: Sequence[FindingSection]
+    table: str
+    """JSON object with the encoded cells of the table, escaped for an HTML attribute."""
+    can_move: bool
+    """Whether images can be moved to another class; false for multi-label data."""
+    former: str
+    """Sentence about decisions from an earlier table, or an empty string if there are none."""
+    steps: Sequence[tuple[str, str]]
+    """Next steps, each with a command."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DecisionTable:
+    """Files of the table, in the order of their first mention, with their proposed fixes."""
+
+    fixes: list[Fix]
+    labels: Mapping[str, str]
+    thumbnail: Callable[[str], str]
+    is_listed: set[str] = field(default_factory=set)
+    """Paths with a proposed fix. Other files are written to the table only if they change."""
+    position: dict[str, int] = field(default_factory=dict)
+    cards: int = 0
+    """Number of cards made so far."""
+
+    def __post_init__(self) -> None:
+        self.position = {fix.path: i for i, fix in enumerate(self.fixes)}
+        self.is_listed = {*self.position}
+
+    def card(self, path: str, **fields: object) -> DecisionCard:
+        """Return a card for a file, after adding the file to the table if necessary."""
+        if path not in self.position:
+            self.position[path] = len(self.fixes)
+            self.fixes.append(Fix(path=path, action="keep", label=self.labels.get(path, "")))
+        self.cards += 1
+        return DecisionCard(
+            number=self.cards,
+            file=self.position[path],
+            path=path,
+            label=self.labels.get(path, ""),
+            thumbnail=self.thumbnail(path),
+            **fields,  # type: ignore[arg-type]
+        )
+
+    def to_json(self, classes: Sequence[str], former: Sequence[Fix]) -> str:
+        """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
+        files = [
+            [*map(encoded_cell, fix.cells[:4]), row_tail(fix), fix.path in self.is_listed]
+            for fix in self.fixes
+        ]
+        content = {
+            "header": ",".join(FIX_COLUMNS),
+            "files": files,
+            "classes": [[visible(name), encoded_cell(name)] for name in classes],
+            "former": [
+                [encoded_cell(f.path), ",".join(map(encoded_cell, f.cells))] for f in former
+            ],
+        }
+        text = json.dumps(content)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return escape(json.dumps({**content, "key": key}))
+
+
+def encoded_cell(text: str) -> str:
+    """Return a cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
+    return quote_cell(escape_formula(text))
+
+
+def row_tail(fix: Fix) -> str:
+    """Return the cells that follow the new class in a row, as CSV text."""
+    return ",".join(map(encoded_cell, fix.cells[4:]))
+
+
+def make_decisions(
+    audit: AuditResults,
+    fixes: Sequence[Fix],
+    *,
+    classes: Sequence[str],
+    labels: Mapping[str, str],
+    thumbnail: Callable[[str], str],
+    several: bool,
+    former: Sequence[Fix] = (),
+    warning: str = "",
+    steps: Sequence[tuple[str, str]] = (),
+) -> DecisionPart | None:
+    """Return the findings of an audit with controls for decisions, or None if there are none.
+
+    Args:
+        audit: Findings about a dataset.
+        fixes: Proposed fixes.
+        classes: Names of the classes to which an image can be moved.
+        labels: Mapping from paths to classes or label sets.
+        thumbnail: Function that returns the thumbnail of a path as a data URI, or "".
+        several: Whether the dataset is multi-label.
+        former: Fixes that have already been applied, which the saved table includes.
+        warning: Sentence that reports former fixes that cannot be read, or an empty string.
+        steps: Next steps, each with a command.
+    """
+    proposed = [] if several else list(fixes)
+    table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail)
+    sections = [
+        one
+        for one in (
+            mislabel_section(audit["mislabels"], table, several=several),
+            duplicate_section(audit["duplicates"], table),
+            remark_section("odd", "Unusual images", audit["odd"], table),
+            remark_section("bad", "Unreadable files", audit["bad"], table),
+        )
+        if one
+    ]
+    if not sections:
+        return None
+    if former:
+        those = count(len(former), "earlier decision")
+        warning = f"The saved table also contains {those}, unless you decide otherwise here."
+    return DecisionPart(
+        sections=sections,
+        table=table.to_json(() if several else classes, former),
+        can_move=not several,
+        former=warning,
+        steps=steps,
+    )
+
+
+def mislabel_section(
+    found: Sequence[Mislabel], table: DecisionTable, *, several: bool
+) -> FindingSection | None:
+    """Return the section on probable label errors, or None if there are none."""
+    if not found:
+        return None
+    cards = []
+    for item in found[:MAX_FINDINGS]:
+        card = table.card(
+            item["path"],
+            suggested=item["suggested"],
+            label_probability=item["given_probability"],
+            suggested_probability=item["suggested_probability"],
+        )
+        cards.append(replace(card, label=item["label"]))
+    what = "suggests that a label is wrong or missing" if several else "predicts another class"
+    return FindingSection(
+        id="mislabels",
+        title="Probable label errors",
+        number=count(len(found), "probable label error"),
+        text=f"A model that was not trained on these images {what}. Look at each image before you "
+        "change its label, because difficult images are also listed.",
+        groups=[CardGroup(cards=cards)],
+        more=len(found) - len(cards),
+    )
+
+
+def duplicate_section(found: Sequence[CopyGroup], table: DecisionTable) -> FindingSection | None:
+    """Return the section on duplicates, or None if there are none.
+
+    Groups across subsets or with different labels come first.
+    """
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
+    groups = []
+    for group in ordered[:MAX_FINDINGS]:
+        warnings = ["in training and validation"] * group["across_split"]
+        warnings += ["with different labels"] * group["labels_differ"]
+        cards = [
+            table.card(member["path"], detail=SUBSETS[member["split"]])
+            for member in group["members"][:MAX_MEMBERS]
+        ]
+        groups.append(
+            CardGroup(
+                title="Identical files" if group["kind"] == "exact" else "Near-duplicates",
+                warnings=warnings,
+                cards=cards,
+                more=len(group["members"]) - len(cards),
+            )
+        )
+    return FindingSection(
+        id="duplicates",
+        title="Duplicates",
+        number=count(len(found), "group of duplicates", "groups of duplicates"),
+        text="Duplicates across training and validation make the accuracy look better than it is. "
+        "Of identical files, one is enough.",
+        groups=groups,
+        more=len(found) - len(groups),
+    )
+
+
+def remark_section(
+    kind: str, title: str, found: Sequence[FileRemark], table: DecisionTable
+) -> FindingSection | None:
+    """Return the section on unusual or unreadable files, or None if there are none."""
+    if not found:
+        return None
+    shown = found[:MAX_FINDINGS]
+    texts = {
+        "odd": "These images may be fine. Drop those that do not show their class.",
+        "bad": "These files are not used. The table drops them so that they do not stop a run.",
+    }
+    cards = [table.card(item["path"], detail=item["reason"]) for item in shown]
+    return FindingSection(
+        id=kind,
+        title=title,
+        number=count(len(found), f"{title.lower().removesuffix('s')}"),
+        text=texts[kind],
+        groups=[CardGroup(cards=cards)],
+        more=len(found) - len(cards),
+    )

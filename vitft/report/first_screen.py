@@ -1,0 +1,181 @@
+"""First screen of a run's page: a verdict, one number, example images and the weakest class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitft.metrics.chance import chance_level
+from vitft.metrics.results import Interval
+from vitft.metrics.verdict import verdict
+from vitft.predict.validation import (
+    ValidationPrediction,
+    least_confident,
+    mistakes,
+    most_confident,
+)
+from vitft.report import charts
+from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
+from vitft.report.run_files import Run, Thumbnails
+from vitft.system.text import count, interval, percent
+
+MAX_EXAMPLES = 4
+"""Maximum number of example images in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The accuracy of a run, or the mean average precision of a multi-label run."""
+
+    name: str
+    value: str
+    interval: str
+    measured_on: str
+    baseline: str
+    """Name and value of the baseline."""
+    bar: str
+    """SVG of the value, its interval and the baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weakest:
+    """The class with the lowest recall."""
+
+    name: str
+    recall: str
+    interval: str
+    detail: str
+    """Images on which the recall was measured, and the most frequent wrong prediction."""
+    is_clear: bool
+    """Whether the interval of the recall is below the overall accuracy."""
+    bar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A validation image with its thumbnail, as a data URI."""
+
+    prediction: ValidationPrediction
+    thumbnail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRow:
+    """Example images of one kind: `right`, `wrong` or `doubtful`."""
+
+    kind: str
+    title: str
+    examples: Sequence[Example]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstScreen:
+    """Content of the first screen; parts without data are None or empty."""
+
+    verdict: str
+    is_at_chance: bool
+    score: Score | None
+    weakest: Weakest | None
+    no_weakest: str
+    """Reason why no weakest class is named; empty if one is named."""
+    examples: Sequence[ExampleRow]
+
+
+def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
+    """Return the content of the first screen of a run's page."""
+    is_at_chance = bool(chance_level(run.results))
+    weakest = None if is_at_chance else lowest_recall(run)
+    return FirstScreen(
+        verdict=verdict(run.results),
+        is_at_chance=is_at_chance,
+        score=score_of(run),
+        weakest=weakest,
+        no_weakest="" if weakest else reason_without_weakest(run),
+        examples=example_rows(run, thumbnails),
+    )
+
+
+def score_of(run: Run) -> Score | None:
+    """Return the number that summarises a run, or None if the run has no results."""
+    results = run.results
+    if not results:
+        return None
+    name, value, baseline_name = "accuracy", results["top1"], "always the largest class"
+    bounds: Interval | None = results["top1_interval"]
+    baseline = results["majority"]
+    if found := results.get("labels"):
+        name, value, bounds = "mean average precision", found["map"], found["map_interval"]
+        baseline, baseline_name = found["chance_map"], "random scores"
+    return Score(
+        name=name,
+        value=percent(value),
+        interval=interval(bounds),
+        measured_on=count(results["images"], "validation image"),
+        baseline=f"{baseline_name}: {percent(baseline)}",
+        bar=charts.score_bar(name, value, bounds, baseline),
+    )
+
+
+def lowest_recall(run: Run) -> Weakest | None:
+    """Return the class with the lowest recall, or None if no image was misclassified."""
+    recalls = cross_validated_recalls(run) or validation_recalls(run)
+    imperfect = [one for one in recalls if one.recall < 1]
+    if not imperfect or len(run.classes) < 2:
+        return None
+    worst = min(imperfect, key=lambda one: one.recall)
+    return Weakest(
+        name=worst.name,
+        recall=percent(worst.recall, 0),
+        interval=interval(worst.interval, 0),
+        detail=f"on {worst.measured_on}{taken_for(worst)}",
+        is_clear=worst.interval[1] < worst.accuracy,
+        bar=charts.score_bar("recall", worst.recall, worst.interval, None),
+    )
+
+
+def weakest_sentence(run: Run) -> str:
+    """Return a sentence that names the class with the lowest recall, or "" if there is none."""
+    worst = None if chance_level(run.results) else lowest_recall(run)
+    if worst is None:
+        return reason_without_weakest(run)
+    return (
+        f"The weakest class is {worst.name}, with a recall of {worst.recall} {worst.detail} "
+        f"(95% interval: {worst.interval})."
+    )
+
+
+def taken_for(one: ClassRecall) -> str:
+    """Return a clause that names the most frequent wrong prediction, if it is known."""
+    return f", most often mistaken for {one.taken_for}" if one.taken_for else ""
+
+
+def reason_without_weakest(run: Run) -> str:
+    """Return the reason why no class is called the weakest, or "" for a run without results."""
+    if chance_level(run.results) or not validation_recalls(run):
+        return ""
+    return (
+        f"None of the {count(run.results['images'], 'validation image')} was misclassified, so no "
+        "class is called the weakest."
+    )
+
+
+def example_rows(run: Run, thumbnails: Thumbnails) -> list[ExampleRow]:
+    """Return rows of wrong, doubtful and right predictions; images without thumbnails are left out.
+
+    The right predictions are the most confident ones, at most one per class, and the doubtful ones
+    are right, but with the lowest confidence.
+    """
+    kinds = (
+        ("wrong", "Wrong, most confident first", mistakes(run.predictions)),
+        (
+            "doubtful",
+            "Right, but with the lowest confidence",
+            least_confident(run.predictions, per_class=1, most=2 * MAX_EXAMPLES),
+        ),
+        ("right", "Right", most_confident(run.predictions, most=2 * MAX_EXAMPLES)),
+    )
+    rows = []
+    for kind, title, predictions in kinds:
+        shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:MAX_EXAMPLES]
+        examples = [Example(one, thumbnails.get(one.sha256)) for one in shown]
+        if examples:
+            rows.append(ExampleRow(kind, title, examples))
+    return rows

@@ -1,0 +1,147 @@
+"""Results as HTML for the output cells of notebooks, and objects that are shown this way.
+
+The markup uses the style sheet of the pages, nested under the class `vitft` so that it does not
+affect the rest of the notebook. It contains no script and makes no requests. It is light, or dark
+if the notebook is.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+
+from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
+from vitft.metrics.verdict import verdict
+from vitft.predict.prediction import Prediction
+from vitft.predict.run_info import RunInfo
+from vitft.predict.validation import mistakes
+from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
+from vitft.report.first_screen import weakest_sentence
+from vitft.report.html import TEMPLATES, render_part
+from vitft.report.palette import DARK, LIGHT, colour_classes, css_variables
+from vitft.report.run_files import Thumbnails, read_run
+from vitft.report.summary import cautions, key_figures
+from vitft.system.text import listing, shell_quote
+
+MAX_MISTAKES, MAX_PREDICTIONS, MAX_LINES = 12, 24, 20
+"""Maximum numbers of mistakes and predictions shown as HTML, and of predictions shown as text."""
+MAX_CLASSES = 20
+"""Maximum number of class names shown."""
+DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
+    'body[data-jp-theme-light="false"] .vitft',
+    "body.vscode-dark .vitft",
+    "html[theme=dark] .vitft",
+)
+"""CSS selectors that match an output cell in a notebook with a dark theme."""
+
+
+class Predictions(list[Prediction]):
+    """A list of predictions that a notebook shows as a table, with the images of the first ones.
+
+    Only the predictions in the table keep their `view`.
+    """
+
+    def add_batch(self, batch: Iterable[Prediction]) -> None:
+        """Append predictions; those beyond the table lose their `view`."""
+        for one in batch:
+            self.append(one if len(self) < MAX_PREDICTIONS else replace(one, view=None))
+
+    def __repr__(self) -> str:
+        lines = [*map(repr, self[:MAX_LINES])]
+        if len(self) > MAX_LINES:
+            lines.append(f"... and {len(self) - MAX_LINES:,} more")
+        return "[" + ",\n ".join(lines) + "]"
+
+    def _repr_html_(self) -> str:
+        shown = self[:MAX_PREDICTIONS]
+        pictures = [
+            "" if one.view is None else data_uri(Image.fromarray(one.view)) for one in shown
+        ]
+        pairs = [[*zip(one.classes, one.probabilities, strict=True)] for one in shown]
+        rows = [*zip(shown, pictures, pairs, strict=True)]
+        return notebook_part("predictions", rows=rows, more=len(self) - len(shown))
+
+
+class Explanation(Image.Image):
+    """A PIL image of a relevance map over a picture, with the class that the map explains."""
+
+    def __init__(
+        self, image: Image.Image, view: Image.Image, about: str, probability: float
+    ) -> None:
+        super().__init__()
+        self.__setstate__(image.__getstate__())
+        self.view, self.about, self.probability = view, about, probability
+
+    def __repr__(self) -> str:
+        name = f"{self.about!r}, probability={self.probability:.3f}"
+        return f"Explanation(about={name}, size={self.width}x{self.height})"
+
+    def _repr_html_(self) -> str:
+        pictures = [data_uri(image, side=max(image.size)) for image in (self.view, self)]
+        return notebook_part("explanation", pictures=pictures, explained=self)
+
+    def _repr_png_(self) -> None:
+        """Return None so that a notebook does not store the picture again, without its caption."""
+
+    def _repr_jpeg_(self) -> None:
+        """Return None so that a notebook does not store the picture again, without its caption."""
+
+
+def result_card(folder: Path) -> str:
+    """Return the results of a run: key figures, mistakes, training curves and the next step.
+
+    Raises:
+        RunError: A file of the run is damaged.
+    """
+    run = read_run(folder)
+    wrong = mistakes(run.predictions)
+    has_results = bool(run.results)
+    with_classes = has_results and not run.several
+    texts = [weakest_sentence(run) if with_classes else "", cautions(run)]
+    sections = (epochs_section(run) or penalty_section(run), learning_section(run))
+    return notebook_part(
+        "result",
+        name=run.name,
+        lead=verdict(run.results) if with_classes else "",
+        figures=key_figures(run),
+        texts=[text for text in texts if text],
+        call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
+        page=f"vitft report --run {shell_quote(str(folder))}",
+        mistakes=wrong[:MAX_MISTAKES],
+        num_mistakes=len(wrong),
+        sections=[section for section in sections if section],
+        thumbnails=Thumbnails([run]),
+        class_index={name: i for i, name in enumerate(run.classes)},
+        several=run.several,
+    )
+
+
+def trained_card(run: RunInfo, classes: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
+    """Return a model's name, accuracy and classes, and `facts` as pairs (name, value)."""
+    names = listing(classes, most=MAX_CLASSES)
+    return notebook_part("model", line=run.line(), classes=names, facts=facts)
+
+
+def data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
+    """Return a small copy of an image as a data URI."""
+    return jpeg_uri(thumbnail_jpeg(image, side))
+
+
+def notebook_part(part: str, **view: object) -> str:
+    """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
+    return render_part(f"notebook_{part}.html.j2", {**view, "css": notebook_style()})
+
+
+@functools.cache
+def notebook_style() -> str:
+    """Return the style sheet of the pages, nested under the class `vitft`."""
+    own, page = (
+        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("notebook.css", "page.css")
+    )
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
+    return (
+        f".vitft {{ {light} }}\n{', '.join(DARK_NOTEBOOKS)} {{ {dark} }}\n"
+        f".vitft.vitft {{\n{page}{colour_classes()}}}\n{own}"
+    )

@@ -1,0 +1,105 @@
+// Decisions about files: the state of each file, the controls of its cards, and the table to save.
+const decisions = document.getElementById("decisions");
+if (decisions) {
+  const { header, files, classes, former, key } = JSON.parse(decisions.dataset.table);
+  const cards = files.map(() => []);
+  const index = new Map(classes.map(([, cell], number) => [cell, number]));
+  const proposed = files.map(([, action, , suggested]) => ({ action, target: index.get(suggested) ?? -1 }));
+  let chosen = new Map();
+
+  const stateOf = (file) => chosen.get(file) ?? proposed[file];
+  const suggestedOf = (file) => index.get(files[file][3]) ?? -1;
+
+  function show(file) {
+    const { action, target } = stateOf(file);
+    for (const card of cards[file]) {
+      const value = action === "move" ? (target === suggestedOf(file) ? "suggested" : "") : action;
+      for (const input of all("input", card)) input.checked = input.value === value;
+      const select = card.querySelector("select");
+      if (select) select.value = action === "move" && value === "" ? String(target) : "";
+      select?.classList.toggle("set", select.value !== "");
+      card.dataset.action = action;
+      card.classList.toggle("changed", chosen.has(file));
+    }
+  }
+
+  function tally() {
+    const counts = { keep: 0, move: 0, drop: 0 };
+    files.forEach((_, file) => { counts[stateOf(file).action] += 1; });
+    const text = `${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep`;
+    document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `Proposed: ${text}.`;
+  }
+
+  // Browsers may refuse to store anything for pages opened from the disk; the page works without.
+  function remember() {
+    try { localStorage.setItem("vitft-" + key, JSON.stringify([...chosen])); } catch { /* not stored */ }
+  }
+
+  function recall() {
+    try { chosen = new Map(JSON.parse(localStorage.getItem("vitft-" + key)) ?? []); } catch { chosen = new Map(); }
+    for (const [file, { action, target }] of chosen) {
+      const known = files[file] && ["keep", "drop", "move"].includes(action) && (action !== "move" || classes[target]);
+      if (!known) chosen.delete(file);
+    }
+  }
+
+  function decide(file, action, target = -1) {
+    chosen.set(file, { action, target });
+    document.getElementById("saved").textContent = "";
+    remember();
+    show(file);
+    tally();
+  }
+
+  // Text as bytes: names that are not valid UTF-8 get their original bytes back.
+  function bytes(text) {
+    const parts = text.split(/([\udc80-\udcff])/u);
+    return parts.map((part, i) => (i % 2 ? new Uint8Array([part.charCodeAt(0) - 0xdc00]) : part));
+  }
+
+  // The rows of the table: earlier decisions, replaced by a new action other than `keep`.
+  function table() {
+    const rows = new Map(former);
+    files.forEach(([path, , label, suggested, tail, listed], file) => {
+      const { action, target } = stateOf(file);
+      if (action === "keep" && (rows.has(path) || !(listed || chosen.has(file)))) return;
+      const moved = action === "move" ? classes[target][1] : action === "keep" ? suggested : "";
+      rows.set(path, [path, action, label, moved, tail].join(","));
+    });
+    return [...rows.values()];
+  }
+
+  function save() {
+    const rows = table();
+    const text = [header, ...rows].join("\n") + "\n";
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(bytes(text), { type: "text/csv" }));
+    link.download = "fixes.csv";
+    document.body.append(link);
+    link.click();
+    link.remove();
+    document.getElementById("saved").textContent = `Saved: ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}.`;
+  }
+
+  all(".decide", decisions).forEach((card) => {
+    const file = Number(card.dataset.file), own = index.get(files[file][2]);
+    cards[file].push(card);
+    all("input", card).forEach((input) => input.addEventListener("change", () => {
+      if (input.value === "suggested") decide(file, "move", suggestedOf(file));
+      else decide(file, input.value);
+    }));
+    const select = card.querySelector("select");
+    if (!select) return;
+    classes.forEach(([name], number) => {
+      if (number !== own && number !== suggestedOf(file)) select.append(new Option(name, String(number)));
+    });
+    select.addEventListener("change", () => {
+      if (select.value === "") decide(file, "keep");
+      else decide(file, "move", Number(select.value));
+    });
+  });
+  document.getElementById("save").addEventListener("click", save);
+  recall();
+  files.forEach((_, file) => show(file));
+  tally();
+}
