@@ -13,6 +13,8 @@ corner   The flower picture fills one quarter, the other three are backgrounds w
 kinds    Four kinds of flower in one picture, one of which is the target: the fraction of the map in its
          quarter. Chance is 0.25, which a map that ignores the class cannot exceed.
 
+The targets are the kinds among the classes of the run, which may be fewer than five.
+
 `vit-explain` is the rule of github.com/jacobgil/vit-explain, written anew from its description: heads
 fused, the weakest entries of the whole map set to zero (but never the first), averaged with the identity,
 columns divided by row sums, the class token's row of the product.
@@ -21,7 +23,7 @@ Models of timm have no attention to read: only `relevance` and `centre` are comp
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +115,18 @@ def on_grid(card: Card, picture: Image.Image, grid: tuple[int, int]) -> Maps:
 CORNERS = ((0, 0), (SIZE, 0), (0, SIZE), (SIZE, SIZE))
 
 
-def whole(number: int) -> tuple[Image.Image, Image.Image, str]:
-    """Return a picture, the mask of its flowers, and their kind."""
-    kind = list(FLOWERS_BY_KIND)[number % len(FLOWERS_BY_KIND)]
-    picture, boxes = flower_scene(kind, FIRST + number // len(FLOWERS_BY_KIND), size=SIZE)
+def whole(number: int, known: Sequence[str]) -> tuple[Image.Image, Image.Image, str]:
+    """Return a picture, the mask of its flowers, and their kind, one of `known`."""
+    kind = known[number % len(known)]
+    picture, boxes = flower_scene(kind, FIRST + number // len(known), size=SIZE)
     mask = Image.new("L", picture.size)
     for box in boxes:
         ImageDraw.Draw(mask).rectangle(box, fill=255)
     return picture, mask, kind
 
 
-def corner(number: int) -> tuple[Image.Image, Image.Image, str]:
-    flower, inside, kind = whole(number)
+def corner(number: int, known: Sequence[str]) -> tuple[Image.Image, Image.Image, str]:
+    flower, inside, kind = whole(number, known)
     picture, mask = Image.new("RGB", (2 * SIZE, 2 * SIZE)), Image.new("L", (2 * SIZE, 2 * SIZE))
     for k, at in enumerate(CORNERS):
         random = np.random.default_rng([9, number, k])
@@ -137,7 +139,7 @@ def corner(number: int) -> tuple[Image.Image, Image.Image, str]:
     return picture, mask, kind
 
 
-def kinds(number: int) -> tuple[Image.Image, Image.Image, str]:
+def kinds(number: int, known: Sequence[str]) -> tuple[Image.Image, Image.Image, str]:
     random = np.random.default_rng([7, number])
     order = random.permutation(len(FLOWERS_BY_KIND))[:4]
     picture, mask = Image.new("RGB", (2 * SIZE, 2 * SIZE)), Image.new("L", (2 * SIZE, 2 * SIZE))
@@ -145,7 +147,7 @@ def kinds(number: int) -> tuple[Image.Image, Image.Image, str]:
         picture.paste(
             flower_scene(list(FLOWERS_BY_KIND)[order[k]], FIRST + 500 + number, size=SIZE)[0], at
         )
-    asked = int(random.integers(4))
+    asked = int(random.choice([k for k in range(4) if list(FLOWERS_BY_KIND)[order[k]] in known]))
     left, top = CORNERS[asked]
     mask.paste(255, (left, top, left + SIZE, top + SIZE))
     return picture, mask, list(FLOWERS_BY_KIND)[order[asked]]
@@ -157,7 +159,7 @@ def inputs(
     """Return pixels, the fraction of each patch that the mask covers, and classes of `count` scenes."""
     views, covers, classes = [], [], []
     for number in range(count):
-        picture, mask, kind = scene(number)
+        picture, mask, kind = scene(number, card.classes)
         views.append(torch.from_numpy(card.transform.pixels(picture)))
         covers.append(on_grid(card, mask, grid))
         classes.append(card.classes.index(kind))

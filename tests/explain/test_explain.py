@@ -20,9 +20,7 @@ from vitft.explain.attribution import (
     trace_attention,
 )
 from vitft.explain.heatmaps import (
-    SheetTile,
     apply_colour_map,
-    contact_sheet,
     heads_sheet,
     overlay,
     png_bytes,
@@ -354,18 +352,13 @@ def test_the_colour_map_rises_in_luminance() -> None:
     assert (np.diff(light) > 0).all()
 
 
-def test_sheets_show_every_tile_whatever_its_text(tmp_path: Any) -> None:
-    picture = Image.new("RGB", (30, 20), (255, 0, 0))
-    texts = ("a", "long " * 99, "", "花\u202e<b>") * 2
-    tiles = [SheetTile((picture, picture), text) for text in texts]
+def test_the_overview_of_heads_has_a_cell_for_each_head_and_is_wide_enough_to_read() -> None:
+    maps = np.random.default_rng(0).random((3, 3, 14, 14), np.float32)
 
-    sheet = contact_sheet(tiles, height=40)
-    overview = heads_sheet(np.random.default_rng(0).random((3, 2, 4, 6), np.float32))
+    few, many = heads_sheet(maps), heads_sheet(np.repeat(maps, 8, axis=1))
 
-    red = (np.asarray(sheet) == (255, 0, 0)).all(axis=-1).sum()
-    assert red == 8 * 2 * 60 * 40  # eight tiles of two pictures, scaled to 60 x 40
-    assert overview.width > 2 * 84
-    assert contact_sheet(tiles[:1]).size[0] < sheet.size[0] * 6
+    assert few.size == (66 + 3 * 116, 24 + 3 * 116)  # cells of 112 pixels
+    assert many.size == (66 + 24 * 60, 24 + 3 * 60)  # cells of 56 pixels
 
 
 def test_a_png_carries_no_metadata_of_its_source() -> None:

@@ -20,14 +20,14 @@ from vitft.models.timm_model import TimmModel
 from vitft.system.errors import UsageError
 
 GRIDS = {
-    "test_resnet": (2, 2),
-    "test_convnext": (2, 2),
-    "test_efficientnet": (2, 2),
-    "mobilevit_xxs": (2, 2),
+    "test_resnet": (8, 8),
+    "test_convnext": (8, 8),
+    "test_efficientnet": (8, 8),
+    "mobilevit_xxs": (8, 8),
     "hrnet_w18_small": (2, 2),
     "vit_tiny_r_s16_p8_224": (2, 2),
     "eva02_tiny_patch14_224": (4, 4),
-    "poolformer_s12": (2, 2),
+    "poolformer_s12": (8, 8),
 }
 """Architectures with the grids of their maps for images of 64 pixels."""
 
@@ -59,15 +59,38 @@ def test_without_a_class_the_predicted_one_is_explained() -> None:
 
 
 def test_where_the_head_averages_positions_the_map_is_grad_cam() -> None:
-    model = random_timm("test_resnet")
+    model = random_timm("test_resnet", side=192)
     pixels = images(model)
     with torch.no_grad():
-        features = model.net.forward_features(pixels)  # (B, D, 2, 2)
-        expected = torch.einsum("bdij,d->bij", features, model.head.get_parameter("weight")[1]) / 4
+        features = model.net.forward_features(pixels)  # (B, D, 6, 6)
+        expected = torch.einsum("bdij,d->bij", features, model.head.get_parameter("weight")[1]) / 36
 
     found, _ = feature_relevance(model, pixels, torch.ones(3, dtype=torch.long))
 
     assert torch.allclose(found, expected.clamp(min=0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("side", "grid"), [(192, (6, 6)), (160, (10, 10)), (64, (8, 8)), (32, (8, 8))]
+)
+def test_the_last_map_with_six_rows_and_columns_is_used(side: int, grid: tuple[int, int]) -> None:
+    model = random_timm("test_resnet", side=side)
+
+    found, _ = feature_relevance(model, images(model, 1))
+
+    assert found.shape == (1, *grid)
+
+
+def test_an_earlier_map_shows_what_differs_from_the_rest_of_the_image() -> None:
+    model = random_timm("test_resnet")  # 64 pixels
+    flat = torch.zeros(1, 3, 64, 64)
+    picture = flat.clone()
+    picture[0, :, 40:, 40:] = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0))
+
+    found, _ = feature_relevance(model, picture, torch.tensor([0]))
+
+    share = found[0, 4:, 4:].sum() / found.sum()
+    assert share > 0.35  # in a quarter of the image
 
 
 def test_a_map_that_only_the_class_token_reads_is_taken_before_the_last_block() -> None:
@@ -160,7 +183,7 @@ def test_explain_writes_pictures_and_arrays(run: Path, capsys: pytest.CaptureFix
         assert picture.size == (64, 64)
     with np.load(out / "001-photo.npz") as arrays:
         assert {*arrays} == {"heat", "logits"}
-        assert arrays["heat"].shape == (2, 2)
+        assert arrays["heat"].shape == (8, 8)
 
 
 def test_predict_writes_pictures(run: Path) -> None:

@@ -112,7 +112,7 @@ def test_weights_of_another_tool_without_class_names_are_refused_with_the_reason
     del config["id2label"]
     (folder / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(RunError, match=r"no config.json beside it lists the classes") as caught:
+    with pytest.raises(RunError, match=r"no config.json next to it lists the classes") as caught:
         load_classifier(find_model(str(folder)))
 
     assert caught.value.fix.startswith("use it as pretrained weights: vitft finetune")

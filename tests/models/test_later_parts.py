@@ -318,7 +318,7 @@ def card_of(model: VisionTransformer) -> Card:
         ({"gated_mlp": True}, "a SwiGLU MLP"),
         ({"norm_layer": "rmsnorm"}, "RMSNorm"),
         ({"final_norm": False}, "no final LayerNorm"),
-        ({"mlp_norm": True}, "more LayerNorms"),
+        ({"mlp_norm": True}, "additional LayerNorms"),
         ({"proj_bias": False}, "layers without biases"),
     ],
 )

@@ -29,7 +29,7 @@ def test_the_terms_of_the_licences_in_timms_registry(licence: str, terms: Terms)
 def test_licences_with_terms_are_marked_and_bind_fine_tuned_models() -> None:
     assert marked_licence("dinov3-license") == "dinov3-license (own terms)"
     assert marked_licence("mit") == "mit"
-    assert "include its text" in obligation("dinov3-license")
+    assert "include the text of their licence" in obligation("dinov3-license")
     assert "forbid commercial use" in obligation("cc-by-nc-4.0")
     assert not obligation("apache-2.0")
 

@@ -141,7 +141,7 @@ def test_the_cut_is_not_seen_by_other_passes_of_the_same_model() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("densenet121", "the input of its blocks is not a single tensor"),
+        ("densenet121", "the input to its blocks is not a single tensor"),
         ("hrnet_w18_small", "timm does not list the blocks of this model"),
         ("dla34", "the layers before that block are also connected to later blocks"),
         ("twins_pcpvt_small", "depend on how many images entered the network"),

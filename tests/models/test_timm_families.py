@@ -78,10 +78,10 @@ FAMILIES = [
 GRIDS = [(3, 3), (2, 4)]
 
 
-def small_timm(name: str, grid: tuple[int, int]) -> Any:
-    """Return timm's network `name`, 32 wide, of two blocks, with random weights, for a grid."""
+def small_timm(name: str, grid: tuple[int, int], *, width: int = 32, depth: int = 2) -> Any:
+    """Return timm's network `name`, small and with random weights, for a grid."""
     patch = 14 if "patch14" in name else 32 if "patch32" in name else 16
-    sizes = {"img_size": tuple(side * patch for side in grid), "embed_dim": 32, "depth": 2}
+    sizes = {"img_size": tuple(side * patch for side in grid), "embed_dim": width, "depth": depth}
     net = timm.create_model(name, **sizes, num_heads=2, num_classes=3).eval()
     random = torch.Generator().manual_seed(0)
     for key, parameter in net.named_parameters():
@@ -90,9 +90,11 @@ def small_timm(name: str, grid: tuple[int, int]) -> Any:
     return net
 
 
-def translated(name: str, grid: tuple[int, int] = (2, 4)) -> tuple[Any, VisionTransformer, Tensor]:
+def translated(
+    name: str, grid: tuple[int, int] = (2, 4), **sizes: int
+) -> tuple[Any, VisionTransformer, Tensor]:
     """Return timm's small network, ours with the same weights, and two images."""
-    theirs = small_timm(name, grid)
+    theirs = small_timm(name, grid, **sizes)
     assert not unsupported_parts(theirs)
     ours = build_model(from_timm_names(theirs.state_dict()), network_config(theirs))
     images = torch.randn(2, 3, *ours.config.image_size, generator=torch.Generator().manual_seed(1))

@@ -1,6 +1,6 @@
 """Attribution maps: one value per patch of the image.
 
-The maps of a Vision Transformer are computed from attention and its gradients, the maps of a timm
+The maps of a Vision Transformer are computed from attention and its gradients, and those of a timm
 model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit attention
 weights instead of a fused kernel. The weights equal `Attention.maps`, the logits are computed from
 them, and gradients flow back to them. This needs neither hooks nor a second implementation of the
@@ -68,7 +68,7 @@ def relevance_map(
         Relevance maps (B, gh, gw), all zero if no patch is relevant to the class.
 
     Raises:
-        UsageError: The model has no classes, or its structure does not allow a map.
+        UsageError: The model has no classes, or its structure does not support attribution maps.
         RunError: The relevance is not finite.
     """
     return scale_maps(explain(model, pixels, Method(), target).values)
@@ -82,8 +82,8 @@ def explain(
     Only the relevance method uses the `target` classes (B,).
 
     Raises:
-        UsageError: The model lacks something that the method needs, or its structure does not allow
-            a map.
+        UsageError: The model lacks something that the method needs, or its structure does not
+            support attribution maps.
         RunError: The attribution values are not finite.
         ResourceError: A single image does not fit in memory.
     """
@@ -109,7 +109,7 @@ def explain(
 
 
 def batch_images(model: Model) -> int:
-    """Return how many images to explain at once, so that the tensors to keep fit in memory."""
+    """Return the number of images to explain at once, so that the stored tensors fit in memory."""
     if isinstance(model, TimmModel):
         return TIMM_IMAGES
     config = model.config
@@ -118,7 +118,7 @@ def batch_images(model: Model) -> int:
 
 
 def check_method(model: Model, method: Method) -> None:
-    """Check that the model has the attention, block, head and classes that the method needs.
+    """Check that the model has the attention layers, block, head and classes that the method needs.
 
     Raises:
         UsageError: The model lacks one of them.
@@ -146,7 +146,7 @@ def check_method(model: Model, method: Method) -> None:
 def attribute_patches(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Apply the method: return the attribution maps (B, gh, gw) and the logits (B, C)."""
+    """Apply a method; return the attribution maps (B, gh, gw) and the logits (B, C)."""
     tokens, logits = attribute_tokens(model, pixels, method, target)
     return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid), logits
 
@@ -154,7 +154,7 @@ def attribute_patches(
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Apply the method: return the attribution of each token (B, N) and the logits (B, C)."""
+    """Apply a method; return the attribution of each token (B, N) and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
     pooling: list[Tensor] = []
@@ -214,10 +214,10 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 def attend_explicitly(
     attention: Attention | AttentionPool, maps: list[Tensor], x: Tensor
 ) -> Tensor:
-    """Compute the attention output for tokens (B, N, D); append its weights to `maps`.
+    """Compute the attention output for tokens (B, N, D); append the attention weights to `maps`.
 
-    The output is (B, N, D) with weights (B, H, N, N), or (B, 1, D) with weights (B, H, 1, N) if the
-    layer pools.
+    The output is (B, N, D) with weights (B, H, N, N), or (B, 1, D) with weights (B, H, 1, N) for
+    attention pooling.
     """
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
     weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
@@ -293,11 +293,11 @@ def relevance(
     """Propagate attention through all blocks, weighted by its gradient for a class.
 
     For each block, the positive part of attention times gradient is averaged over the heads. The
-    mean is multiplied by the relevance so far, and the product is added to it (equations 5 and 6).
-    The paper does not cover mean pooling. It is treated here as another attention layer, with
-    weight 1 / P for every patch. Attention pooling is also treated as an attention layer, with its
-    own weights. If the head reads several blocks, reading the output of each is treated in the same
-    way.
+    mean is multiplied by the relevance accumulated so far, and the product is added to this
+    relevance (equations 5 and 6). The paper does not cover mean pooling. It is treated here as
+    another attention layer, with weight 1 / P for every patch. Attention pooling is also treated as
+    an attention layer, with its own weights. If the head reads several blocks, reading the output
+    of each block is treated in the same way.
 
     Returns:
         The non-negative relevance of each token, (B, N), and the logits (B, C).
@@ -348,7 +348,7 @@ def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
     The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
     last block, each step multiplies a vector by a matrix. The paper starts at the first block and
     must therefore multiply matrices. The gradient (B, N, D) with respect to the output is used only
-    if `weights_reads`.
+    if `weights_reads` returns True.
     """
     if weights_reads(config):
         pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient

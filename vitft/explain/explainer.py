@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.loading import Pixels, decode_images, stack_batches
+from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import attention_maps, explain, relevance_map, scale_maps
-from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
+from vitft.explain.heatmaps import heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
@@ -21,12 +22,12 @@ from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
-from vitft.system.console import visible
+from vitft.report.html import render
 from vitft.system.files import write_atomically, writing
-from vitft.system.text import percent
+from vitft.system.text import count
 
-MAX_ON_SHEET = 48
-"""Maximum number of images on the contact sheet."""
+MAX_ON_SHEET, SHEET_SIDE = 48, 320
+"""Maximum number of images on the overview page, and of pixels of their longer sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +46,21 @@ class ExplainedImage:
     """Path of the heat map over the image; None if the image cannot be read."""
     error: str = ""
 
-    def caption(self) -> str:
-        """Return the prediction, the explained class, the notes and the file name on one line."""
-        parts = []
-        if self.probability is not None:
-            parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
-        if self.shown not in ("", self.answer):
-            parts.append(f"relevance to {visible(self.shown)}")
-        parts += self.notes
-        return ": ".join(filter(None, (", ".join(parts), visible(Path(self.path).name))))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetTile:
+    """An image and its map on the overview page, with the text below them."""
+
+    view: str
+    """Data URI of the image as received by the model."""
+    map: str
+    """Data URI of the image under its heat map."""
+    name: str
+    answer: str
+    probability: float | None
+    about: str
+    """Class that the map explains, if it is not the predicted one."""
+    notes: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +71,9 @@ class Explainer:
     method: Method
     out: Path
     postprocess: Postprocess
-    """Converts scores to predictions; unused if the model has no classes."""
+    """Function that converts scores to predictions; unused if the model has no classes."""
     target: int | None = None
-    """Index of the class to explain, for relevance; None for the predicted class of each image."""
+    """Index of the class to explain by relevance; None for the predicted class of each image."""
     arrays: bool = False
     tiles: list[SheetTile] = field(default_factory=list)
 
@@ -118,7 +125,7 @@ class Explainer:
         blended = overlay(picture, scale_maps(heat[None])[0])
         self.write(file, png_bytes(blended))
         if len(self.tiles) < MAX_ON_SHEET:
-            self.tiles.append(SheetTile((picture, blended), result.caption()))
+            self.tiles.append(sheet_tile(picture, blended, result))
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
         has_attention = not isinstance(self.model.net, TimmModel)
         wanted = has_attention and (is_overview or self.arrays)
@@ -163,12 +170,36 @@ class Explainer:
         write_atomically(file, content)
 
     def finish(self) -> Path | None:
-        """Write the contact sheet and return its path, or None for fewer than two images."""
+        """Write the overview page and return its path, or None for fewer than two images."""
         if len(self.tiles) < 2:
             return None
-        sheet = self.out / "sheet.png"
-        self.write(sheet, png_bytes(contact_sheet(self.tiles)))
+        what = "contributed more" if self.method.name != "relevance" else "support the class more"
+        view = {
+            "title": f"{count(len(self.tiles), 'image')} explained",
+            "model": self.model.name,
+            "method": self.method.name,
+            "meaning": what,
+            "tiles": self.tiles,
+        }
+        sheet = self.out / "sheet.html"
+        self.write(sheet, render("sheet.html.j2", view).encode())
         return sheet
+
+
+def sheet_tile(picture: Image.Image, blended: Image.Image, result: ExplainedImage) -> SheetTile:
+    """Return the tile of an image on the overview page.
+
+    The text is not drawn into the pictures because no font has the characters of all languages.
+    """
+    return SheetTile(
+        view=jpeg_uri(thumbnail_jpeg(picture, SHEET_SIDE)),
+        map=jpeg_uri(thumbnail_jpeg(blended, SHEET_SIDE)),
+        name=Path(result.path).name,
+        answer=result.answer,
+        probability=result.probability,
+        about=result.shown if result.shown != result.answer else "",
+        notes=result.notes,
+    )
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -199,10 +230,10 @@ def illustrate_predictions(
 ) -> Iterator[Prediction]:
     """Yield the predictions unchanged, and write a relevance overlay for each one.
 
-    A prediction whose `view` is None gets no overlay.
+    No overlay is written for a prediction whose `view` is None.
 
     Raises:
-        UsageError: The structure of the model does not allow a map.
+        UsageError: The structure of the model does not support attribution maps.
         RunError: The folder is not writable, or the relevance is not finite.
         ResourceError: The disk is full.
     """

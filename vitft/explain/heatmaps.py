@@ -1,16 +1,14 @@
-"""Heat maps over images, contact sheets and overviews of attention heads, with Pillow and NumPy."""
+"""Heat maps over images and overviews of attention heads, with Pillow and NumPy."""
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
-TILE_GAP, TEXT_HEIGHT = 12, 24
-"""Gap between tiles and height of a text line, in pixels."""
+TEXT_HEIGHT, SHEET_WIDTH = 24, 672
+"""Height of a text line and intended width of an overview of attention heads, in pixels."""
 
 # From dark violet through magenta and orange to light yellow. The luminance increases evenly, which
 # makes the maps readable in greyscale and for colour-blind readers.
@@ -44,75 +42,22 @@ def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack([np.interp(values, stops, COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class SheetTile:
-    """Images to show side by side, at equal height, above a line of text."""
+def heads_sheet(maps: NDArray[np.float32]) -> Image.Image:
+    """Return a sheet of maps (blocks, heads, gh, gw), with one row per block.
 
-    pictures: tuple[Image.Image, ...]
-    text: str
-
-
-def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Return a sheet of tiles of the same width, with at most six images per row.
-
-    A tile with more than six images has a row of its own.
+    Maps are 56 to 112 pixels high: with few heads, they are larger.
     """
-    columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
-    drawn = [draw_tile(tile, height) for tile in tiles]
-    width, tile_height = drawn[0].size
-    rows = -(-len(drawn) // columns)
-    size = columns * (width + TILE_GAP) + TILE_GAP, rows * (tile_height + TILE_GAP) + TILE_GAP
-    sheet = Image.new("RGB", size, BACKGROUND)
-    for i, picture in enumerate(drawn):
-        left = i % columns * (width + TILE_GAP) + TILE_GAP
-        sheet.paste(picture, (left, i // columns * (tile_height + TILE_GAP) + TILE_GAP))
-    return sheet
-
-
-def draw_tile(tile: SheetTile, height: int) -> Image.Image:
-    """Return a tile drawn as one image, with its images scaled to `height` pixels.
-
-    Images of less than half this height, such as maps of patch grids, are not smoothed.
-    """
-    scaled = []
-    for picture in tile.pictures:
-        size = round(height * picture.width / picture.height), height
-        is_grid = picture.height * 2 < height
-        resampling = Image.Resampling.NEAREST if is_grid else Image.Resampling.LANCZOS
-        scaled.append(picture.resize(size, resampling))
-    width = sum(picture.width for picture in scaled) + TILE_GAP // 2 * (len(scaled) - 1)
-    drawn = Image.new("RGB", (width, height + TEXT_HEIGHT), BACKGROUND)
-    left = 0
-    for picture in scaled:
-        drawn.paste(picture, (left, 0))
-        left += picture.width + TILE_GAP // 2
-    draw_text(ImageDraw.Draw(drawn), (0, height + 3), tile.text, width)
-    return drawn
-
-
-def draw_text(
-    canvas: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, *, size: int = 14
-) -> None:
-    """Draw one line of text, truncated with an ellipsis if it is wider than `width` pixels."""
-    font = ImageFont.load_default(size)
-    shown = text
-    while shown and canvas.textlength(shown, font) > width:
-        shown = shown.removesuffix("...")[:-1].rstrip() + "..." if len(shown) > 4 else ""
-    canvas.text(at, shown, TEXT_COLOUR, font)
-
-
-def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
-    """Return a sheet of maps (blocks, heads, gh, gw), with one row per block."""
     depth, heads, rows, columns = maps.shape
+    height = min(112, max(56, SHEET_WIDTH // heads))
     width, margin = round(height * columns / rows), 66
     size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)
     sheet = Image.new("RGB", size, BACKGROUND)
-    canvas = ImageDraw.Draw(sheet)
+    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     for head in range(heads):
-        draw_text(canvas, (margin + head * (width + 4), 2), f"head {head}", width + 2, size=12)
+        canvas.text((margin + head * (width + 4), 2), f"head {head}", TEXT_COLOUR, font)
     for block in range(depth):
         top = TEXT_HEIGHT + block * (height + 4)
-        draw_text(canvas, (4, top + height // 2 - 8), f"block {block}", margin, size=12)
+        canvas.text((4, top + height // 2 - 8), f"block {block}", TEXT_COLOUR, font)
         for head in range(heads):
             colours = apply_colour_map(maps[block, head]).round().astype(np.uint8)
             scaled = Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)

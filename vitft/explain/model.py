@@ -1,4 +1,4 @@
-"""Load a model to explain, from a run or from pretrained weights."""
+"""Loading of the model to explain, from a run or from pretrained weights."""
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -32,9 +32,8 @@ class ExplainedModel:
     run: Path | None = None
     """The run directory; None for pretrained weights."""
     thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each of several labels is assigned; empty if each image has one
-    class.
-    """
+    """Minimum probability at which each label of a multi-label model is assigned; empty if each
+    image has exactly one class."""
 
     @property
     def device(self) -> torch.device:
@@ -121,7 +120,7 @@ def output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def validation_files(run: Path | None) -> list[str]:
-    """Return the paths of the validation images of a run that still exist, in split order.
+    """Return the paths of a run's validation images that still exist, in split order.
 
     Raises:
         RunError: The run's config.toml or split.csv is damaged.

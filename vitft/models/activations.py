@@ -1,4 +1,4 @@
-"""Activation functions of the MLP: the exact GELU, and the approximations of CLIP and SigLIP.
+"""Activation functions of the MLP: the exact GELU, and the approximations used in CLIP and SigLIP.
 
 Sources: Hendrycks and Gimpel 2016 (GELU and both approximations), https://arxiv.org/abs/1606.08415.
 """
@@ -23,4 +23,4 @@ ACTIVATION_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": quick_gelu,
 }
-"""Mapping from names, which are the same in timm, to functions."""
+"""Mapping from the names of activation functions, which are the same in timm, to the functions."""

@@ -1,4 +1,4 @@
-"""Attention pooling: a layer that reads one feature vector from all tokens (SigLIP, PE).
+"""Attention pooling: a layer that computes one feature vector from all tokens (SigLIP, PE).
 
 It consists of multi-head attention with a single learned query, which is the same for every image,
 and a residual MLP. The parameters have the same names as in timm's `AttentionPoolLatent`.
@@ -20,7 +20,7 @@ from vitft.models.vit_config import ViTConfig
 class AttentionPool(nn.Module):
     """Attention with one learned query, then a residual MLP: (B, N, D) to (B, D).
 
-    `mlp` is an MLP like those of the blocks.
+    `mlp` is an MLP like those in the blocks.
     """
 
     def __init__(self, config: ViTConfig, mlp: nn.Module) -> None:

@@ -54,8 +54,8 @@ class Card:
     split: str = ""
     """Digest of the split manifest used for training and validation."""
     thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
-    """Probability from which on an image gets each label, if it may have several labels; empty if
-    each image has exactly one class. Labels have independent probabilities (sigmoid)."""
+    """Minimum probability at which each label of a multi-label model is assigned; empty if each
+    image has exactly one class. Labels have independent probabilities (sigmoid)."""
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
@@ -64,7 +64,7 @@ class Card:
             "architecture": stated_fields(self.architecture),
             "transform": self.transform.to_json(),
         }
-        if not self.thresholds:  # checkpoints with one class per image do not mention them
+        if not self.thresholds:  # single-label checkpoints omit this field
             del table["thresholds"]
         return json.dumps(table, sort_keys=True)
 
@@ -79,7 +79,7 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
     """
     card = parse_card(text)
     check_card(card)
-    if isinstance(card.architecture, ViTConfig):  # shapes of timm models need an import of timm
+    if isinstance(card.architecture, ViTConfig):  # the shapes of timm models require importing timm
         is_backbone = not card.classes  # its weights will be converted to float32
         found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
         check_shapes(found, vit_shapes(card.architecture))
@@ -87,7 +87,7 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
 
 
 def as_float32(facts: TensorFacts) -> TensorFacts:
-    """Return a tensor's shape, and its type with float32 in place of half precision."""
+    """Return a tensor's type and shape, with a half-precision type replaced by float32."""
     return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 
@@ -123,8 +123,8 @@ def check_card(card: Card) -> None:
         )
     if transform.channels != shape.in_channels or shape.in_channels > 3:
         raise StructureError(
-            f"channels: {transform.channels} in the transform, {shape.in_channels} in the "
-            "architecture; the numbers must be equal and at most 3"
+            f"transform.channels is {transform.channels} and architecture.in_channels is "
+            f"{shape.in_channels}, but they must be equal and at most 3"
         )
     if classes and len(classes) != shape.num_classes:
         raise StructureError(
@@ -150,7 +150,7 @@ def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFa
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:
-    """Return a list of missing, unexpected and differing tensors as text; empty if all match.
+    """Return the missing, unexpected and differing tensors as text, or "" if all match.
 
     The text contains the first five names of each kind.
     """

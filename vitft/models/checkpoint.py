@@ -57,8 +57,8 @@ def load_checkpoint(
     contents, e.g. from a thread that is already computing it (default: `CheckpointFile.digest`).
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft, has another checkpoint
-            format, or has an invalid card or digest.
+        RunError: The file is missing or damaged, was not written by vitft, has a different
+            checkpoint format, or has an invalid card or digest.
     """
     opened = open_checkpoint(path)
     opened.check_digest(opened.digest() if digest is None else digest())

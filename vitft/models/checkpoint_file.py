@@ -1,4 +1,4 @@
-"""Checkpoint files: the card, checked against the tensors, and the bytes of the tensors.
+"""Opening of checkpoint files: the card is checked, and the tensors are mapped into memory.
 
 Both engines (torch and NumPy) open a checkpoint with `open_checkpoint`, so they accept the same
 files. Does not import torch.
@@ -60,11 +60,11 @@ class CheckpointFile:
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
-    """Map a checkpoint into memory and check its card; its digest is not verified.
+    """Map a checkpoint into memory and check its card, but do not verify its digest.
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft, has another checkpoint
-            format, or has an invalid card.
+        RunError: The file is missing or damaged, was not written by vitft, has a different
+            checkpoint format, or has an invalid card.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")

@@ -1,6 +1,6 @@
-"""Load a trained model: a vitft checkpoint, or another tool's model that has class names.
+"""Loading of trained models: vitft checkpoints, and other tools' models that have class names.
 
-Like pretrained weights, a model from another tool is described by the config.json beside it.
+Like pretrained weights, a model from another tool is described by the config.json next to it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def load_classifier(
         raise RunError(error.problem, fix=error.fix) from error
     reason = weights.unusable_head
     if not weights.classes:
-        reason = "vitft did not write it, and no config.json beside it lists the classes"
+        reason = "vitft did not write it, and no config.json next to it lists the classes"
     if reason:
         raise RunError(
             f"cannot classify with {path}: {reason}",

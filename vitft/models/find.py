@@ -7,7 +7,7 @@ from pathlib import Path
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
-from vitft.system.rundir import BASE, LATEST, MODEL
+from vitft.system.rundir import BASE, MODEL, run_path
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
@@ -53,7 +53,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     """
     if run is not None and run.startswith("hf:"):
         return fetch_model(run)
-    path = Path(run).expanduser() if run is not None else BASE / LATEST
+    path = run_path(run)
     if path.is_dir():
         files = [path / name for name in (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE)]
         path = next((file for file in files if file.is_file()), path)

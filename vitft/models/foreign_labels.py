@@ -1,7 +1,7 @@
-"""Several labels per image in models without a vitft card, stated in the config.json beside them.
+"""Multi-label models without a vitft card, described by the config.json next to the weights.
 
-transformers calls this `problem_type: multi_label_classification`; vitft's export adds the
-thresholds of the labels, which only vitft reads.
+transformers marks these models with `problem_type: multi_label_classification`. vitft's exports
+also contain the thresholds of the labels, which only vitft reads.
 """
 
 from pathlib import Path
@@ -12,14 +12,15 @@ from vitft.system.structure import parse_json
 MAX_BYTES = 2**24
 SEVERAL = "multi_label_classification"
 THRESHOLDS = "vitft_thresholds"
-"""Key of the thresholds, in the order of the labels."""
+"""Key of the list of thresholds in config.json, which is in the order of the labels."""
 
 
 def foreign_thresholds(path: Path) -> tuple[float, ...]:
-    """Return the threshold of each label of a model; empty if each image has exactly one class.
+    """Return the threshold of each label of a multi-label model, or () for any other model.
 
-    A model that does not state its thresholds gives a label from probability 0.5 on. `path` is the
-    weight file; the result is also empty if there is no config.json that can be read beside it.
+    `path` is the weight file. The thresholds are read from the config.json next to it; each one is
+    0.5 if the file does not state valid thresholds. Without a readable config.json, the result
+    is ().
     """
     try:
         facts = parse_json(read_regular(path.parent / "config.json", limit=MAX_BYTES))

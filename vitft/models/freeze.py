@@ -9,7 +9,7 @@ from vitft.system.text import count
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """Return the number of frozen first blocks, or None if `freeze` is `none` or `lora`.
+    """Return how many of the first blocks are frozen, or None if `freeze` is `none` or `lora`.
 
     The embedding is frozen together with these blocks. None means that no block is frozen as a
     whole: either the whole model or adapters in its layers are trained. A return value of `depth`

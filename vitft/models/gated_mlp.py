@@ -1,4 +1,4 @@
-"""SwiGLU: the gated MLP of later models (DINOv2-giant, DINOv3 S+ and H+, EVA-02, AIMv2).
+"""SwiGLU: the gated MLP of later models (DINOv2-giant, DINOv3 S+, H+ and 7B, EVA-02, AIMv2).
 
 Instead of one hidden layer with a GELU, there are two: the gate and the value. After SiLU, the gate
 is multiplied by the value. One matrix computes both; its first rows belong to the gate.

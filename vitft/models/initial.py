@@ -79,12 +79,12 @@ def load_initial_model(
     for line in report.lines():
         log.debug(line)
     if report.statistics_source == UNSTATED:
-        log.info("note:       the file states no mean and std: 0.5 assumed (see --mean, --std)")
+        log.info("note:       mean and std are not stated; assuming 0.5 (see --mean, --std)")
     return model, report
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:
-    """Return a transform with the resizing method and the crop from the settings, if set."""
+    """Return a transform with its resizing method and crop replaced by the settings, if set."""
     fit = transform.fit if weights.fit == "auto" else weights.fit
     crop = transform.crop if weights.fit in ("auto", "crop") else 1.0
     return replace(transform, fit=fit, crop=weights.crop or crop)
@@ -201,7 +201,7 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
     if size is None:
         raise DataError(
             f"the images in {folder.root} differ in size, so a new model needs an input size",
-            fix="set one, e.g. --image-size 64",
+            fix="set an input size, e.g. --image-size 64",
         )
     if max(size) > 256:
         raise DataError(

@@ -1,4 +1,4 @@
-"""What the licences of pretrained weights allow, by their names on the hub."""
+"""Licence terms of pretrained weights, derived from the licence names on the hub."""
 
 from typing import Literal
 
@@ -11,16 +11,16 @@ OPEN_LICENCES = frozenset(
     }
 )  # fmt: skip
 """Licences that allow any use and modification, and require attribution at most. They impose no
-further terms on models that are fine-tuned from the weights.
+additional terms on models that are fine-tuned from the weights.
 """
 NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
-"""Parts of the names of licences that forbid commercial use. AMLR (Apple) and SEER are research
-licences, although their names do not show it.
+"""Substrings of licence names that indicate a ban on commercial use. AMLR (Apple) and SEER are
+research licences, although their names do not show it.
 """
 
 
 def licence_terms(licence: str) -> Terms:
-    """Return what a licence allows, e.g. `own terms` for `dinov3-license`."""
+    """Return the kind of a licence's terms, e.g. `own terms` for `dinov3-license`."""
     name = licence.lower()
     if name in ("", "unknown", "not stated") or name.startswith("see "):
         return "not stated"
@@ -30,15 +30,21 @@ def licence_terms(licence: str) -> Terms:
 
 
 def marked_licence(licence: str) -> str:
-    """Return a licence with its terms in parentheses, unless it is open or not known."""
+    """Return the name of a licence, with its terms in parentheses unless it is open or unknown."""
     terms = licence_terms(licence)
     return f"{licence} ({terms})" if terms in ("non-commercial", "own terms") else licence
 
 
 def obligation(licence: str) -> str:
-    """Return a sentence on what a licence requires of fine-tuned models, or "" if it is open."""
+    """Return a sentence on what a licence requires of fine-tuned models, or an empty string."""
     if licence_terms(licence) == "non-commercial":
-        return "Its terms also apply to this model and forbid commercial use."
+        return (
+            "The terms of the pretrained weights also apply to this model and forbid commercial "
+            "use."
+        )
     if licence_terms(licence) == "own terms":
-        return "Its terms also apply to this model: include its text when you pass the model on."
+        return (
+            "The terms of the pretrained weights also apply to this model: include the text of "
+            "their licence when you distribute the model."
+        )
     return ""

@@ -1,7 +1,7 @@
 """LoRA: add low-rank adapters to linear layers, merge them into the weights, and save them.
 
 peft implements the adapters. A saved checkpoint contains only the merged weights; on request, an
-adapter folder for peft is written in addition.
+adapter folder for peft is written as well.
 
 Source: Hu et al. 2022 (LoRA), https://arxiv.org/abs/2106.09685.
 """
@@ -25,11 +25,11 @@ from vitft.system.imports import require_extra
 def add_adapters(model: Model, spec: TrainSpec) -> None:
     """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
-    The head and the pre_logits layer get no adapters. New adapters have no effect, so the outputs
-    of the model do not change. A model that already has adapters is left unchanged.
+    No adapters are added to the head or the pre_logits layer. New adapters have no effect, so the
+    outputs of the model do not change. A model that already has adapters is left unchanged.
 
     Raises:
-        UsageError: peft is not installed, the model has no such layers, or `spec` requests an
+        UsageError: peft is not installed, the model has none of these layers, or `spec` requests an
             adapter folder for a timm model.
     """
     require_extra("lora", feature="train.freeze=lora")

@@ -10,11 +10,11 @@ from vitft.models.vit_config import ViTConfig
 
 
 def build_norm(config: ViTConfig, size: int | None = None) -> nn.Module:
-    """Return a normalisation layer of the model's kind for `size` dimensions (default: D)."""
+    """Return a LayerNorm or RMSNorm, as configured, for `size` dimensions (default: D)."""
     kind = nn.RMSNorm if config.norm_layer == "rmsnorm" else nn.LayerNorm
     return kind(config.width if size is None else size, eps=config.norm_eps)
 
 
 def optional_norm(config: ViTConfig, is_there: bool, size: int | None = None) -> nn.Module:
-    """Return a normalisation layer, or the identity if the architecture has none at this place."""
+    """Return a normalisation layer, or the identity if `is_there` is false."""
     return build_norm(config, size) if is_there else nn.Identity()

@@ -339,7 +339,7 @@ GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
     """Normalise channels-last views: uint8 (B, S, S, 3) to float32 (B, S, S, channels).
 
-    If the transform has fewer than 3 channels, only the first ones are kept.
+    If the transform has fewer than 3 channels, only that many leading channels are kept.
     """
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
     return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE): positions that enter through queries and keys, as in DINOv3.
+"""Rotary position embeddings (RoPE): positions encoded in the queries and keys, as in DINOv3.
 
 A plain ViT adds a learned vector to each patch token, once, before the first block. With RoPE,
 every block instead rotates the queries and keys of the patches. The K dimensions of a head form
@@ -6,9 +6,19 @@ pairs (a, b). Each pair is rotated by an angle t proportional to the row or the 
 
     (a, b)  ->  (a cos t - b sin t,  b cos t + a sin t)
 
-The product of a query rotated by t and a key rotated by s depends only on t - s. Attention
-therefore depends on the distance and direction between two patches, not on their places, and images
-of any size need no new weights. Values and prefix tokens are not rotated.
+The product of a query rotated by t and a key rotated by s depends only on t - s. The scores
+between two patches therefore depend on the distance and direction from one to the other, not on
+their absolute positions, and images of any size need no new weights. Values and prefix tokens are
+not rotated, so scores between a patch and the class token depend on the patch's position.
+
+For a coordinate c, pair i (from 0 to K / 4 - 1) is rotated by c / base^(4 i / K). In DINOv3 (K =
+64, base 100), c runs from -2 pi to 2 pi over the image, whatever its size: the first pair makes two
+turns from edge to edge, and the last one turns by less than ten degrees. The small DINOv3 model is
+
+    ViTConfig(
+        image_size=(256, 256), width=384, heads=6, pool="mean", qkv_bias=False, norm_eps=1e-5,
+        layer_scale=1e-5, registers=4, positions=False, norm_before_pool=True, rope=RopeConfig(),
+    )
 
 Notation: B images, P patches, N tokens (prefix + P), H heads, K head width.
 
@@ -41,7 +51,7 @@ class Rotary(nn.Module):
         prefix = torch.zeros(config.num_prefix, size // 2, device="cpu")
         angles = torch.cat([prefix, angles])  # (N, K / 2)
         cos, sin = angles.cos(), angles.sin()
-        # (a, b) cos t + (b, a) (-sin t, sin t), for all pairs at once
+        # (a, b) * (cos t, cos t) + (b, a) * (-sin t, sin t), element by element, for all pairs
         if rope.halves:
             tables = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         else:
@@ -49,7 +59,7 @@ class Rotary(nn.Module):
                 torch.stack([cos, cos], -1).flatten(-2),
                 torch.stack([-sin, sin], -1).flatten(-2),
             )
-        device = torch.get_default_device()  # on "meta", weights are assigned later, tables are not
+        device = torch.get_default_device()  # on "meta", weights are assigned later; tables are not
         for name, table in zip(("cos", "sin"), tables, strict=True):
             table = table if device.type == "meta" else table.to(device)
             self.register_buffer(name, table, persistent=False)
@@ -75,6 +85,7 @@ def patch_angles(grid: tuple[int, int], rope: RopeConfig, size: int) -> Tensor:
     coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
     exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
     frequencies = 1 / rope.base**exponents  # (K / 4,)
+    # (rows, columns, 2, K / 4): the pairs of the first coordinate precede those of the second
     return (coordinates[..., None] * frequencies).flatten(2).flatten(0, 1)
 
 

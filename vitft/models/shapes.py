@@ -80,7 +80,8 @@ def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
 def mlp_shapes(config: ViTConfig, name: str, *, parts: int) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of each tensor of the MLP `name`.
 
-    `parts` is the number of hidden layers computed by the first matrix: 2 with a gate.
+    `parts` is the number of hidden layers that the first matrix computes: 2 if there is a gate,
+    otherwise 1.
     """
     yield from linear(f"{name}.fc1", config.width, parts * config.hidden, bias=config.proj_bias)
     if config.mlp_norm:
@@ -140,7 +141,7 @@ def linear(
 def model_norm(
     config: ViTConfig, name: str, size: int | None = None
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of each tensor of a LayerNorm or RMSNorm (default: D wide)."""
+    """Yield the name and shape of each tensor of a LayerNorm or RMSNorm (default size: D)."""
     shapes = norm(name, config.width if size is None else size)
     yield from itertools.islice(shapes, 1) if config.norm_layer == "rmsnorm" else shapes
 

@@ -1,8 +1,8 @@
-"""Blocks of a timm network: run the network up to a block, from a block on, or record outputs.
+"""Blocks of a timm network: run the network up to or from a given block, or record block outputs.
 
 timm groups the parameters of most networks into layers (`group_matcher`), which this module uses as
 blocks: the residual blocks of a ResNet, or the Transformer blocks in the stages of a Swin. timm's
-own `forward` runs in every case; hooks on the blocks stop it, replace the input of a block, or
+own `forward` runs in every case; hooks on the blocks stop it, replace the input to a block, or
 record the blocks' outputs. The hooks act only while a `Visit` is active in the current thread.
 
 Notation: B images; a block's input and output may have any shape (B, ...).
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """Actions at the blocks of a network during one forward pass."""
+    """Actions to perform at the blocks of a network during one forward pass."""
 
     at: nn.Module | None = None
     """Block whose input is replaced, or at which the pass stops."""
     tokens: Tensor | None = None
-    """New input of the block `at`; None to stop the pass at that block."""
+    """New input to the block `at`; None to stop the pass at that block."""
     outputs: list[Tensor] = field(default_factory=list)
     """Outputs of all blocks that return a tensor, in the order of the calls."""
     calls: int = 0
-    """Number of calls of the block `at`."""
+    """Number of calls to the block `at`."""
 
 
 COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
@@ -38,7 +38,7 @@ COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
 
 
 class BlockReachedError(Exception):
-    """Signal that stops a pass at a block; `tokens` is the input of the block."""
+    """Signal that stops a pass at a block; `tokens` is the input to the block."""
 
     def __init__(self, tokens: object) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def visiting(visit: Visit) -> Iterator[Visit]:
 
 
 def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
-    """Return the module paths of a network's blocks in order; empty if timm does not list any."""
+    """Return the module paths of a network's blocks in order, or () if timm does not list any."""
     try:
         patterns = block_patterns(net.group_matcher(coarse=False))
     except (AttributeError, TypeError, KeyError):  # the network is not grouped, or not this finely
@@ -74,7 +74,7 @@ def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
 
 
 def block_patterns(matcher: Mapping[str, Any]) -> list[str]:
-    """Return the regular expressions of timm's layers, without parts at a fixed position."""
+    """Return timm's regular expressions for blocks, except those for layers at a fixed position."""
     groups = matcher["blocks"]
     pairs = [(groups, None)] if isinstance(groups, str) else groups
     return [pattern for pattern, position in pairs if position is None]
@@ -102,34 +102,34 @@ def input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
 
 
 def resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
-    """Run a network with `tokens` (B, ...) as the input of a block.
+    """Run a network with `tokens` (B, ...) as the input to a block.
 
     timm's code before the block runs on `pixels`, a single image of any content.
 
     Returns:
-        The output of the network for `tokens`, and the number of calls of the block.
+        The output of the network for `tokens`, and the number of calls to the block.
     """
     with visiting(Visit(at=block, tokens=tokens)) as visit:
         return net(pixels), visit.calls
 
 
 def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | str:
-    """Return the names of the parameters that are used only from a block on, or an obstacle.
+    """Return the names of the parameters used only from a block on, or why no cut is possible.
 
     Args:
         net: A network in eval mode. It is not modified.
-        block: The block before which the network is to be cut.
+        block: The block before which to cut the network.
         pixels: Two images (2, channels, H, W) of any content.
 
     Returns:
-        The names; or, if the network cannot be cut there, the reason as a clause. Both are found by
-        autograd, which shows what the output depends on if the block's input is a constant.
+        The names or, if the network cannot be cut there, the reason as a clause. Both are found by
+        using autograd to see what the output depends on if the block's input is a constant.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
     with torch.inference_mode(False), torch.enable_grad(), all_trained(parameters):
         reached = input_of(net, block, pixels)
         if not isinstance(reached, Tensor):
-            return "the input of its blocks is not a single tensor"
+            return "the input to its blocks is not a single tensor"
         before = depends_on(reached, parameters)
         dummy = torch.zeros_like(pixels).requires_grad_()
         output, calls = resume_at(net, block, reached.detach(), dummy)
@@ -157,7 +157,7 @@ def depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 
 @contextlib.contextmanager
 def all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let all parameters require gradients until the context ends."""
+    """Make all parameters require gradients until the context ends."""
     before = [parameter.requires_grad for parameter in parameters]
     try:
         for parameter in parameters:
@@ -171,7 +171,7 @@ def all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def on_call(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Stop the pass or replace the input if the active visit requests this at the block."""
+    """Stop the pass or replace the input if the active visit requests this for the block."""
     visit = VISIT.get()
     if visit is None or visit.at is not block:
         return None

@@ -42,14 +42,14 @@ class TimmConfig:
 
 
 TIMM_VITS = ("vision_transformer", "deit", "eva")
-"""timm's modules that define Vision Transformers; vitft's own model supports some of these."""
+"""timm modules that define Vision Transformers, of which vitft's own model supports some."""
 
 
 @functools.cache
 def timm_modules() -> Mapping[str, str]:
-    """Return a mapping from each architecture of the installed timm to the file that defines it.
+    """Return a mapping from each architecture in the installed timm to the module that defines it.
 
-    It is read from timm's source, because importing timm takes seconds.
+    The mapping is read from timm's source, because importing timm takes seconds.
     """
     spec = importlib.util.find_spec("timm")
     folders = spec.submodule_search_locations if spec else None
@@ -63,5 +63,5 @@ def timm_modules() -> Mapping[str, str]:
 
 
 def timm_module(name: str) -> str:
-    """Return the name of timm's file that defines an architecture; empty if timm lacks it."""
+    """Return the name of the timm module that defines an architecture, or "" if there is none."""
     return timm_modules().get(name, "")

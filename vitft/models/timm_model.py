@@ -72,12 +72,12 @@ class TimmModel(nn.Module):
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
-        self.net.pretrained_cfg.pop("state_dict", None)  # a second copy of the weights
+        self.net.pretrained_cfg.pop("state_dict", None)  # drop a second copy of the weights
         self.block_names = block_names(self.net)
         """Module paths of the network's blocks, in order; empty if timm does not list them."""
         watch_blocks(self.net, self.block_names)
         self.cuts: dict[int, frozenset[str]] = {}
-        """Results of `trained_after` for the network, by block."""
+        """Cached names of the network's parameters that are used only from a block on, by block."""
         self.pre_logits = nn.Identity()
         self.head: nn.Module = nn.Identity()
         if config.num_classes:
@@ -95,7 +95,7 @@ class TimmModel(nn.Module):
         return self.net(pixels)
 
     def trace(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Run the network, and keep its intermediate tensors for gradients.
+        """Run the network, and return its intermediate and final outputs for use with autograd.
 
         Returns:
             The outputs (B, ...) of all blocks that return a tensor and of timm's
@@ -118,19 +118,19 @@ class TimmModel(nn.Module):
         return tokens
 
     def finish(self, tokens: Tensor, start: int) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input (B, ...) of block `start`."""
+        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`."""
         pooled, _ = resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
 
     def blank(self, images: int) -> Tensor:
-        """Return images of zeros, on the device and in the dtype of the weights."""
+        """Return all-zero images, on the device and in the dtype of the weights."""
         shape = images, self.config.in_channels, *self.config.image_size
         return next(self.net.parameters()).new_zeros(shape)
 
     def trained_after(self, start: int) -> frozenset[str]:
-        """Return the names of the parameters of this model that are used only from a block on.
+        """Return the names of this model's parameters that are used only from a block on.
 
-        The head is included.
+        The names include those of the head's parameters.
 
         Raises:
             UsageError: The network cannot be cut before this block.
@@ -188,7 +188,7 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: flo
             raise UsageError(
                 f"train.drop_path={drop_path} cannot be used: timm's {config.timm} has no "
                 "stochastic depth",
-                fix="remove it, or choose another model",
+                fix="omit train.drop_path, or choose another model",
             ) from error
         if "img_size" not in str(error):
             raise
@@ -249,7 +249,7 @@ Model = VisionTransformer | TimmModel
 def untrained(config: AnyConfig, *, drop_path: float = 0.0) -> Model:
     """Return a model of this architecture with random weights and a zero-initialised head.
 
-    `drop_path` is the stochastic depth rate of a timm model; a `ViTConfig` has its own.
+    `drop_path` is the stochastic depth rate of a timm model; a `ViTConfig` contains this rate.
     """
     if isinstance(config, TimmConfig):
         return TimmModel(config, drop_path=drop_path)

@@ -1,9 +1,9 @@
-"""Conversion between the tensor names and layouts of timm's EVA models and vitft's.
+"""Conversion of tensor names and layouts between timm's EVA models and vitft.
 
 vitft's own model has the tensor names of timm's `VisionTransformer`. timm's `Eva`, which also
 builds DINOv3, PE and TIPS, names or divides the same weights differently:
 
-- the biases of queries and values are tensors of their own, and the keys have none;
+- the biases of queries and values are separate tensors, and the keys have none;
 - queries, keys and values may have one matrix each, as may the gate and the value of a SwiGLU MLP;
 - LayerScale is called `gamma_1` and `gamma_2`.
 
@@ -21,14 +21,14 @@ OTHER_NAMES = (
     (re.compile(r"(blocks\.\d+\.mlp\.)w12\b"), r"\1fc1"),  # Meta's DINOv2-giant
     (re.compile(r"(blocks\.\d+\.mlp\.)w3\b"), r"\1fc2"),
 )
-"""Pairs of another library's names and vitft's."""
+"""Pairs of a regular expression for a tensor name in another library and vitft's replacement."""
 
 
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of one of timm's networks under vitft's names and in vitft's layout.
+    """Return a timm network's tensors under vitft's names and in vitft's layout.
 
-    Tensors with vitft's names are left unchanged. Incomplete groups are also left unchanged and are
-    reported later.
+    Tensors with vitft's names are left unchanged. If one of the tensors to be
+    combined is missing, the others are also left unchanged and are reported later.
     """
     result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
@@ -49,7 +49,7 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def renamed(name: str) -> str:
-    """Return vitft's name of a tensor that differs only in its name."""
+    """Return vitft's name for a tensor that needs no conversion other than renaming."""
     for pattern, ours in OTHER_NAMES:
         name = pattern.sub(ours, name)
     return name
@@ -59,7 +59,7 @@ def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether timm's names suggest rotary position embeddings, which are not stored.
 
     A model without learned position embeddings has rotary ones. The other signs are names and
-    layouts that occur almost only in published models with rotary position embeddings.
+    layouts that occur almost exclusively in published models with rotary position embeddings.
     """
     gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
     first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))
@@ -78,8 +78,7 @@ def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
 def fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
     """Replace separate biases of queries and values with one bias for qkv, in place.
 
-    The bias of the keys, if there is none, is zero. `ending` is the name of the queries' bias
-    without `place`.
+    If the keys have no bias, zeros are used. The queries' bias has the name `place` + `ending`.
     """
     query, key, value = (place + letter + ending[1:] for letter in "qkv")
     if value not in tensors:

@@ -1,7 +1,7 @@
 """Configurations of vitft's own Vision Transformer, read from the networks that timm builds.
 
 timm builds the network without allocating memory for its tensors, and its parts are translated to a
-`ViTConfig`. If vitft's own model lacks a part, the network is refused, and the message names the
+`ViTConfig`. If vitft's own model lacks a part, the network is rejected, and the message names the
 part. Finally, the names and shapes of the tensors are compared with the configuration.
 
 Notation: D width, H heads, C classes.
@@ -39,7 +39,7 @@ ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
 
 
 def timm_vit_config(name: str) -> ViTConfig:
-    """Return the configuration of one of timm's architectures, e.g. `flexivit_base`.
+    """Return the configuration of a timm architecture, e.g. `flexivit_base`.
 
     The image size and the number of classes match timm's default weights.
 
@@ -56,7 +56,7 @@ def timm_vit_config(name: str) -> ViTConfig:
 
 @functools.cache
 def translate(name: str) -> ViTConfig | str:
-    """Return the configuration of one of timm's architectures, or the reason why there is none."""
+    """Return the configuration of a timm architecture, or the reason why there is none."""
     module = timm_module(name)
     if module not in TIMM_VITS:
         return f"it is not a plain Vision Transformer ({module or 'unknown'} in timm)"
@@ -73,7 +73,7 @@ def translate(name: str) -> ViTConfig | str:
     found = {n: tuple(t.shape) for n, t in from_timm_names(net.state_dict()).items()}
     wanted = {n: facts.shape for n, facts in vit_shapes(config).items()}
     differing = sorted(n for n, _ in found.items() ^ wanted.items())
-    return f"its tensors differ, e.g. {differing[0]}" if differing else config
+    return f"its tensors differ from vitft's, e.g. {differing[0]}" if differing else config
 
 
 def unsupported(name: str, reason: str) -> tuple[str, str]:
@@ -96,19 +96,19 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
         **attention_parts(block.attn, net.embed_dim),
         **mlp_parts(block.mlp),
         **pooling_parts(net),
-        "attention pooling with an MLP of another width": is_module(net, "attn_pool")
+        "attention pooling with an MLP of a different width": is_module(net, "attn_pool")
         and net.attn_pool.mlp.fc2.in_features != block.mlp.fc2.in_features,
-        f"other normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
+        f"an unsupported set of normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
         or not norms <= {*TIMM_NORMS},
         "normalisation layers with different eps": len({m.eps for m in norms_of(net)}) > 1,
-        "LayerScale of the attention only": has_layer_scale(block, 1)
+        "LayerScale in only one of the branches": has_layer_scale(block, 1)
         is not has_layer_scale(block, 2),
     }
     return [part for part, is_there in parts.items() if is_there]
 
 
 def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return whether the network has unsupported parts before the first block, by description."""
+    """Map each unsupported kind of part before the first block to whether the network has it."""
     rope = getattr(net, "rope", None)
     kind = type(rope).__name__
     return {
@@ -125,7 +125,7 @@ def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
 
 
 def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN401
-    """Return whether the attention layers have unsupported parts, by description."""
+    """Map each unsupported feature of attention layers to whether this layer has it."""
     kind = type(attention).__name__
     known = ("Attention", "AttentionRope", "EvaAttention")
     heads = attention.num_heads
@@ -139,7 +139,7 @@ def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN
 
 
 def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return whether the MLPs have unsupported parts, by description."""
+    """Map each unsupported feature of MLPs to whether this MLP has it."""
     kind = type(mlp).__name__
     activation = type(getattr(mlp, "act", None)).__name__
     is_gated = kind == "SwiGLU" or (kind == "GluMlp" and not mlp.gate_last)
@@ -151,7 +151,7 @@ def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
 
 
 def pooling_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Return whether the network has unsupported parts after the last block, by description."""
+    """Map each unsupported kind of part after the last block to whether the network has it."""
     pool, attention = net.global_pool, getattr(net, "attn_pool", None)
     kind = type(attention).__name__
     return {
@@ -183,7 +183,7 @@ def norms_of(net: nn.Module) -> list[Any]:
 
 
 def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
-    """Return the configuration of one of timm's networks without `unsupported_parts`."""
+    """Return the configuration of a timm network that has no unsupported parts."""
     block, patch = net.blocks[0], net.patch_embed
     hidden, width = block.mlp.fc2.in_features, net.embed_dim
     ratio = hidden / width
@@ -201,7 +201,7 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         norm_layer=TIMM_NORMS[type(block.norm1).__name__],
         layer_scale=1e-5 if has_layer_scale(block, 1) else 0.0,
         registers=0 if getattr(net, "reg_token", None) is None else net.reg_token.shape[1],
-        prefix_positions=rows > 0 or net.pos_embed is None,
+        prefix_positions=rows > 0 or net.pos_embed is None,  # without positions: no effect
         positions=net.pos_embed is not None,
         rope=None if getattr(net, "rope", None) is None else rope_config(net),
         distilled=getattr(net, "dist_token", None) is not None,
@@ -241,7 +241,7 @@ def pooling_fields(net: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def rope_config(net: Any) -> RopeConfig:  # noqa: ANN401
-    """Return the description of the rotary position embeddings of one of timm's networks."""
+    """Return the configuration of a timm network's rotary position embeddings."""
     rope, attention = net.rope, net.blocks[0].attn
     grid = getattr(rope, "ref_feat_shape", None)
     return RopeConfig(

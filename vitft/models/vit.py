@@ -44,7 +44,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
-        # In a hybrid, a feature map is cut into patches instead of the image.
+        # In a hybrid, a feature map, not the image, is cut into patches.
         self.backbone, channels = build_stem(
             config.in_channels, config.stem, config.convs, config.patch_size
         )
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return self.join_heads(weighted_values(self.rotary(q), self.rotary(k), v))
 
     def maps(self, x: Tensor) -> Tensor:
-        """Return the attention weights (not stored by `forward`): (B, N, D) to (B, H, N, N)."""
+        """Compute the attention weights (B, H, N, N) of tokens (B, N, D); `forward` does not."""
         q, k, _ = self.split_heads(x)
         return attention_weights(q, k)
 
@@ -246,7 +246,7 @@ class VisionTransformer(nn.Module):
     def apply_block(
         self, block: nn.Module, compute: Callable[[Tensor], Tensor], tokens: Tensor
     ) -> Tensor:
-        """Apply `compute`, which is a block or a method of it, to tokens (B, N, D).
+        """Apply `compute`, which is a block or one of its methods, to tokens (B, N, D).
 
         With checkpointing, activations are not stored if the block is in training mode. The model
         itself is in eval mode if only its last blocks are trained.
@@ -278,9 +278,9 @@ class VisionTransformer(nn.Module):
 
         With `pool="mean"`, the vector is the mean patch token, and with `pool="map"` the output of
         attention pooling. Otherwise, it is the class token, followed by the distillation token in a
-        distilled model (2 * D values). If the head reads
-        several blocks, the class token of the last block is followed by the class token and the
-        mean patch token of each earlier block that the head reads.
+        distilled model (2 * D values). If the head reads several blocks, the class token of the
+        last block is followed by the class token and the mean patch token of each earlier block
+        that the head reads.
 
         Args:
             tokens: Output of the last block, (B, N, D).
@@ -323,7 +323,7 @@ class VisionTransformer(nn.Module):
         return self.finish(self.embed(pixels))
 
     def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input of block `start`, (B, N, D).
+        """Return pooled features (B, `feature_size`), given the input to block `start`, (B, N, D).
 
         If `start` is `depth`, the tokens are the output of the last block.
         """

@@ -21,7 +21,7 @@ NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 LATER: Mapping[str, bool] = {"later": True}
 """Metadata of fields that older models lack. Cards and digests omit such a field if it has its
-default value, so they remain valid for older models.
+default value, so those of older models remain valid.
 """
 MAX_PATCHES = 16384
 """Maximum number of patches per image, e.g. in a grid of 128 x 128."""
@@ -66,15 +66,15 @@ class RopeConfig:
     """
 
     unit: bool = True
-    """Whether the coordinates are 2 pi times the position of a patch's centre in the image, in [-1,
-    1] (DINOv3), instead of its row and column numbers.
+    """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It
+    then ranges from about -2 pi to 2 pi over the image (DINOv3), whatever the size of the image.
     """
     base: Annotated[float, Range(gt=1, le=1e9)] = 100.0
     offset: Annotated[float, Range(ge=-1024, le=1024)] = 0.0
     """Value added to row and column numbers (1 in PE)."""
     grid: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
     """Rows and columns of the grid to which row and column numbers are scaled (EVA-02, PE), so that
-    an image of another size covers the same coordinates; None for no scaling."""
+    images of all sizes cover the same coordinates; None for no scaling."""
     x_first: bool = False
     """Whether the first half of the pairs belongs to the column instead of the row."""
     halves: bool = True
@@ -116,7 +116,7 @@ class ViTConfig:
     """Position of LayerNorm: before each residual branch (pre), or after each residual sum (post),
     as in the original Transformer."""
     norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
-    """Epsilon of LayerNorm, as in the JAX reference; torch's default would change the outputs."""
+    """Epsilon of LayerNorm. The default is that of the JAX reference; CLIP and DINOv3 use 1e-5."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
     """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
     registers: Annotated[int, Range(ge=0, le=1024)] = 0
@@ -149,7 +149,7 @@ class ViTConfig:
     pool_heads: Annotated[int, Range(ge=0, le=65536)] = field(default=0, repr=False, metadata=LATER)
     """Number of heads of attention pooling; 0 for as many as in the blocks."""
     norm_layer: NormLayer = field(default="layernorm", repr=False, metadata=LATER)
-    """Kind of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""
+    """Type of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""
     final_norm: bool = field(default=True, repr=False, metadata=LATER)
     """Whether a normalisation layer precedes the head (RADIO and PE have none)."""
     patch_norm: bool = field(default=False, repr=False, metadata=LATER)
@@ -167,7 +167,7 @@ class ViTConfig:
     positions: bool = field(default=True, repr=False, metadata=LATER)
     """Whether there are learned position embeddings."""
     rope: RopeConfig | None = field(default=None, repr=False, metadata=LATER)
-    """Rotary position embeddings, applied to queries and keys in every block; None for none."""
+    """Rotary position embeddings, applied to queries and keys in every block; None for no RoPE."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -211,7 +211,7 @@ class ViTConfig:
             self.check_read_blocks()
 
     def check_names(self) -> None:
-        """Check the settings that have named values.
+        """Check the settings whose values are names.
 
         Raises:
             UsageError: A name is unknown.
@@ -228,7 +228,7 @@ class ViTConfig:
         """Check that the settings of the layers after the last block can be combined.
 
         Raises:
-            UsageError: They cannot be combined.
+            UsageError: The settings cannot be combined.
         """
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
         fits_pool = self.pool == "cls" or not self.distilled
@@ -326,7 +326,7 @@ class ViTConfig:
 
 
 def stated_fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass instance
-    """Return a configuration's fields by name, without `LATER` fields that have the default."""
+    """Return a configuration's fields by name, without `LATER` fields that have their default."""
     values = {f.name: (f, getattr(config, f.name)) for f in fields(config)}
     stated = {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
     return {n: asdict(v) if isinstance(v, RopeConfig) else v for n, v in stated.items()}

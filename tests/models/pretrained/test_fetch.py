@@ -22,6 +22,7 @@ from vitft.models.pretrained.hub import DownloadBar, short_message
 from vitft.system import console
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
+META = "facebook/dinov3-vits16-pretrain-lvd1689m"
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 Answers = dict[str, dict[str, Any]]
 CONTENT = b"not a model, but content all the same" * 100
@@ -103,6 +104,7 @@ def hub() -> Iterator[HubServer]:
     repos["test/plain"] = repository()
     repos["test/empty"] = Repo({})
     repos["test/pickle"] = Repo({"pytorch_model.bin": b"never read"})
+    repos[META] = repository("gated")
     repos["test/private"] = repository("token", token=TOKEN)
     for fault in REFUSED:
         repos[f"test/{fault.replace('_', '-')}"] = repository(fault)
@@ -120,7 +122,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SIZES = [len(CONTENT + f"{fault}1000000".encode()) for fault in ("shorter", "longer")]
 FIRST = "download of test/{}/model.safetensors failed: "
 REFUSED = {
-    "gated": "the publisher of test/gated requires",
+    "gated": "test/gated is gated: its publisher requires an account",
     "corrupt": "test/corrupt/model.safetensors is damaged: sha256",
     "wrong_etag": "test/wrong-etag/model.safetensors is damaged: sha256",
     "shorter": FIRST.format("shorter") + f"received {SIZES[0] - 10} bytes instead of {SIZES[0]}",
@@ -145,6 +147,7 @@ CASES = {
     "wrong digest": {"repo": "test/plain", "sha256": "0" * 64},
     "hf:test/pickle": {"repo": "test/pickle"},
     "private": {"repo": "test/private"},
+    "DINOv3": {"repo": META},
     **{fault: {"repo": f"test/{fault.replace('_', '-')}"} for fault in REFUSED},
     **{f"{fault} once": {"repo": f"test/{fault.replace('_', '-')}-once"} for fault in MENDED},
 }
@@ -177,6 +180,17 @@ def test_every_refusal_of_the_hub_is_a_sentence_of_its_own(
     assert answer["fix"]
     assert answer["code"] == 4
     assert answer["seconds"] < 20
+
+
+def test_a_gated_repository_of_weights_that_the_catalogue_has_elsewhere_is_refused_with_their_name(
+    answers: Answers,
+) -> None:
+    assert answers["DINOv3"]["problem"].startswith(f"{META} is gated")
+    assert answers["DINOv3"]["fix"].startswith("accept them at http")
+    assert answers["DINOv3"]["fix"].endswith(
+        "or use vit_small_patch16_dinov3.lvd1689m, which requires no account"
+    )
+    assert "or use" not in answers["gated"]["fix"]
 
 
 @pytest.mark.parametrize("fault", MENDED)

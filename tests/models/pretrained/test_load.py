@@ -97,7 +97,7 @@ def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path
     _, given = load_pretrained(tmp_path, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
 
     assert unstated.transform.mean == (0.5, 0.5, 0.5)
-    assert "0.5 assumed" in unstated.statistics_source
+    assert "0.5 is assumed" in unstated.statistics_source
     assert stated.transform.std == (0.2, 0.2, 0.2)
     assert stated.statistics_source == f"from {tmp_path / 'config.json'}"
     assert given.transform.mean == (0.1, 0.2, 0.3)
@@ -108,7 +108,7 @@ def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "mean", "why"),
     [
-        pytest.param({}, 0.5, "0.5 assumed", id="nothing is known"),
+        pytest.param({}, 0.5, "0.5 is assumed", id="nothing is known"),
         pytest.param({"pre_logits": True}, 0.5, "as in all of Google's", id="pre_logits"),
         pytest.param({"layer_scale": 1e-5}, 0.485, "with LayerScale or", id="DINOv2"),
         pytest.param({"distilled": True}, 0.485, "or distillation", id="distilled DeiT"),
@@ -149,6 +149,6 @@ def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> Non
     write_timm_config(tmp_path, model_args={"num_heads": 6})
     model, stated = load_pretrained(tmp_path)
 
-    assert unstated.notes == ("the number of heads is not stated: assumed 3 for a width of 192",)
+    assert unstated.notes == ("the number of heads is not stated; assuming 3 for a width of 192",)
     assert stated.notes == ()
     assert model.config.heads == 6

@@ -1,16 +1,19 @@
 """Vision towers of transformers, with random weights: the same features in vitft's own model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
 from vitft.models.pretrained.load import load_pretrained as load
+from vitft.models.pretrained.sidecar import read_sidecar
 from vitft.system.errors import WeightsError
 
 SIZES: dict[str, Any] = {
@@ -39,6 +42,26 @@ def clip() -> Any:
 def siglip() -> Any:
     """Return the class that opens SigLIP, and SigLIP 2 of a fixed resolution."""
     return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**HIDDEN))
+
+
+def siglip2(**fields: Any) -> Any:
+    """Return SigLIP 2 NaFlex, trained with any number of patches around 4 x 4."""
+    config = transformers.Siglip2VisionConfig(
+        **SIZES, intermediate_size=64, num_patches=16, **fields
+    )
+    return transformers.Siglip2VisionModel(config)
+
+
+def naflex_inputs(images: Tensor, patch: int = 8) -> dict[str, Tensor]:
+    """Return images (B, 3, H, W) as NaFlex's image processor does: rows of patches, all valid."""
+    patches = images.unfold(2, patch, patch).unfold(3, patch, patch)  # (B, 3, gh, gw, p, p)
+    grid = patches.shape[2:4]
+    rows = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, P, p*p*3)
+    return {
+        "pixel_values": rows,
+        "pixel_attention_mask": torch.ones(rows.shape[:2], dtype=torch.int32),
+        "spatial_shapes": torch.tensor([grid] * len(images)),
+    }
 
 
 TOWERS = {
@@ -79,6 +102,55 @@ def test_a_tower_of_transformers_gives_the_same_features(name: str, tmp_path: Pa
 
     assert report.flavour == "hf"
     assert (ours(images) - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 40), (64, 24)])
+@torch.no_grad()
+def test_siglip2_naflex_gives_the_same_features_for_any_fixed_grid(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    theirs = randomised(siglip2())
+    images = images_of(*size)
+
+    ours, report = load(write_tower(theirs, tmp_path), image_size=size)
+    expected = theirs(**naflex_inputs(images)).pooler_output
+
+    assert ours.config.pool == "map"
+    assert ("bilinear" in report.positions) == (size != (32, 32))
+    assert (ours(images) - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["CLIP", "SigLIP 2"])
+@torch.no_grad()
+def test_values_that_a_config_file_omits_are_the_defaults_of_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    theirs = randomised(TOWERS[name]())
+    write_tower(theirs, tmp_path)
+    model_type = theirs.config.model_type
+    stated = {"model_type": model_type, "num_attention_heads": 2}  # as in google/siglip-so400m
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": stated}))
+
+    ours, _ = load_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"vision_config": {"model_type": model_type}})  # as in google/siglip-base
+    )
+    minimal = read_sidecar(tmp_path / "model.safetensors")
+
+    expected = theirs(images_of(32, 32)).pooler_output
+    assert (ours(images_of(32, 32)) - expected).abs().max() <= 1e-5
+    assert minimal.activation == ours.config.activation != "gelu"
+    assert minimal.norm_eps == ours.config.norm_eps == theirs.config.layer_norm_eps
+
+
+def test_a_projection_of_patches_that_are_not_square_is_refused(tmp_path: Path) -> None:
+    state = siglip2().state_dict()
+    state["embeddings.patch_embedding.weight"] = torch.zeros(32, 3 * 8 * 7)
+    write_tower(siglip2(), tmp_path)
+    save_file(state, tmp_path / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"patch_embed\.proj\.weight"):
+        load_pretrained(tmp_path)
 
 
 @torch.no_grad()

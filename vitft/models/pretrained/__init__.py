@@ -6,7 +6,7 @@ The steps, in order:
     read      a file -> tensors; nothing in it is executed
     convert   tensor names and layouts of other tools -> vitft's
     infer     tensor shapes -> the architecture
-    adapt     tensors -> another class count, image size, patch size, channel count or pooling
+    adapt     tensors -> a different class count, image size, patch size, channel count or pooling
     load      all steps: `load_pretrained`, or `load_backbone`, which also supports timm models
 
 Supporting modules:
@@ -15,5 +15,5 @@ Supporting modules:
     sidecar       facts from the config.json next to a weight file
     weights       `open_pretrained`: the steps from locate to infer, with checks
     timm_weights  timm:NAME, any timm model
-    report        descriptions of the content of a file and of the effects of loading it
+    report        descriptions of a file's content and of the effects of loading it
 """

@@ -1,6 +1,6 @@
-"""Adapt weights to another image size, patch size, class count, channel count or pooling.
+"""Adaptation of weights to a new image size, patch size, class count, channel count or pooling.
 
-The functions expect vitft's tensor names, and do not modify any tensor in place.
+The functions expect vitft's tensor names and do not modify any tensor in place.
 
 Notation: B images, P patches, N tokens, D width, C classes, g grid side in patches.
 """
@@ -19,11 +19,12 @@ from vitft.models.vit_config import ViTConfig, as_pair, conv_strides
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import count
 
-PosEmbed = Literal["bicubic", "jax"]
+PosEmbed = Literal["bicubic", "jax", "bilinear"]
+"""Rule for resampling position embeddings; `bilinear` is that of SigLIP 2 NaFlex."""
 Sides = int | tuple[int, int] | None
 """Side or (height, width) in pixels; None for the size used in training."""
 Statistics = tuple[float, ...] | None
-"""One value per channel; None for the statistics of the weights."""
+"""One value per channel; None for the values used with the pretrained weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ def resize_positions(
     source_grid: tuple[int, int] | None = None,
     mode: PosEmbed = "bicubic",
 ) -> Tensor:
-    """Resample learned position embeddings for another grid of patches.
+    """Resample learned position embeddings for a different grid of patches.
 
     Args:
         pos: Position embeddings, (1, prefix + rows*columns, D), with patches in row-major order.
@@ -54,7 +55,8 @@ def resize_positions(
         prefix: Number of leading position embeddings that belong to prefix tokens; they are left
             unchanged.
         source_grid: Numbers of rows and columns with which `pos` was trained (default: a square).
-        mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
+        mode: `bicubic` for timm's rule, `bilinear` for the rule of SigLIP 2 NaFlex (both
+            antialiased), or `jax` for Google's rule (scipy's order-1 zoom).
 
     Returns:
         The position embeddings for the target grid, (1, prefix + rows*columns, D), in the dtype and
@@ -76,8 +78,8 @@ def resize_positions(
     if source == grid:
         return pos
     table = pos[:, prefix:].float().unflatten(1, source).permute(0, 3, 1, 2)  # (1, D, g, g)
-    if mode == "bicubic":
-        table = F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
+    if mode != "jax":
+        table = F.interpolate(table, grid, mode=mode, align_corners=False, antialias=True)
     else:  # scipy.ndimage.zoom(order=1), as in vit_jax's checkpoint.py; zoom computes in float64
         table = F.interpolate(table.double(), grid, mode="bilinear", align_corners=True)
     patches = table.flatten(2).mT.to(pos.dtype)  # (1, P, D)
@@ -149,7 +151,7 @@ def target_config(
     image_size: Sides,
     **changes: Any,  # noqa: ANN401 - fields of ViTConfig
 ) -> ViTConfig:
-    """Return the configuration for another class count and image size.
+    """Return the configuration for a different class count and image size.
 
     None keeps the value in `source`. `changes` contains new values for other fields. If a class
     count is given, the model has a new head: the distillation token becomes a register, and the
@@ -179,7 +181,7 @@ def target_config(
 
 
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return channel statistics for another number of channels.
+    """Return channel statistics for a different number of channels.
 
     For one channel, the values are averaged; otherwise, they are repeated in order. The result
     suits the kernels that `fit_channels` returns.
@@ -242,7 +244,7 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 
 
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Adapt kernels (outputs, old, height, width) to another number of input channels.
+    """Adapt kernels (outputs, old, height, width) to a different number of input channels.
 
     For one channel, the kernels are summed over the input channels. The response to a grey image
     then equals the old response to the same image repeated in all channels. For other numbers of
@@ -256,11 +258,11 @@ def fit_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
-    """Resize patch kernels (D, channels, h, w) to another patch size.
+    """Resize patch kernels (D, channels, h, w) to a different patch size.
 
     Resizing a patch is a linear map. The new kernels are the old ones multiplied by the
     pseudo-inverse of this map. Their response to a resized patch equals the old response to the
-    original patch, exactly if patches become larger and otherwise approximately.
+    original patch: exactly if patches become larger, otherwise approximately.
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

@@ -34,6 +34,9 @@ class CatalogEntry:
     file: str = ""
     """Name of the file in the repository."""
     revision: str = "main"
+    gated_source: str = ""
+    """Hub repository in which the publisher offers the same weights to accounts that accept its
+    terms; empty if there is none. `repo` itself is not gated."""
     path: str = ""
     """Path of a bundled file relative to the catalogue's folder; replaces `repo` and `file`."""
     image_size: tuple[int, int] = (224, 224)
@@ -80,6 +83,10 @@ class CatalogEntry:
             "name": self.name,
             "aliases": ", ".join(self.aliases),
             "source": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
+            "gated": f"{self.gated_source} has the same weights and requires an account; the "
+            "source above does not"
+            if self.gated_source
+            else "",
             "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
             "licence": marked_licence(self.licence),
@@ -123,8 +130,8 @@ def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEnt
 def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
-    If only timm's registry has the name, timm is imported, and a new entry is created from its
-    facts.
+    If the name is only in timm's registry, timm is imported, and a new entry is created from
+    timm's metadata.
 
     Raises:
         WeightsError: The name is unknown, or vitft's own model does not support these weights. The
@@ -157,7 +164,10 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 
 
 def has_licence(entry: CatalogEntry, wanted: str) -> bool:
-    """Return whether an entry has a licence, or a licence of kind `open` or `commercial`."""
+    """Return whether an entry's licence matches `wanted`: a name, `open` or `commercial`.
+
+    See `select_entries` for the meaning of the last two.
+    """
     terms = licence_terms(entry.licence)
     if wanted == "open":
         return terms == "open"
@@ -171,9 +181,9 @@ def select_entries(
 ) -> list[CatalogEntry]:
     """Return the entries that match all filters; None matches everything.
 
-    The licence `open` matches licences without further terms, and `commercial` matches licences
-    that do not forbid commercial use. `data` matches if it is part of the description of the
-    training data.
+    The licence `open` matches licences without additional terms, and `commercial` matches licences
+    that do not forbid commercial use. `data` matches if the description of the training
+    data contains it.
     """
     return [
         entry

@@ -1,4 +1,4 @@
-"""Convert other tools' tensor names and layouts to vitft's, which are the same as timm's.
+"""Conversion of other tools' tensor names and layouts to vitft's, which are the same as timm's.
 
 Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
 listed in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.pretrained.hf_towers import is_tower, tower_tensors
+from vitft.models.pretrained.hf_towers import is_naflex, is_tower, tower_tensors
 from vitft.models.timm_names import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
@@ -37,7 +37,7 @@ VITFT_NAMES = re.compile(
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Pattern of vitft's tensor names, except for layers of `convs`, which only a card describes."""
+"""Pattern for vitft's tensor names, except those of `convs` layers, which only a card describes."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
 HF_TOKENS = {
@@ -64,7 +64,7 @@ HF_BLOCK = {
     "attention.output.dense": "attn.proj",
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",
-    # names in memory in transformers 5 and later
+    # in-memory names in transformers 5 and later
     "attention.q_proj": "attn.q",
     "attention.k_proj": "attn.k",
     "attention.v_proj": "attn.v",
@@ -129,6 +129,8 @@ class Converted:
     """Names and shapes of unused tensors."""
     may_rotate: bool = False
     """Whether the model may have rotary position embeddings, which are not stored as tensors."""
+    is_naflex: bool = False
+    """Whether this is SigLIP 2 NaFlex, whose position embeddings are resampled bilinearly."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
@@ -144,6 +146,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     rotates = False
     masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # from pretraining
     unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
+    flexible = is_naflex(names)
     if flavour == "hf" and is_tower(names):
         names, texts = tower_tensors(names)
         names, unused = fuse_qkv(names), (*unused, *texts)
@@ -155,7 +158,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         rotates = may_rotate(names)
         names = from_timm_names(names)
     if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
-        names["reg_token"] = names.pop("register_tokens")  # which have no position embeddings
+        names["reg_token"] = names.pop("register_tokens")  # these have no position embeddings
         names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
         names["pos_embed"] = names["pos_embed"][:, 1:]
     refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
@@ -165,6 +168,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         heads=heads,
         dropped=unused,
         may_rotate=rotates,
+        is_naflex=flexible,
     )
 
 
@@ -190,7 +194,8 @@ def flavour_of(names: Iterable[str]) -> Flavour:
     if any(n.endswith("embedding/kernel") for n in present):
         return "npz"
     raise WeightsError(
-        f"not the weights of a Vision Transformer (tensors: {', '.join(sorted(present)[:5])} ...)"
+        "these are not the weights of a Vision Transformer (tensors: "
+        f"{', '.join(sorted(present)[:5])} ...)"
         if present
         else "the file contains no tensors",
         fix="use a ViT from timm, Hugging Face or Google, e.g. one listed by `vitft weights list`",
@@ -296,7 +301,7 @@ def rename_all(
         if ours in result:
             raise WeightsError(
                 f"two tensors in the file map to {ours}; one of them is {name}",
-                fix="save the model again with one naming scheme",
+                fix="save the model again with a single naming scheme",
             )
         result[str(ours)] = tensors[name]
     return result
@@ -320,7 +325,8 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if missing or len(shapes) > 1:
             raise WeightsError(
                 f"the queries, keys and values do not match: {', '.join(missing or three)}",
-                fix="use a complete file of a plain Vision Transformer (BEiT has no key bias)",
+                fix="use a complete weight file of a plain Vision Transformer; BEiT models, which "
+                "have no key biases, are not supported",
             )
         fused = f"{part[1]}qkv{part[2]}"
         if fused not in result:
@@ -341,7 +347,8 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     cause = next(found, None)
     raise WeightsError(
         f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
-        fix="use timm:NAME=FILE with timm's name of the model, or a plain Vision Transformer",
+        fix="use timm:NAME=FILE with timm's name for the model, or the weights of a plain Vision "
+        "Transformer",
     )
 
 

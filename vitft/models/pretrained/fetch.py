@@ -1,7 +1,7 @@
 """Download of catalogue entries and hub repositories, with verification of the local files.
 
 huggingface_hub downloads and caches the files. In addition, this module checks the digest of the
-content (huggingface_hub only checks the size), retries after a connection reset or a server error,
+content (huggingface_hub checks only the size), retries after a connection reset or a server error,
 and reports an unreachable hub within two seconds instead of 24.
 """
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 5.0
 """Seconds to wait for the response to a metadata request."""
 ATTEMPTS = 3
-"""Maximum number of attempts at a request or download that huggingface_hub does not retry."""
+"""Maximum number of attempts at a request or download if huggingface_hub itself does not retry."""
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
 BUSY_PATIENCE_S = 60.0
@@ -48,7 +48,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
     If the digest of a copy is not the one stated by the hub or the publisher, the copy is deleted
-    and fetched once more.
+    and the file is downloaded once more.
 
     Raises:
         WeightsError: The hub is unreachable or refuses the request, a bundled file is missing, the
@@ -162,7 +162,7 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
 
 
 def log_leftovers(path: Path) -> None:
-    """Log partial downloads of the same repository left in the cache by killed processes."""
+    """Log the partial downloads that killed processes have left next to a cached file."""
     partial = path.resolve().parent.glob("*.incomplete")
     parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
     if parts:

@@ -1,13 +1,15 @@
-"""Tensors of transformers' vision towers (CLIP, SigLIP, DINOv3) under vitft's names.
+"""Tensors of transformers' vision towers (CLIP, SigLIP, SigLIP 2, DINOv3) under vitft's names.
 
 The towers of CLIP and SigLIP are often stored together with a text tower, which is not used.
 Queries, keys and values still have separate names (q, k and v).
 
 Notation: D width, N tokens.
 
-Source: transformers' `modeling_clip.py`, `modeling_siglip.py` and `modeling_dinov3_vit.py`.
+Source: transformers' `modeling_clip.py`, `modeling_siglip.py`, `modeling_siglip2.py` and
+`modeling_dinov3_vit.py`.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -50,7 +52,7 @@ TOWER_BLOCK: Mapping[str, str] = {
     "layer_scale2.lambda1": "ls2.gamma",
 }  # fmt: skip
 UNUSED = re.compile(r"(text_model|text_projection|visual_projection|logit_(scale|bias))(\.|$)")
-"""Tensors of the text tower and of the comparison between images and texts."""
+"""Pattern for tensors of the text tower and of the comparison between images and texts."""
 
 
 def is_tower(tensors: Mapping[str, Tensor]) -> bool:
@@ -59,8 +61,29 @@ def is_tower(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.removeprefix("vision_model.") in signs for name in tensors)
 
 
+def is_naflex(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether these are the tensors of a SigLIP 2 NaFlex model.
+
+    Its patches are projected by a linear layer instead of a convolution. Images may have any number
+    of patches, for which the position embeddings are resampled bilinearly.
+    """
+    sign = "embeddings.patch_embedding.weight"
+    return any(n.removeprefix("vision_model.") == sign and t.ndim == 2 for n, t in tensors.items())
+
+
+def patch_kernels(weight: Tensor) -> Tensor:
+    """Return a linear projection of RGB patches (D, h*w*3) as kernels (D, 3, h, w) with h = w.
+
+    The weight is returned unchanged if the patches are not square.
+    """
+    side = math.isqrt(weight.shape[1] // 3)
+    if 3 * side**2 != weight.shape[1]:
+        return weight
+    return weight.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+
+
 def tower_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors of a vision tower under vitft's names, and descriptions of unused ones.
+    """Return a vision tower's tensors under vitft's names, and descriptions of unused tensors.
 
     An unused tensor is described by its name and shape. Unknown names are not changed.
     """
@@ -74,6 +97,8 @@ def tower_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tup
     for name in ("cls_token", "pos_embed"):  # (D,) or (N, D) in CLIP and SigLIP
         if name in result:
             result[name] = result[name].reshape(1, -1, result[name].shape[-1])
+    if is_naflex(tensors):
+        result["patch_embed.proj.weight"] = patch_kernels(result["patch_embed.proj.weight"])
     split_pooling(result)
     has_gate = any(".mlp.fc1_g." in name for name in result)
     if not has_gate:
@@ -83,7 +108,7 @@ def tower_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tup
 
 
 def tower_name(name: str) -> str:
-    """Return vitft's name of a tensor, or the same name if it is unknown."""
+    """Return vitft's name for a tensor, or the given name if it is unknown."""
     if name in TOWER_OUTER:
         return TOWER_OUTER[name]
     block = re.fullmatch(r"(?:model\.|encoder\.)?layers?\.(\d{1,4})\.(.+)", name)
@@ -97,7 +122,7 @@ def tower_name(name: str) -> str:
 
 
 def split_pooling(tensors: dict[str, Tensor]) -> None:
-    """Divide the input projection of attention pooling (3 D rows) as in timm, in place."""
+    """Split the input projection of attention pooling (3 * D rows) as in timm, in place."""
     for leaf in ("weight", "bias"):
         fused = tensors.pop(f"head.attention.in_proj_{leaf}", None)
         if fused is not None:
@@ -107,6 +132,6 @@ def split_pooling(tensors: dict[str, Tensor]) -> None:
 
 
 def add_key_biases(tensors: dict[str, Tensor]) -> None:
-    """Add zero key biases, which DINOv3 lacks, in place."""
+    """Add zero biases for the keys, which have no biases in DINOv3, in place."""
     for name in [n for n in tensors if n.endswith(".attn.q.bias")]:
         tensors.setdefault(name.replace(".q.", ".k."), torch.zeros_like(tensors[name]))

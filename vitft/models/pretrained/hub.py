@@ -1,4 +1,4 @@
-"""Wrapper of the Hugging Face Hub client: plain HTTP, readable errors and a progress bar."""
+"""Wrapper around the Hugging Face Hub client: plain HTTP, readable errors and a progress bar."""
 
 import contextlib
 import errno
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries
 from vitft.system import console
 from vitft.system.errors import ResourceError, WeightsError
 
 
 @contextlib.contextmanager
 def plain_http() -> Iterator[None]:
-    """Use plain HTTP instead of Xet inside the `with` block, with fewer logs and shorter timeouts.
+    """Use plain HTTP instead of Xet in the `with` block, with less logging and shorter timeouts.
 
     The Xet client waits indefinitely if its storage cannot be reached. Every repository can also be
     read over plain HTTP, and vitft verifies the digest in any case.
@@ -80,9 +80,11 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
+        copies = [row.name for row in catalog_entries() if row.gated_source == entry.repo]
+        instead = f", or use {copies[0]}, which requires no account" if copies else ""
         raise WeightsError(
-            f"the publisher of {entry.repo} requires you to accept its terms",
-            fix=f"accept them at {url} and set HF_TOKEN",
+            f"{entry.repo} is gated: its publisher requires an account that has accepted its terms",
+            fix=f"accept them at {url} and set HF_TOKEN{instead}",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise WeightsError(
@@ -162,6 +164,6 @@ def describe_failure(error: Exception | None) -> str:
 
 
 def short_message(error: Exception | None) -> str:
-    """Return the first line of an exception, cut to 200 characters, with access tokens masked."""
+    """Return the first line of an exception, up to 200 characters, with access tokens masked."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

@@ -92,7 +92,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 def norm_fields(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the fields of a `ViTConfig` that describe the normalisation layers.
 
-    The last one is left out, because `pool_fields` contains it.
+    The fields that describe the last of these layers are returned by `pool_fields` instead.
     """
     has_bias = "blocks.0.norm1.bias" in tensors or "blocks.0.norm1.weight" not in tensors
     return {
@@ -107,7 +107,8 @@ def norm_fields(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str, Any]:
     """Return the fields of a `ViTConfig` that describe the layers after the last block.
 
-    A model lacks the last norm only if its architecture is known; otherwise, the file is damaged.
+    The last norm may be missing only if the architecture is known; otherwise, its absence means
+    that the file is damaged.
     """
     known, has_fc_norm = facts.unstored, "fc_norm.weight" in tensors
     is_mean = has_fc_norm or facts.pool == "avg" or "cls_token" not in tensors
@@ -144,7 +145,7 @@ def patch_grid(
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the number of bottlenecks in each stage of a hybrid's ResNet; None for a plain model.
+    """Return the number of bottlenecks in each stage of a hybrid's ResNet, or None for a plain ViT.
 
     Raises:
         WeightsError: A stage has no bottlenecks, or there are more than four stages.
@@ -184,7 +185,7 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
     """Return the shape of a required tensor, after checking its number of dimensions.
 
     Raises:
-        WeightsError: The tensor is missing or empty, or has another number of dimensions.
+        WeightsError: The tensor is missing or empty, or has a different number of dimensions.
     """
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:

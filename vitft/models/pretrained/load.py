@@ -64,10 +64,11 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         pre_logits: Whether to keep or drop the Linear + Tanh before the pretrained head.
         pool: Input of the head (default: as in the file).
         pos_embed: Method for resampling position embeddings: timm's (bicubic) or Google's (jax).
+            SigLIP 2 NaFlex always uses its own (bilinear).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
-        mean: Channel means in [0, 1], specified together with `std` (default: the means of the
-            weights).
-        std: Channel standard deviations.
+        mean: Channel means in [0, 1], specified together with `std` (default: the values
+            used with the pretrained weights).
+        std: Channel standard deviations, specified together with `mean`.
         allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
         sha256: Expected digest of the file.
 
@@ -94,6 +95,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         drop_path=drop_path,
     )
     weights = with_transform(weights, target, mean, std)
+    pos_embed = weights.resampling or pos_embed
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
     )
@@ -227,7 +229,7 @@ def make_report(
     keeps_head: bool,
     pos_embed: PosEmbed,
 ) -> LoadReport:
-    """Return the report of a loaded model."""
+    """Return the report on a loaded model."""
     config, source = model.config, weights.architecture
     classes = config.num_classes
     notes = [*weights.notes, *adapted.notes]

@@ -1,4 +1,4 @@
-"""Resolve weight names and paths to catalogue entries and weight files.
+"""Resolution of weight names and paths to catalogue entries and weight files.
 
 Does not import torch, so that a wrong name or path is reported at once.
 """
@@ -18,7 +18,7 @@ FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
 
 
 RANDOM = "random:"
-"""Prefix of `random:NAME`, which means NAME's architecture and transform with random weights."""
+"""Prefix of `random:NAME`, which denotes NAME's architecture and transform with random weights."""
 
 
 def check_weights_name(
@@ -49,7 +49,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     created.
 
     Raises:
-        WeightsError: The name is unknown or invalid, or means random weights; or the file is
+        WeightsError: The name is unknown or invalid, or it denotes random weights; or the file is
             missing or of an unsupported kind.
     """
     name = os.fspath(name_or_path)
@@ -83,7 +83,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
 
 
 def parse_prefixed_name(name: str) -> CatalogEntry | None:
-    """Return a catalogue entry for a name that begins with `hf:` or `timm:`, or None for others.
+    """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name.
 
     Raises:
         WeightsError: The name is invalid, its file is missing, or it begins with `random:`.
@@ -170,7 +170,7 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Check by the suffix that a file is not a pickle, unless pickles are allowed.
+    """Check by its suffix that a file is not a pickle, unless pickles are allowed.
 
     Raises:
         WeightsError: The file is a pickle, and pickles are not allowed.

@@ -43,7 +43,7 @@ class RawWeights:
 def read_weights(
     path: Path, *, allow_pickle: bool = False, sha256: str | None = None, digest: str | None = None
 ) -> RawWeights:
-    """Read all tensors of a weight file; tensors of a .safetensors file are memory-mapped.
+    """Read all tensors in a weight file; tensors in a .safetensors file are memory-mapped.
 
     Args:
         path: Path of the file; its suffix determines the format.
@@ -52,8 +52,8 @@ def read_weights(
         digest: Actual digest of the file, if already computed.
 
     Raises:
-        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has another
-            digest, or contains a value that is not finite.
+        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has a
+            different digest, or contains a value that is not finite.
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
@@ -77,19 +77,19 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Check the digest of a file that has the name of a published file.
+    """Check the digest of a file that has the same name as a published file.
 
-    Such a name contains the first 8 digits of the digest.
+    The name of a published file contains the first 8 digits of its digest.
 
     Raises:
-        WeightsError: The digest does not begin with these digits.
+        WeightsError: The digest does not begin with the digits in the name.
     """
     published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
         raise WeightsError(
             f"{path} is not the published file of that name: its sha256 starts with {digest[:8]}",
-            fix="download it again; if it contains other weights, rename it",
+            fix="download the file again, or rename it if it contains other weights",
         )
 
 
@@ -174,7 +174,7 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
 def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Check that the tensors from a pickle are dense arrays whose values are all in the file.
 
-    A pickled tensor may have no data, be sparse, or repeat a few bytes over a huge shape.
+    A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape.
 
     Raises:
         WeightsError: A tensor is of one of these kinds, or its type is not supported.
@@ -187,7 +187,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
         if not is_plain or tensor.is_nested:
             raise WeightsError(
                 f"{path}: tensor {name[:100]} has no data or is not a dense array",
-                fix="save model.state_dict() of a model on the CPU",
+                fix="move the model to the CPU, and save its state_dict()",
             )
         size = tensor.numel() * tensor.element_size()
         total += size

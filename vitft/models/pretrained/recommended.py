@@ -1,6 +1,6 @@
 """Recommended weights, and the default choice of weights.
 
-Does not import torch. The recommendations are the table `recommended` of `weights/catalog.toml`.
+Does not import torch. The recommendations are in the table `recommended` in `weights/catalog.toml`.
 """
 
 import functools
@@ -18,7 +18,7 @@ Tier = Literal["fast", "balanced", "best"]
 ACCEPTABLE_S = 300.0
 """Maximum time in seconds of the feature pass over a data set with the default weights."""
 EFFICIENCY = 0.6
-"""Speed of a model, including image decoding, relative to a matrix product."""
+"""Speed of a model, including image decoding, relative to that of a matrix product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,14 @@ def machine_speed(device: str = "auto") -> float:
 
 
 def default_weights(images: int, *, device: str) -> tuple[str, str]:
-    """Return the name of the default weights for a run, and why they were chosen.
+    """Return the name of the default weights for a run, and the reason for choosing them.
 
     The candidates are the defaults in the local cache or, if there are none, all defaults. The most
     accurate weights with a feature pass of at most `ACCEPTABLE_S` are chosen. If every pass takes
     longer, the fastest weights are chosen.
 
     Raises:
-        UsageError: None of the weights are in the cache, and HF_HUB_OFFLINE is set.
+        UsageError: None of the default weights are in the cache, and HF_HUB_OFFLINE is set.
     """
     choices = [one for one in recommendations() if one.default]
     cached = [one for one in choices if is_cached(one.entry)]
@@ -88,7 +88,7 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
 
 
 def affordable(choices: Sequence[Recommendation], images: int, speed: float) -> Recommendation:
-    """Return the last of the choices whose pass takes at most `ACCEPTABLE_S`, or else the first."""
+    """Return the last choice whose pass takes at most `ACCEPTABLE_S`, or the first if none does."""
     fitting = [one for one in choices if one.seconds(images, speed) <= ACCEPTABLE_S]
     return fitting[-1] if fitting else choices[0]
 

@@ -27,7 +27,7 @@ class LoadReport:
     loaded: int
     """Number of the model's tensors that come from the file."""
     dropped: tuple[str, ...]
-    """Tensors of the file that were not used, each with its shape."""
+    """Tensors in the file that were not used, each with its shape."""
     head: str
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
@@ -38,7 +38,7 @@ class LoadReport:
     """Origin of mean and std."""
     provenance: Provenance
     classes: tuple[str, ...] = ()
-    """Class names of the head, if the head was kept and the names are known."""
+    """Class names, if the head was kept and the names are known."""
     notes: tuple[str, ...] = ()
 
     def headline(self) -> str:
@@ -127,6 +127,7 @@ def inspect(
         ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
+    pos_embed = weights.resampling or pos_embed
     lines = describe_file(weights)
     if classes is None and image_size is None:
         return lines

@@ -20,7 +20,7 @@ from vitft.system.errors import UsageError, WeightsError
 
 MAX_STATED_SIDE = 16384
 LARGEST_GREY = 1e38
-"""Largest absolute value in a grey range, as in `EvalTransform`."""
+"""Maximum absolute value of the limits of a grey range, as in `EvalTransform`."""
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from the Pillow filter numbers that transformers writes to filter names."""
 ACTIVATION_NAMES: Mapping[str, Activation] = {
@@ -28,7 +28,15 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     **dict.fromkeys(("quick_gelu", "quickgelu"), "quick_gelu"),
 }
-"""Mapping from names of activation functions in timm and transformers to vitft's."""
+"""Mapping from the names of activation functions in timm and transformers to vitft's names."""
+TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
+    "clip_vision_model": ("quick_gelu", 1e-5),
+    "siglip_vision_model": ("gelu_tanh", 1e-6),
+    "siglip2_vision_model": ("gelu_tanh", 1e-6),
+}
+"""Activation function and epsilon of the LayerNorms in transformers, by model type. Published
+config.json files of these models omit values that equal the defaults.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +49,7 @@ class UnstoredFacts:
 
     @classmethod
     def of(cls, config: ViTConfig) -> Self:
-        """Return the facts of an architecture."""
+        """Return the unstored facts about an architecture."""
         return cls(rope=config.rope, pool_heads=config.pool_heads, final_norm=config.final_norm)
 
 
@@ -68,7 +76,7 @@ class SidecarFacts:
     pool: str = ""
     """Input of the head, as named by timm, e.g. token or avg."""
     unstored: UnstoredFacts | None = None
-    """Facts from the architecture that the file or the catalogue names; None if none is named."""
+    """Facts about the architecture named in the file or the catalogue; None if none is named."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Origin of mean and std."""
@@ -158,7 +166,8 @@ def read_sidecar(path: Path) -> SidecarFacts:
         return SidecarFacts()
     if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
         config = config.table("vision_config")
-    if "hidden_act" in config.values or "num_attention_heads" in config.values:
+    is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
+    if is_hf or config.text("model_type") in TOWER_DEFAULTS:
         return hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
     return timm_facts(config)
 
@@ -221,7 +230,7 @@ def named_architecture(config: JsonTable) -> ViTConfig | None:
 
 
 def unstored_facts(arguments: JsonTable, known: ViTConfig) -> UnstoredFacts:
-    """Return the unstored facts of timm's architecture `known`, built with other arguments."""
+    """Return the unstored facts about architecture `known` as built by timm with `arguments`."""
     heads = arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
     names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
@@ -234,7 +243,7 @@ def unstored_facts(arguments: JsonTable, known: ViTConfig) -> UnstoredFacts:
 
 
 def stated_rope(arguments: JsonTable, known: RopeConfig) -> RopeConfig:
-    """Return the rotary position embeddings `known` with the settings in timm's arguments.
+    """Return the rotary position embeddings `known`, updated with the settings in timm's arguments.
 
     Raises:
         WeightsError: A setting is of the wrong type or out of range.
@@ -257,7 +266,7 @@ def stated_rope(arguments: JsonTable, known: RopeConfig) -> RopeConfig:
 
 
 def timm_pool(config: ViTConfig) -> str:
-    """Return timm's name of a model's pooling."""
+    """Return timm's name for a model's pooling."""
     return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
 
 
@@ -287,15 +296,17 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     if is_gated and config.text("hidden_act") not in ("silu", "swish"):
         raise config.wrong("hidden_act", "silu, the only activation of gated MLPs in vitft")
     rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
+    activation, norm_eps = TOWER_DEFAULTS.get(config.text("model_type") or "", (None, None))
     return SidecarFacts(
         unstored=UnstoredFacts(rope=rope, pool_heads=0, final_norm=True),
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=stated_classes(config, "id2label"),
-        activation=None if is_gated else stated_activation(config, "hidden_act"),
+        activation=None if is_gated else stated_activation(config, "hidden_act") or activation,
         norm_eps=config.checked(
             "layer_norm_eps", "a number between 0 and 1", lambda n: is_number(n) and 0 < n < 1
-        ),
+        )
+        or norm_eps,
         **(hf_preprocessing(processor) if processor else {}),
     )
 
@@ -336,7 +347,7 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     The value of `key` is a list of names or {"0": name, ...}.
 
     Raises:
-        WeightsError: The value has another structure.
+        WeightsError: The value has a different structure.
     """
     value = table.values.get(key)
     if value is None:
@@ -351,9 +362,9 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
 
 
 def stated_activation(table: JsonTable, key: str) -> Activation | None:
-    """Return the activation function that the file names, or None if it names none.
+    """Return the activation function named in the file, or None if there is none.
 
-    It changes the outputs of the model but not the shapes of its tensors.
+    The function affects the outputs of the model but not the shapes of its tensors.
 
     Raises:
         WeightsError: vitft does not support this function.

@@ -140,7 +140,7 @@ def reload_timm(
 def timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report of a timm model.
+    """Return the report on a timm model.
 
     `old_classes` is the number of classes of the dropped pretrained head, or 0 if there was none.
     """

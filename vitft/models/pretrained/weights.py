@@ -1,7 +1,7 @@
 """`open_pretrained`: find, fetch, read, convert and check pretrained weights.
 
-The result has vitft's tensor names and a known architecture; `adapt` adapts it to another image
-size or class count.
+The result has vitft's tensor names and a known architecture; `adapt` adapts it to a different
+image size or class count.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from torch import Tensor
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import load_checkpoint
+from vitft.models.pretrained.adapt import PosEmbed
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch
@@ -27,8 +28,8 @@ from vitft.system.errors import RunError, UsageError, WeightsError
 from vitft.system.text import count
 
 UNSTATED = (
-    "not stated, 0.5 assumed; set --mean and --std if you know them (wrong values reduced the "
-    "accuracy of a ViT-Tiny by 32 points)"
+    "not stated, so 0.5 is assumed; set --mean and --std if you know the correct values (in a "
+    "test, wrong ones reduced the accuracy of a ViT-Tiny by 32 percentage points)"
 )
 
 
@@ -50,6 +51,8 @@ class PretrainedWeights:
     classes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     """Tensors that vitft does not use, each with its shape."""
+    resampling: PosEmbed | None = None
+    """The model's own rule for resampling position embeddings; None if the user may choose one."""
     unusable_head: str = ""
     """Reason why the head cannot be used; empty if it can be used."""
     notes: tuple[str, ...] = ()
@@ -101,7 +104,7 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
 
 
 def entry_config(entry: CatalogEntry) -> ViTConfig | None:
-    """Return the configuration that a catalogue entry names, or None if it names none."""
+    """Return the configuration named in a catalogue entry, or None if none is named."""
     if not entry.architecture:
         return None
     return replace(architecture_config(entry.architecture), **entry.options)
@@ -128,7 +131,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 
 def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
-    """Convert and check the content of a weight file, with the help of known facts.
+    """Convert and check the content of a weight file, using known facts about the weights.
 
     Raises:
         WeightsError: The weights are damaged, contradict the facts, or do not belong to a supported
@@ -171,6 +174,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         provenance=provenance,
         classes=classes,
         dropped=converted.dropped,
+        resampling="bilinear" if converted.is_naflex else None,
         unusable_head=unusable,
         notes=tuple(notes),
     )
@@ -265,13 +269,13 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
     except UsageError as error:
         raise WeightsError(
             f"invalid preprocessing settings for {path}: {error.problem}",
-            fix="correct or remove the config.json or preprocessor_config.json beside it",
+            fix="correct or remove the config.json or preprocessor_config.json next to it",
         ) from error
     if len(transform.mean) != config.in_channels:
         raise WeightsError(
             f"mean and std have {count(len(transform.mean), 'value')} each ({facts.source}), but "
             f"the weights expect {count(config.in_channels, 'channel')}",
-            fix="correct the values in that file, or remove it",
+            fix="correct the values in that file, or remove the file",
         )
     return transform
 
@@ -281,7 +285,7 @@ def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     notes = []
     if facts.heads is None:
         notes.append(
-            f"the number of heads is not stated: assumed {config.heads} for a width of "
+            f"the number of heads is not stated; assuming {config.heads} for a width of "
             f"{config.width}"
         )
     stated = facts.image_size
