@@ -21,7 +21,7 @@ env.allowRemoteModels = false;
 env.localModelPath = path.dirname(path.resolve(folder));
 const classifier = await pipeline("image-classification", path.basename(folder), { dtype });
 
-// Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white.
+// Open an image as 8-bit RGB, rotated according to EXIF and composited on white.
 async function openRgb(file) {
   const upright = sharp(file, { ignoreIcc: true }).rotate().flatten({ background: "white" });
   const rgb = upright.toColourspace("srgb").removeAlpha().raw();

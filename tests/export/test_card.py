@@ -194,9 +194,9 @@ def test_the_licence_is_the_chosen_one_or_that_of_the_pretrained_weights(
     licence = weights.get("licence", "")
     if licence:
         assert f"pretrained weights: {licence.replace('.', '&#46;')}" in text
-        assert "Its terms also apply to this model" in text
+        assert "The terms of the pretrained weights also apply to this model" in text
     assert ("forbid commercial use" in text) is (licence == "cc-by-nc-4.0")
-    assert ("include its text" in text) is (licence == "dinov3-license")
+    assert ("include the text of their licence" in text) is (licence == "dinov3-license")
     if not chosen and not weights:
         assert "Not stated." in text
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.export_run import make_run
+from vitft.api import load
 from vitft.export import export_run
 from vitft.export.plan import plan_export
 
@@ -90,3 +91,16 @@ def test_the_table_names_every_script() -> None:
     scripts = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".mjs")}
 
     assert not {name for name in scripts - {"compare.py"} if name not in page}
+
+
+def test_the_program_classifies_files_as_predict_does(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    done = export_run(str(run), plan_export(["onnx"], str(tmp_path / "onnx"), with_resize=True))
+    photos = sorted((tmp_path / "photos").glob("*/*"))[:3]
+
+    printed = answer("classify.py", str(done.folder / "model.onnx"), *map(str, photos))
+
+    answers = load(str(run)).predict(photos)
+    assert [line.split(": ")[1].split()[0] for line in printed.splitlines()] == [
+        prediction.classes[0] for prediction in answers
+    ]

@@ -288,7 +288,7 @@ def test_weights_have_8_bits_if_these_hardly_change_a_probability(
     page = (tmp_path / "page" / "index.html").read_text()
     kinds = {tensor["type"] for tensor in read_page(page)[0]["tensors"]}
     assert kinds == {"f32", "i8" if bits == 8 else "f16"}
-    assert re.match(rf"--html: weights in {bits} bits, .*change 0 predicted .*6 val", done.notes[0])
+    assert re.match(rf"--html: {bits}-bit weights, .*change 0 predictions .*6 val", done.notes[0])
 
 
 @pytest.mark.parametrize(("exact", "rounded", "bits"), [
@@ -305,14 +305,22 @@ def test_8_bits_must_keep_classes_probabilities_and_logits(
     assert measured_precision(logits, np.zeros(3, np.int64)).bits == bits
 
 
+@pytest.mark.parametrize(("threshold", "bits"), [(0.4, 8), (0.5006, 16)])
+def test_8_bits_must_keep_every_label(threshold: float, bits: int) -> None:
+    logits = np.array([[[0.0, 2.0]] * 3, [[0.005, 2.0]] * 3])  # probabilities 0.5 and 0.501
+    truth = np.array([[False, True]] * 3)
+
+    assert measured_precision(logits, truth, (threshold, 0.5)).bits == bits
+
+
 def test_weights_have_16_bits_if_there_are_too_few_images_to_try_8_bits_on(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     shutil.rmtree(tmp_path / "photos")
 
     done = export_run(str(run), plan_export(["html"], str(tmp_path / "page")))
 
-    few = "because the 0 validation images are too few for testing 8 bits"
-    assert done.notes[0] == f"--html: weights in 16 bits, {few}"
+    few = "because testing 8 bits requires more than 0 validation images"
+    assert done.notes[0] == f"--html: 16-bit weights, {few}"
 
 
 def test_a_hybrid_and_nearest_interpolation_are_refused(tmp_path: Path) -> None:
@@ -343,7 +351,7 @@ def test_a_page_that_would_be_too_large_is_refused_with_its_size(
     run = make_run(tmp_path)
     monkeypatch.setattr(html, "MAX_PAGE_BYTES", 20_000)
 
-    with pytest.raises(RunError, match=r"page of .* MB, even with weights in 8 bits; the limit"):
+    with pytest.raises(RunError, match=r"page of .* MB, even with 8-bit weights; the limit"):
         export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
     assert not (tmp_path / "x").exists()
 

@@ -111,7 +111,7 @@ def test_a_model_without_figures_claims_none(tmp_path: Path) -> None:
 
     text = "\n".join(limits_of(run, ("blue", "green", "red"), None))
 
-    assert "Its accuracy was not measured." in text
+    assert "The accuracy of the model was not measured." in text
     assert "%" not in text
 
 
@@ -205,10 +205,10 @@ def test_images_are_shown_only_with_a_licence_and_credit(tmp_path: Path) -> None
 
 
 REFUSED: list[Any] = [
-    pytest.param({"image_licence": "all-mine"}, "is not a licence that is known", id="unknown"),
-    pytest.param({"image_licence": "cc-by-nd-4.0"}, "is not a licence", id="no derivatives"),
+    pytest.param({"image_licence": "all-mine"}, "is not known to permit publishing", id="unknown"),
+    pytest.param({"image_licence": "cc-by-nd-4.0"}, "is not known to permit", id="no derivatives"),
     pytest.param({"image_licence": "cc-by-4.0"}, "requires naming the authors", id="no credit"),
-    pytest.param({"image_credit": "me"}, "is not a licence", id="credit alone"),
+    pytest.param({"image_credit": "me"}, "is not known to permit", id="credit alone"),
     pytest.param({"image_licence": "cc-by-4.0", "image_credit": "a\nb"}, "one line", id="lines"),
     pytest.param({"repo": "", "dry_run": True}, "need --push-to-hub", id="nothing to push"),
 ]

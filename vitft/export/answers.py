@@ -1,4 +1,4 @@
-"""Code for the programs of `snippets` that turns the outputs of a model into classes or labels."""
+"""Source code that turns model outputs into classes or labels, for the programs of `snippets`."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ NUMPY_ANSWER = """\
 
 
 def answer_text(thresholds: object) -> str:
-    """Return the docstring of the function `classify`; `thresholds` are those of several labels."""
+    """Return the docstring of `classify`; `thresholds` is empty unless the model is multi-label."""
     if thresholds:
         return "Return the labels of an image, with their probabilities."
     return "Return the most probable class of an image, and its probability."
 
 
 def given_labels(probabilities: str, thresholds: Sequence[float]) -> str:
-    """Return the code that returns the labels of an image, given that of their probabilities."""
+    """Return code that selects the labels of an image; `probabilities` is code for a list."""
     return f"""\
     probabilities = {probabilities}
     thresholds = {[*thresholds]!r}
@@ -31,7 +31,7 @@ def given_labels(probabilities: str, thresholds: Sequence[float]) -> str:
 
 
 def pipeline_answer(in_grey: str, thresholds: object) -> str:
-    """Return the code that calls a pipeline of transformers and returns its answer.
+    """Return code that calls a transformers pipeline and returns its prediction.
 
     `in_grey` is the code that converts the image to grey, if needed.
     """

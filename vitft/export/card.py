@@ -52,13 +52,13 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval
 
 MAX_CLASSES_LISTED = 200
-"""Maximum number of classes in the table; the model file contains all of them."""
+"""Maximum number of classes in the table; the model file lists every class."""
 LICENCES = (
     "apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0",
     "cc-by-nd-4.0", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0",
     "openrail", "unlicense", "unknown",
 )  # fmt: skip
-"""Licence identifiers of the hub; any other licence is declared as `other` with its name."""
+"""Licence identifiers known to the hub; any other licence is declared as `other`."""
 
 
 PAGE_USE = (
@@ -76,8 +76,9 @@ LIBRARIES = {
 
 
 SEVERAL_LABELS = (
-    "An image may have several labels, or none. Each label has its own probability (sigmoid of its "
-    "logit), and an image gets it if the probability reaches the threshold of the label."
+    "This is a multi-label model: an image may have any number of labels, including none. Each "
+    "label has its own probability (the sigmoid of its logit) and is predicted if the probability "
+    "reaches the label's threshold."
 )
 
 
@@ -155,9 +156,9 @@ def base_model(weights: Provenance) -> str:
 
 
 def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
-    """Return the accuracies as the evaluation results of huggingface_hub.
+    """Return the accuracies as `EvalResult` objects of huggingface_hub.
 
-    If the exported head reads fewer blocks than the run's, only its accuracy is known.
+    If the exported head reads fewer blocks than the run's head, only its top-1 accuracy is known.
     """
     from huggingface_hub import EvalResult
 
@@ -187,7 +188,7 @@ def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
 
 
 def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
-    """Return the lines on the intended use and the limits of the model."""
+    """Return the lines about the intended use and the limits of the model."""
     names = [markdown_text(name) for name in trained.card.classes]
     lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
     if last_block_accuracy(trained.card, results) is not None:
@@ -207,7 +208,7 @@ def pictures_section(
     matrix = confusion_png(classes, results) if plan.repo and results else None
     if matrix is not None:
         write_atomically(folder / CONFUSION_FILE, matrix)
-        numbers = " The numbers are images." if len(classes) <= MOST_LABELLED else ""
+        numbers = " Each number is a count of images." if len(classes) <= MOST_LABELLED else ""
         lines += [
             "## Confusion matrix",
             "",
@@ -234,7 +235,7 @@ def pictures_section(
 
 
 def introduction(trained: TrainedRun, results: RunResults | None, form: str) -> list[str]:
-    """Return the lines that describe the model, its training, and whether it is at chance level."""
+    """Return the lines on the model and its training, with a warning if it is at chance level."""
     card = trained.card
     clause = chance_level(results) if results else ""
     by = "The page does" if form == "html" else "The programs below do"
@@ -288,7 +289,7 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
 
 
 def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
-    """Return the lines on the training data: its name, its size and a table of the classes."""
+    """Return the lines about the training data: its name, its size and a table of the classes."""
     rows = [
         " ".join(("|", markdown_text(name), "|", " | ".join(cells), "|"))
         for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
@@ -311,7 +312,7 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
 
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
-    """Return the lines on the accuracy and on the fidelity of the export."""
+    """Return the lines about the accuracy and the fidelity of the export."""
     noise = "random noise, because the validation images were missing"
     on = count(row.images, "validation image") if row.images else noise
     same = (
@@ -325,7 +326,7 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
 
 
 def licence_section(card: Card, chosen: str) -> list[str]:
-    """Return the lines on the licences of this model and of the pretrained weights."""
+    """Return the lines about the licences of this model and of the pretrained weights."""
     return ["## Licence", "", licence_sentence(card, chosen, markdown_text)]
 
 

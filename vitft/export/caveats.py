@@ -1,4 +1,4 @@
-"""Paragraphs of the README of an export on files that other libraries open differently."""
+"""README paragraphs on files that other libraries open differently from vitft."""
 
 from vitft.data.transforms import EvalTransform
 
@@ -15,7 +15,7 @@ def caveat(transform: EvalTransform) -> str:
             f"training images ({low:,.6g} to {high:,.6g}) to 0..255."
         )
     return (
-        "Other libraries ignore the EXIF rotation, show transparency in arbitrary colours and "
+        "Other libraries ignore the EXIF rotation, render transparency in arbitrary colours and "
         "clip 16-bit grey to white. `open_rgb` handles all three as vitft did when it trained the "
         f"model; {rest}"
     )
@@ -35,8 +35,7 @@ def javascript_caveat(transform: EvalTransform) -> str:
             "such images first."
         )
     return (
-        "`openRgb` converts images as vitft does, because the model was trained on images "
-        "converted in this way: it rotates them according to EXIF, shows transparency on white, "
-        "converts CMYK without a colour profile and "
+        "`openRgb` converts images as vitft did when it trained the model: it rotates them "
+        "according to EXIF, composites them on white, converts CMYK without a colour profile and "
         f"{wide}; {ONLY_VITFT}{page}"
     )

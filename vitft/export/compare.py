@@ -8,15 +8,14 @@ Notation: n images, C classes.
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from vitft.export.formats.base import NumericArray, OpenedModel
+from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions
 from vitft.export.trained import LabelledImage
-from vitft.metrics.calibration import logit_of
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.system.errors import RunError
 from vitft.system.text import count, interval, percent
@@ -141,13 +140,13 @@ def comparison_row(
 ) -> ExportComparison:
     """Return the comparison of one export with the original.
 
-    If images may have several labels, given `thresholds`, a prediction is right if all are.
+    A multi-label prediction (with `thresholds`) is correct only if every label is.
     """
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
     predicted = predictions(before, thresholds), predictions(after, thresholds)
     is_noise = truth.ndim == 1 and bool((truth < 0).any())
-    if predicted[0].ndim > truth.ndim:  # several labels, but noise images
+    if predicted[0].ndim > truth.ndim:  # a multi-label model, but noise images
         truth = truth[:, None]
     is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
     return ExportComparison(
@@ -164,28 +163,16 @@ def comparison_row(
     )
 
 
-def predictions(logits: NumericArray, thresholds: Sequence[float]) -> NumericArray:
-    """Return the predicted classes (n,) or, given thresholds, whether labels are given (n, C)."""
-    if not thresholds:
-        return np.asarray(logits.argmax(axis=1))
-    return np.asarray(logits >= logit_of(np.asarray(thresholds)))
-
-
-def count_same(one: NumericArray, other: NumericArray) -> int:
-    """Return the number of images for which two arrays of predictions or targets are the same."""
-    return int((one == other).reshape(len(one), -1).all(axis=1).sum())
-
-
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
     """Check that the predictions of an export agree with the original predictions.
 
-    In int8, the predicted class may change on at most one image, or on the fraction `MAX_CHANGED`
-    of the images if that is more. In other formats, logits may differ by at most `max_error`,
+    For int8, the predicted class may change on at most one image, or on the fraction `MAX_CHANGED`
+    of the images if that is more. For other formats, logits may differ by at most `max_error`,
     relative to the larger of 1 and the largest logit.
 
     Raises:
         RunError: The difference exceeds the tolerance of the format, or there are no validation
-            images to measure the accuracy in int8.
+            images to measure the accuracy of int8.
     """
     on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
     problem = (
@@ -197,7 +184,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
             raise RunError(
                 f"the accuracy of --{row.name} cannot be measured because the validation images no "
                 "longer exist",
-                fix="restore them to the data.path in the run's config.toml, or remove "
+                fix="restore them at data.path (see the run's config.toml), or remove "
                 f"--{row.name.removesuffix(', int8')}",
             )
         if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):

@@ -1,7 +1,7 @@
 """Facts about a run as sentences, for the README of an export and for exported pages.
 
 Names of classes, folders and weights can contain any character. Most functions therefore have an
-argument `literal`, a function that converts a name to text that is displayed literally.
+argument `literal`: a function that converts a name to text that is displayed literally.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ def data_name(run: Path) -> str:
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Count the images per class in each part, and all images of the part under an empty name.
+    """Count the images of each class in each split, and all images of a split under an empty name.
 
     All counts are 0 if the split is unknown.
     """
@@ -72,7 +72,7 @@ def count_images(run: Path) -> dict[str, Counter[str]]:
 
 
 def model_sentence(card: Card, literal: Literal) -> str:
-    """Return a sentence on the architecture and the origin of a model."""
+    """Return a sentence about the architecture and the origin of a model."""
     shape = card.architecture
     kind = (
         f"timm model {literal(shape.timm)}"
@@ -97,7 +97,7 @@ HOW_FITTED: Mapping[str, str] = {
 
 
 def view_sentence(card: Card) -> str:
-    """Return a sentence on the preprocessing of images."""
+    """Return a sentence about the preprocessing of images."""
     transform = card.transform
     return (
         f"Images are {HOW_FITTED[transform.fit]} to "
@@ -108,7 +108,7 @@ def view_sentence(card: Card) -> str:
 
 
 def data_sentence(trained: TrainedRun, literal: Literal) -> str:
-    """Return a sentence on the name and size of the data."""
+    """Return a sentence about the name and size of the data."""
     images = count_images(trained.run)
     sizes = {part: images[part][""] for part in ("train", "val", "test")}
     counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
@@ -119,7 +119,7 @@ def data_sentence(trained: TrainedRun, literal: Literal) -> str:
 
 
 def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
-    """Return a row per class: its name, training and validation images, recall and precision."""
+    """Return a row per class: name, training images, validation images, recall and precision."""
     images = count_images(trained.run)
     figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
     return [
@@ -135,7 +135,7 @@ def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple
 
 
 def accuracy_sentence(results: RunResults) -> str:
-    """Return a sentence on the accuracy on the validation images, with its interval."""
+    """Return a sentence about the accuracy on the validation images, with its interval."""
     selected = (
         " The epoch was selected on the same images, so the accuracy is slightly optimistic."
         if results.get("selected_on_validation")
@@ -145,7 +145,7 @@ def accuracy_sentence(results: RunResults) -> str:
         return (
             f"Mean average precision {percent(found['map'])} (95% interval "
             f"{interval(found['map_interval'])}; random scores: {percent(found['chance_map'])}) "
-            f"and mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
+            f"and mean F1 over the labels {percent(found['macro_f1'])} (95% interval "
             f"{interval(found['macro_f1_interval'])}) on "
             f"{count(results['images'], 'held-out validation image')}.{selected}"
         )
@@ -158,7 +158,7 @@ def accuracy_sentence(results: RunResults) -> str:
 
 
 def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
-    """Return a sentence on the licences of a model and of its pretrained weights."""
+    """Return a sentence about the licences of a model and of its pretrained weights."""
     known = pretrained_licence(card.weights)
     pretrained = f"pretrained weights: {literal(known)}" if known else ""
     if chosen:

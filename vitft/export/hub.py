@@ -1,4 +1,4 @@
-"""Upload of an exported folder to a hub repository in one commit.
+"""Upload of an exported folder to a hub repository, in one commit.
 
 Earlier content of the repository stays in its history. Large files are uploaded through LFS
 instead of Xet (see `pretrained.hub.plain_http`).
@@ -6,7 +6,6 @@ instead of Xet (see `pretrained.hub.plain_http`).
 
 import contextlib
 import importlib
-import shlex
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -14,6 +13,7 @@ from vitft.export.job import Exported
 from vitft.export.plan import ExportPlan
 from vitft.models.pretrained.hub import describe_failure, http_error, plain_http, status_of
 from vitft.system.errors import VitftError, WeightsError
+from vitft.system.text import shell_quote
 
 
 def push(done: Exported, plan: ExportPlan) -> str:
@@ -50,7 +50,7 @@ def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError
         return WeightsError(
             problem, fix=f"set HF_TOKEN to a token with write access to {plan.repo.split('/')[0]}"
         )
-    folder = shlex.quote(str(done.folder))
+    folder = shell_quote(str(done.folder))
     return WeightsError(problem, fix=f"upload it later: hf upload {plan.repo} {folder}")
 
 

@@ -17,7 +17,7 @@ MOST_MENTIONED = 3
 
 
 class ClassPair(NamedTuple):
-    """A true class, the class predicted instead, and the number of images."""
+    """A true class, the class predicted instead, and the number of images confused in this way."""
 
     true: int
     predicted: int
@@ -27,7 +27,7 @@ class ClassPair(NamedTuple):
 
 
 def most_confused(results: RunResults) -> list[ClassPair]:
-    """Return the most frequent confusions of two or more images, most frequent first."""
+    """Return the most frequent confusions, of at least two images each, in descending order."""
     pairs = [
         ClassPair(i, j, number, sum(row))
         for i, row in enumerate(results["confusion"])
@@ -38,7 +38,7 @@ def most_confused(results: RunResults) -> list[ClassPair]:
 
 
 def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> list[str]:
-    """Return Markdown sentences on the intended use of the model and its limits.
+    """Return Markdown sentences about the intended use of the model and its limits.
 
     Args:
         run: Run directory.
@@ -50,29 +50,29 @@ def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> li
     """
     found = [
         f"The model assigns an image to one of {count(len(names), 'class', 'classes')}. It always "
-        "names one of them, also for an image that shows none of them or several."
+        "names one of them, even for an image that shows none or several of them."
     ]
     if results and "labels" in results:
-        found = [f"The model gives an image any of {count(len(names), 'label')}, or none."]
+        found = [f"The model assigns any of {count(len(names), 'label')}, or none, to an image."]
     if (run / REFERENCE_FILE).is_file():
         found.append(
-            "`vitft predict` notes images that are unlike the training images, although "
+            "`vitft predict` flags images that are unlike the training images, although "
             "not reliably; other libraries do not."
         )
     if not results:
-        return [*found, "Its accuracy was not measured."]
+        return [*found, "The accuracy of the model was not measured."]
     found.append(
         "The validation images come from the same data as the training images. The accuracy on "
         "images from other sources was not measured."
     )
     if chance_level(results):
-        return [*found, "It is at chance level, so it should not be used."]
+        return [*found, "The model is at chance level, so it should not be used."]
     found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
     return [*found, *data_problems(run)]
 
 
 def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
-    """Return sentences on the classes with the lowest recall, and on classes with few images."""
+    """Return sentences about the classes with the lowest recall, and those with few images."""
     rows = [
         (row["recall"], name, row["recall_interval"], row["images"])
         for name, row in zip(names, results["per_class"].values(), strict=True)
@@ -88,13 +88,13 @@ def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
     if few:
         found.append(
             f"{count(few, 'class has', 'classes have')} fewer than {FEW_PER_CLASS} validation "
-            "images, so little is known about the recall there."
+            "images, too few to estimate the recall reliably."
         )
     return found
 
 
 def confusions(names: Sequence[str], results: RunResults) -> list[str]:
-    """Return a sentence on the most frequent confusions, if there are any."""
+    """Return a sentence about the most frequent confusions, if there are any."""
     texts = [
         f"{names[pair.true]} predicted as {names[pair.predicted]} ({pair.images} of {pair.of})"
         for pair in most_confused(results)
@@ -103,7 +103,7 @@ def confusions(names: Sequence[str], results: RunResults) -> list[str]:
 
 
 def calibration(results: RunResults) -> list[str]:
-    """Return a sentence on the probabilities, if their calibration was measured."""
+    """Return a sentence about the probabilities, if their calibration was measured."""
     found = results["calibration"]
     if found is None:
         return []
@@ -115,7 +115,7 @@ def calibration(results: RunResults) -> list[str]:
 
 
 def data_problems(run: Path) -> list[str]:
-    """Return sentences on problems that the audit of the run found in its data.
+    """Return sentences about problems that the audit of the run found in its data.
 
     Raises:
         RunError: The file audit.json is damaged.
@@ -134,7 +134,7 @@ def data_problems(run: Path) -> list[str]:
     labels = len(audit["mislabels"])
     if labels:
         found.append(
-            f"{count(labels, 'label')} of the data {'is' if labels == 1 else 'are'} probably wrong "
-            "according to a model that was not trained on the image."
+            f"{count(labels, 'label')} in the data {'is' if labels == 1 else 'are'} probably "
+            "wrong, according to a model that was not trained on the images in question."
         )
     return found

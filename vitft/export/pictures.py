@@ -10,21 +10,22 @@ from vitft.metrics.results import RunResults
 
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
 MOST_LABELLED = 40
-"""Maximum number of classes for which the matrix has names and numbers."""
+"""Maximum number of classes for which the matrix shows names and numbers."""
 MOST_DRAWN = 1000
 """Maximum number of classes for which a matrix is drawn."""
 CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
-"""Sizes in pixels of a cell with a number, of the names, and of the text."""
+"""Side of a numbered cell, width of the class names and font size, in pixels."""
 RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
 MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
 """Maximum number of example images, their side in pixels, and the number per row."""
 
 
 def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
-    """Draw the confusion matrix as a PNG; None if there are too many classes.
+    """Return the confusion matrix as a PNG.
 
-    Rows are true classes and columns are predictions. A cell is darker the larger its fraction of
-    the row is: correct predictions in green, others in orange.
+    The result is None for multi-label models and for models with too many classes. Rows are true
+    classes and columns are predictions. The larger its fraction of the row, the darker a cell is:
+    correct predictions in green, others in orange.
     """
     matrix, size = results["confusion"], len(classes)
     if size > MOST_DRAWN or "labels" in results:
@@ -54,7 +55,7 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
 
 
 def draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
-    """Write the names beside the rows and, from the bottom to the top, above the columns."""
+    """Write the names beside the rows and, rotated to read upwards, above the columns."""
     font = ImageFont.load_default(FONT_PX)
     for i, name in enumerate(classes):
         text = shown_name(name, i, font)
@@ -67,7 +68,7 @@ def draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
 
 
 def shown_name(name: str, index: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Return a name that Pillow's font can draw in `NAME_WIDTH`; otherwise, the class number."""
+    """Return a name shortened to `NAME_WIDTH`, or the class number if the name is not ASCII."""
     if not (name.isascii() and name.isprintable()):
         return f"class {index}"
     while font.getlength(name) > NAME_WIDTH - 12:
@@ -76,9 +77,10 @@ def shown_name(name: str, index: int, font: ImageFont.FreeTypeFont | ImageFont.I
 
 
 def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
-    """Draw up to one validation image per class side by side, and return the class names in order.
+    """Return a JPEG grid of at most one validation image per class, and the class names in order.
 
-    The images have no metadata. The result is None if the validation images cannot be found.
+    The JPEG has no metadata. The result is None for multi-label models, and if the validation
+    images cannot be found.
     """
     if trained.card.thresholds:
         return None

@@ -48,7 +48,7 @@ CREDITED_IMAGE_LICENCES = (
     *("cc-by-sa-2.0", "cc-by-sa-2.5", "cc-by-sa-3.0", "cc-by-sa-4.0"),
     *("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "apache-2.0", "mit"),
 )
-"""Licences that permit publishing reduced images if the authors are named."""
+"""Licences that permit publishing downscaled images if the authors are named."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -77,7 +77,7 @@ class ExportPlan:
     image_licence: str = ""
     """Licence of the images; if it permits publication, the hub page shows one image per class."""
     image_credit: str = ""
-    """Authors of the images, named below them."""
+    """Authors of the images, shown below them."""
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
@@ -177,8 +177,7 @@ def check_image_licence(plan: ExportPlan) -> None:
         return
     if licence not in FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES:
         raise UsageError(
-            f"--image-licence {licence!r} is not a licence that is known to allow publishing "
-            "images",
+            f"--image-licence {licence!r} is not known to permit publishing images",
             fix=f"use {', '.join(FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES)}, or remove "
             "--image-licence to publish no images",
         )

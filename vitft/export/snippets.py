@@ -22,7 +22,7 @@ from vitft.export.answers import (
 
 OPEN = '''
 def open_rgb(path):
-    """Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white."""
+    """Open an image as 8-bit RGB, rotated according to EXIF and composited on white."""
     image = ImageOps.exif_transpose(Image.open(path))
     WIDE
     if image.has_transparency_data:
@@ -61,7 +61,7 @@ JS_RANGE = """
     return new RawImage(levels, info.width, info.height, 3);
   }}
 """
-"""Code that does the same in JavaScript for 16-bit grey; sharp clips floating-point images."""
+"""JavaScript equivalent of `RANGE` for 16-bit grey; sharp clips floating-point images."""
 JS_CMYK = """
   if ((await sharp(file).metadata()).space === "cmyk") {  // convert without a colour profile
     const cmyk = sharp(file, { ignoreIcc: true }).rotate().pipelineColourspace("cmyk");
@@ -111,7 +111,7 @@ def command_line(run: str) -> Snippet:
 
 
 def timm_snippet(transform: EvalTransform, repo: str, thresholds: Sequence[float] = ()) -> Snippet:
-    """Return a program for timm; `thresholds` are those of several labels."""
+    """Return a program for timm; `thresholds` is empty unless the model is multi-label."""
     source = f"hf-hub:{repo}" if repo else "local-dir:."
     answer = TORCH_ANSWER
     if thresholds:
@@ -144,7 +144,7 @@ print(classify("photo.jpg"))
 def transformers_snippet(
     transform: EvalTransform, repo: str, thresholds: Mapping[str, float] | None = None
 ) -> Snippet:
-    """Return a program for transformers; `thresholds` are those of several labels."""
+    """Return a program for transformers; `thresholds` is empty unless the model is multi-label."""
     answer = pipeline_answer(in_grey(transform), thresholds)
     stated = f"thresholds = {dict(thresholds)!r}\n" if thresholds else ""
     code = f'''
@@ -192,7 +192,7 @@ const model = "{repo}";
 // With dtype q8, the model is a quarter of the size and its predictions differ slightly.
 const classifier = await pipeline("image-classification", model, {{ dtype: "fp32" }});
 
-// Open an image as 8-bit RGB, rotated according to EXIF, with transparency on white.
+// Open an image as 8-bit RGB, rotated according to EXIF and composited on white.
 async function openRgb(file) {{{JS_CMYK.rstrip()}{wide}
   const upright = sharp(file, {{ ignoreIcc: true }}).rotate().flatten({{ background: "white" }});
   const rgb = upright.toColourspace("srgb").removeAlpha().raw();
@@ -258,7 +258,7 @@ compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 def torch_snippet(
     transform: EvalTransform, takes: GraphInput, thresholds: Sequence[float] = ()
 ) -> Snippet:
-    """Return a program for torch.export."""
+    """Return an example program that loads and runs a model exported with torch.export."""
     load = """
 import torch
 
@@ -365,7 +365,7 @@ def resize_lines(transform: EvalTransform) -> list[str]:
 
 
 def frame_lines(transform: EvalTransform) -> list[str]:
-    """Return the lines that cut or pad the resized `image`, as `EvalTransform.framed` does."""
+    """Return the lines that crop or pad the resized `image`, as `EvalTransform.framed` does."""
     height, width = transform.image_size
     margins = (
         f"left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)"
@@ -390,7 +390,7 @@ def function(name: str, argument: str, text: str, body: str) -> str:
 
 
 def in_grey(transform: EvalTransform) -> str:
-    """Return the code that converts the result of `open_rgb` to grey; empty for an RGB model."""
+    """Return the code that converts the result of `open_rgb` to grey, or "" for an RGB model."""
     return '.convert("L")' if transform.channels == 1 else ""
 
 

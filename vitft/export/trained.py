@@ -1,4 +1,4 @@
-"""Load a run for export: its model in float32 on the CPU, its card and its images.
+"""A run loaded for export: its model in float32 on the CPU, its card and its images.
 
 Local paths are removed from the card before it is published.
 """
@@ -74,7 +74,7 @@ def load_trained(run: str | None) -> TrainedRun:
 
 
 def without_paths(card: Card) -> Card:
-    """Return the card; if the source of the weights is a local path, only its file name is kept."""
+    """Return the card with any local path to the weights shortened to its file name."""
     source = card.weights.get("source", "")
     if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
         return card
@@ -87,7 +87,7 @@ class LabelledImage:
 
     image: Image.Image
     label: "int | Flags"
-    """Index of the class, or whether the image has each of several labels (C,); -1 for noise."""
+    """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
@@ -106,7 +106,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
-    """Sample `count` evenly spaced validation images; yield those unchanged since the run.
+    """Sample `count` evenly spaced validation images, and yield those unchanged since the run.
 
     Raises:
         RunError: The run's config.toml or split.csv is damaged.

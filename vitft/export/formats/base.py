@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.trained import TrainedRun
+from vitft.metrics.calibration import logit_of
 from vitft.models.card import Card
 
 NumericArray = np.ndarray[Any, np.dtype[Any]]
@@ -29,8 +30,8 @@ class OpenedModel:
     logits: Callable[[NumericArray], NumericArray]
     """Function that computes float32 logits (B, C) from stacked inputs."""
     thresholds: tuple[float, ...] = ()
-    """Probability from which on an image gets each of several labels; empty if each image has one
-    class, or if the format cannot contain thresholds."""
+    """Minimum probability at which each label is predicted; empty for models that are not
+    multi-label, and for formats that cannot contain thresholds."""
     one_by_one: bool = False
     """Whether inputs may differ in size and therefore cannot be stacked."""
 
@@ -102,3 +103,15 @@ def module_logits(
 def first_unsupported(parts: Mapping[str, bool]) -> str:
     """Return the first name whose value is true, or an empty string if there is none."""
     return next((name for name, is_present in parts.items() if is_present), "")
+
+
+def predictions(logits: NumericArray, thresholds: Sequence[float]) -> NumericArray:
+    """Return the predicted classes (n,) or, given thresholds, the predicted label flags (n, C)."""
+    if not thresholds:
+        return np.asarray(logits.argmax(axis=1))
+    return np.asarray(logits >= logit_of(np.asarray(thresholds)))
+
+
+def count_same(one: NumericArray, other: NumericArray) -> int:
+    """Return the number of images on which two arrays of predictions or targets agree."""
+    return int((one == other).reshape(len(one), -1).all(axis=1).sum())

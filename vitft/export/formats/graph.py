@@ -1,4 +1,4 @@
-"""Format --torch-export, and the code that it shares with the ONNX formats.
+"""Export format --torch-export, and the code that it shares with the ONNX formats.
 
 Any module that maps pixels to logits can be exported. The preprocessing and the class names are
 stored in the file as JSON. With `--with-preprocessing`, the graph accepts bytes and normalises

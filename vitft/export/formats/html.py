@@ -1,4 +1,4 @@
-"""Format --html: one page that classifies images in a browser, without a network or a server.
+"""Export format --html: one page that classifies images in a browser, without a network or server.
 
 The page contains the model, an engine in plain JavaScript (`export.page`) and facts about the run.
 Python cannot run the engine, so the export is verified with the equivalent engine
@@ -7,7 +7,7 @@ test pattern with NumPy's.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from itertools import islice
@@ -29,7 +29,14 @@ from vitft.export.facts import (
     results_of,
     view_sentence,
 )
-from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel, first_unsupported
+from vitft.export.formats.base import (
+    ExportFormat,
+    NumericArray,
+    OpenedModel,
+    count_same,
+    first_unsupported,
+    predictions,
+)
 from vitft.export.formats.html_weights import (
     BLOCK,
     Bits,
@@ -41,8 +48,9 @@ from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.ood import Reference, read_reference
-from vitft.metrics.calibration import softmax
+from vitft.metrics.calibration import sigmoid, softmax
 from vitft.metrics.chance import chance_level
+from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
 from vitft.models.numpy_vit import (
     Float32Array,
@@ -66,26 +74,26 @@ KNOWN_FIELDS = frozenset((
     "num_classes", "patch_size", "pool", "pre_logits", "prefix_positions", "qkv_bias",
     "read_blocks", "registers", "stem", "width",
 ))  # fmt: skip
-"""Fields of `ViTConfig` that `page/model.js` implements, or that do not concern it."""
+"""Fields of `ViTConfig` that `page/model.js` implements or does not need."""
 MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
 much memory for the text, the decoded weights and the model.
 """
 MAX_ERROR_ROUNDED = 3e-2
 """Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
-logit; for a choice of 8 bits, half of it."""
+logit; 8 bits are chosen only if the difference is at most half of this."""
 MAX_CHANGE, MIN_TRIED = 0.01, 20
 """Maximum change in a probability due to 8-bit weights, and minimum number of validation images on
 which to measure it; otherwise, 16 bits are used."""
 WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
-"""Maximum memory in bytes and maximum number of the workers that classify images in parallel, each
-with its own copy of the model.
+"""Maximum total memory in bytes and maximum number of workers that run in parallel. Each worker has
+its own copy of the model.
 """
 SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
 IMAGES_AT_ONCE = 8
 ROWS_FIRST = 13
-"""First version of Pillow that resizes the rows of tall images first."""
+"""First major version of Pillow that resizes tall images by rows first, then by columns."""
 PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
 
 
@@ -117,7 +125,6 @@ class HtmlFormat(ExportFormat):
         interpolation = card.transform.interpolation
         return first_unsupported(
             {
-                "the page does not support several labels per image": bool(card.thresholds),
                 "the page cannot run the ResNet of a hybrid": shape.stem is not None,
                 "the page cannot run a convolutional stem": bool(shape.convs),
                 f"the page does not support {', '.join(sorted(unknown))}": bool(unknown),
@@ -133,7 +140,7 @@ class HtmlFormat(ExportFormat):
         assert isinstance(config, ViTConfig)
         weights = weights_of(trained)
         parameters = sum(tensor.size for tensor in weights.values())
-        refuse_large(page_bytes(parameters, 8), "even with weights in 8 bits")
+        refuse_large(page_bytes(parameters, 8), "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size)
         try:
             precision = choose_precision(trained, weights, self.images)
@@ -155,6 +162,7 @@ class HtmlFormat(ExportFormat):
         return OpenedModel(
             by=f"NumPy {np.__version__}",
             classes=tuple(meta["classes"]),
+            thresholds=tuple(meta["thresholds"]),
             prepare=lambda image: normalised_view(transform, image),
             logits=lambda inputs: np.asarray(scores(model, inputs)),
         )
@@ -170,7 +178,7 @@ def weights_of(trained: TrainedRun) -> dict[str, Float32Array]:
 
 
 def config_of(meta: Mapping[str, Any]) -> ViTConfig:
-    """Return the architecture that a page contains."""
+    """Return the architecture of the model in a page."""
     known = {field.name for field in fields(ViTConfig)}
     shape = {name: value for name, value in meta["config"].items() if name in known}
     config: ViTConfig = structured(shape, ViTConfig, "config")
@@ -178,7 +186,7 @@ def config_of(meta: Mapping[str, Any]) -> ViTConfig:
 
 
 def normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
-    """Return an image as input of the model: float32 (S, S, channels)."""
+    """Return an image as input to the model: float32 (S, S, channels)."""
     return normalise(transform.pixels(image), transform)
 
 
@@ -195,7 +203,7 @@ def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
 
 
 def page_bytes(parameters: int, bits: Bits) -> float:
-    """Return the approximate size of a page in bytes: base64 takes 4 bytes for each 3."""
+    """Return the approximate size of a page in bytes: base64 encodes 3 bytes as 4."""
     return parameters * (bits / 8 + 4 / BLOCK) * 4 / 3
 
 
@@ -213,7 +221,7 @@ def refuse_large(size: float, how: str) -> None:
 def choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
 ) -> Precision:
-    """Choose 8 bits if they change no class and hardly any probability of validation images.
+    """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
 
     Raises:
         FloatingPointError: The computation overflows.
@@ -223,36 +231,45 @@ def choose_precision(
     assert isinstance(config, ViTConfig)
     rounded = read_tensors(*store_tensors(weights, 8))
     models = NumpyModel(config, weights), NumpyModel(config, rounded)
-    samples, labels = comparison_images(trained, images), list[int]()
+    samples, targets = comparison_images(trained, images), list[int | Flags]()
     found = list[NumericArray]()
     while batch := list(islice(samples, IMAGES_AT_ONCE)):
-        classes = [int(sample.label) for sample in batch]
-        labels += [label for label in classes if label >= 0]
+        targets += [sample.label for sample in batch if np.min(sample.label) >= 0]
         views = [normalised_view(trained.card.transform, sample.image) for sample in batch]
         inputs = np.stack(views)
         found.append(np.stack([scores(model, inputs) for model in models]))
-    if len(labels) < MIN_TRIED:
-        few = f"the {count(len(labels), 'validation image')} are too few for testing 8 bits"
-        return Precision(16, f"weights in 16 bits, because {few}")
-    return measured_precision(np.concatenate(found, axis=1), np.array(labels))
+    if len(targets) < MIN_TRIED:
+        few = f"testing 8 bits requires more than {count(len(targets), 'validation image')}"
+        return Precision(16, f"16-bit weights, because {few}")
+    logits, thresholds = np.concatenate(found, axis=1), trained.card.thresholds
+    return measured_precision(logits, np.array(targets), thresholds)
 
 
-def measured_precision(logits: NumericArray, truth: NumericArray) -> Precision:
-    """Choose a precision, given logits (2, n, C) with exact and 8-bit weights and classes (n,)."""
-    probabilities = softmax(logits.astype(np.float64))
-    before, after = probabilities.argmax(axis=2)
-    changed = int((before != after).sum())
+def measured_precision(
+    logits: NumericArray, truth: NumericArray, thresholds: Sequence[float] = ()
+) -> Precision:
+    """Choose a precision based on the effect of 8-bit weights on validation images.
+
+    Args:
+        logits: Logits (2, n, C), with exact and with 8-bit weights.
+        truth: Classes (n,), or label flags (n, C) of multi-label data.
+        thresholds: Minimum probabilities of labels (C,); empty unless the model is multi-label.
+    """
+    exact = logits.astype(np.float64)
+    probabilities = sigmoid(exact) if thresholds else softmax(exact)
+    before, after = (predictions(each, thresholds) for each in logits)
+    changed = len(truth) - count_same(before, after)
     moved = float(np.abs(probabilities[0] - probabilities[1]).max())
     error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
-    accuracies = [percent(float((each == truth).mean())) for each in (after, before)]
+    accuracies = [percent(count_same(each, truth) / len(truth)) for each in (after, before)]
     measured = (
-        f"change {count(changed, 'predicted class', 'predicted classes')} and probabilities by up "
-        f"to {moved:.3f} ({count(len(truth), 'validation image')}; accuracy "
+        f"change {count(changed, 'prediction')} and shift probabilities by up to {moved:.3f} "
+        f"({count(len(truth), 'validation image')}; accuracy "
         f"{' instead of '.join(dict.fromkeys(accuracies))})"
     )
     if changed == 0 and moved <= MAX_CHANGE and error <= MAX_ERROR_ROUNDED / 2:
-        return Precision(8, f"weights in 8 bits, which {measured}")
-    return Precision(16, f"weights in 16 bits, because 8 bits would {measured}")
+        return Precision(8, f"8-bit weights, which {measured}")
+    return Precision(16, f"16-bit weights, because 8 bits would {measured}")
 
 
 def speed_note(config: ViTConfig) -> str:
@@ -281,7 +298,7 @@ def store_model(
 
 
 def engine_input(card: Card, reference: Reference | None, content: StoredTensors) -> dict[str, Any]:
-    """Return what the engine needs apart from the weights, with the logits of its self-test.
+    """Return the inputs to the engine other than the weights, with the logits of its self-test.
 
     Raises:
         FloatingPointError: The computation overflows.
@@ -298,6 +315,7 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
         "transform": card.transform.to_json(),
         "rows_first": int(PIL.__version__.split(".")[0]) >= ROWS_FIRST,
         "classes": card.classes,
+        "thresholds": card.thresholds,
         "tensors": content.described,
         "limit": None if reference is None else reference.limit,
         "self_test": logits[0].tolist(),
@@ -326,12 +344,14 @@ def page_facts(
         if reference else "Not flagged: the run has no statistics of the training images."
     )  # fmt: skip
     licensed = licence_sentence(card, licence, str)
-    classes = count(len(card.classes), "class", "classes")
+    several = bool(card.thresholds)
+    names = ("label", "labels") if several else ("class", "classes")
+    classes = count(len(card.classes), *names)
     return {
         "title": f"{data_name(trained.run)}: image classifier",
         "summary": f"{classes}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
-        "licence": f"Licence of the model: {licensed} Program of this page: {PROGRAM_LICENCE}.",
+        "licence": f"Licence of the model: {licensed} Code of this page: {PROGRAM_LICENCE}.",
         "facts": [
             ("Model", model_sentence(card, str)),
             ("Images", view_sentence(card)),
@@ -341,5 +361,6 @@ def page_facts(
             ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
             ("Licence", licensed),
         ],
+        "table_title": f"{names[1].capitalize()}, with validation results",
         "table": class_figures(trained, results),
     }

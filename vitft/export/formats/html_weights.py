@@ -15,8 +15,8 @@ from vitft.models.numpy_vit import Float32Array
 
 Bits = Literal[8, 16]
 BLOCK = 64
-"""Number of weights that share a scale. In 8 bits, the probabilities of a ViT-Tiny for 40 flower
-photos change by up to 0.019 with this number, and by up to 0.033 with one scale for each row."""
+"""Number of weights that share a scale. With 8 bits, the probabilities of a ViT-Tiny for 40 flower
+photos change by up to 0.019 with this block size, and by up to 0.033 with one scale per row."""
 TYPES: Mapping[Bits, str] = {8: "i8", 16: "f16"}
 DTYPES: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "i8": "i1"}
 
@@ -27,7 +27,7 @@ class StoredTensor(TypedDict):
     name: str
     shape: list[int]
     type: str
-    """`f32`, `f16` or `i8`."""
+    """Type of the stored numbers: `f32`, `f16` or `i8`."""
     block: int
     """Number of weights that share a scale; 0 for float32, which has no scales."""
 
@@ -93,5 +93,5 @@ def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[st
         whole = values.reshape(-1, block) * scales if block else values
         tensors[tensor["name"]] = whole.reshape(tensor["shape"])
     if at != len(data):
-        raise ValueError(f"{len(data)} bytes of weights instead of {at}")
+        raise ValueError(f"found {len(data)} bytes of weights instead of {at}")
     return tensors

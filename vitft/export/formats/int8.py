@@ -1,4 +1,4 @@
-"""Format --int8: an ONNX graph with 8-bit matrices.
+"""Export format --int8: an ONNX graph with 8-bit matrices.
 
 Each row of an activation belongs to one token and is quantised with its own scale. The prediction
 for an image therefore does not depend on the other images in the batch. In contrast, onnxruntime's
@@ -24,7 +24,7 @@ from vitft.system.files import writing
 from vitft.system.text import percent
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Operators that may end an activation function; the exact GELU ends with `Mul`."""
+"""Operators with which an activation function may end; the exact GELU ends with `Mul`."""
 MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128

@@ -1,4 +1,4 @@
-"""Builder of ONNX nodes and constants."""
+"""Builder for ONNX nodes and constants."""
 
 from typing import Any
 

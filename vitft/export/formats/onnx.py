@@ -1,4 +1,4 @@
-"""Format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size."""
+"""Export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size."""
 
 import functools
 import json

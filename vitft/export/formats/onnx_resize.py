@@ -42,7 +42,7 @@ difference.
 PILLOW_REORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
 """Whether Pillow applies the row filter first to some images (see `two_passes`)."""
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
-"""Pillow's weights of red, green and blue for conversion to grey, in units of 1 / 65536."""
+"""Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
 def resize_obstacle(card: Card) -> str:
@@ -117,7 +117,7 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
 def rounded_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
     """Add nodes for sides that are rounded to the nearest integer, as in timm's ResizeKeepRatio.
 
-    They compute in float64, like Python, so that exact halves are rounded to the same side.
+    They compute in float64, like Python, so that exact halves are rounded the same way.
     """
     from onnx import TensorProto
 
@@ -261,7 +261,7 @@ def two_passes(
 
 
 def padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
-    """Add nodes that put a part of the view, float32 (B, C, h, w), into its middle (B, C, S, S)."""
+    """Add nodes that centre a partial view, float32 (B, C, h, w), in the view (B, C, S, S)."""
     add = graph.add
     sides = add("Slice", add("Shape", part), [2], [4])  # h, w
     missing = add("Sub", [*transform.image_size], sides)
@@ -332,7 +332,7 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Put nodes that resize the input `source` in front of the graph in a file.
+    """Prepend nodes that resize the input `source` to the graph in a file.
 
     The description in the metadata of the graph is replaced.
     """

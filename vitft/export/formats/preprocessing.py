@@ -1,8 +1,9 @@
-"""Format --preprocessing: the transform of a run for programs in other languages.
+"""Export format --preprocessing: the transform of a run for programs in other languages.
 
 The folder contains a specification with every number, test vectors, and programs in Python,
-JavaScript and C++ that reproduce the vectors bit by bit. The Python program is run on all vectors
-and on the images of the comparison before the export is kept; the tests of vitft run all three.
+JavaScript and C++ that reproduce the vectors bit for bit. The Python program is run on all vectors
+and on the images of the comparison before the export is kept. The tests of vitft run all three
+programs.
 """
 
 import hashlib
@@ -40,28 +41,28 @@ from vitft.system.files import resource, write_atomically, write_json, writing
 SPECIFICATION_FILE = "preprocessing.json"
 PROGRAM_NAME = "preprocess"
 VECTORS = "vectors"
-"""Folder of the test vectors."""
+"""Name of the folder that contains the test vectors."""
 PROGRAMS = Path(__file__).parents[1] / "reference"
-"""Folder of the programs before the constants of a run are filled in."""
+"""Folder that contains the programs before the constants of a run are filled in."""
 CONSTANTS = re.compile(
     r"(?<=Constants of the run: begin\n)(.*?)(?=\S+ Constants of the run: end)", re.DOTALL
 )
 """The part of a program that is replaced with the constants of a run."""
 EQUALITY = (
-    "The view must be equal in every byte, and the tensor in every bit of every float32. The three "
-    "programs in this folder are: the resize uses integer weights, and each float32 operation is "
-    "rounded on its own, so no tolerance is needed. Lanczos weights depend on the sine of the "
-    "standard library, whose last bit may differ; the integer weights are equal in all libraries "
-    "that were tried."
+    "The view must match in every byte, and the tensor in every bit of every float32. No tolerance "
+    "is needed: the three programs in this folder resize with integer weights and round each "
+    "float32 operation separately. Lanczos weights depend on the sine function of the standard "
+    "library, whose last bit may differ; the resulting integer weights were equal in all libraries "
+    "that were tested."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessingFormat(ExportFormat):
-    """The files preprocessing.json, preprocess.py, preprocess.mjs and preprocess.cpp, and vectors.
+    """The files preprocessing.json, preprocess.py, preprocess.mjs, preprocess.cpp and test vectors.
 
-    The folder contains no model. To compare it with the run, its Python program prepares the
-    images, and the run's own model computes the logits.
+    The folder contains no model. For the comparison with the run, the Python program prepares
+    the images, and the run's own model computes the logits.
     """
 
     trained: TrainedRun
@@ -93,7 +94,8 @@ class PreprocessingFormat(ExportFormat):
         found, wrong = program["unequal_vectors"](folder / VECTORS)
         if wrong or not found:
             raise RunError(
-                f"preprocess.py does not reproduce the test vectors: {', '.join(wrong) or 'none'}",
+                "preprocess.py does not reproduce the test vectors: "
+                f"{', '.join(wrong) or 'none found'}",
                 fix="report this as a bug, and keep the run directory",
             )
 
@@ -144,17 +146,17 @@ def constants_of(transform: EvalTransform) -> dict[str, Any]:
 
 
 def python_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants in Python."""
+    """Return the constants as Python code."""
     return "".join(f"{name} = {value!r}\n" for name, value in values.items())
 
 
 def javascript_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants in JavaScript."""
+    """Return the constants as JavaScript code."""
     return "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
 
 
 def cpp_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants in C++."""
+    """Return the constants as C++ code."""
     lines = []
     for name, value in values.items():
         kind = {bool: "constexpr bool", int: "constexpr int", float: "constexpr double"}
@@ -193,9 +195,9 @@ def specification(
         "vectors": {
             "folder": VECTORS,
             "pixels": "one line of ASCII text with width, height, mode, depth, orientation and "
-            "transparent value (-1: none), then a line feed, then the samples row by row, channels "
-            "together, little-endian",
-            "view": "uint8 (height, width, 3) after the step crop",
+            "transparent value (-1: none), then a line feed, then the samples row by row, with "
+            "interleaved channels, little-endian",
+            "view": "uint8 (height, width, 3) after the crop step",
             "tensor": "float32 (channels, height, width) after the last step",
             "images": [
                 {"file": vector.file, "about": vector.about, "sha256": dict(found)}
@@ -210,7 +212,7 @@ def colour_steps(transform: EvalTransform) -> list[dict[str, Any]]:
     wide: dict[str, Any] = {
         "unsigned": "keep the upper 8 bits: value >> (depth - 8)",
         "signed 32-bit": "clip to 0..65535, then value >> 8",
-        "floating point": "NaN is 0; times 255 if no value of the image is above 1; round half to "
+        "floating point": "NaN is 0; times 255 if no value in the image is above 1; round half to "
         "even, clip to 0..255",
     }
     if transform.grey_range:
@@ -227,15 +229,15 @@ def colour_steps(transform: EvalTransform) -> list[dict[str, Any]]:
             "step": "decode",
             "frame": "the first one",
             "colour profile": "ignored",
-            "note": "decoders of JPEG may differ from libjpeg-turbo by one or two levels",
+            "note": "JPEG decoders may differ from libjpeg-turbo by one or two levels",
         },
         {
             "step": "mode",
             "grey": "equal channels",
             "palette": "looked up",
             "cmyk": "light = 255 - K; channel = max(0, light - div255(ink * light)), where "
-            "div255(x) = (((x + 128) >> 8) + x + 128) >> 8; inks of JPEG files marked by Adobe are "
-            "inverted first",
+            "div255(x) = (((x + 128) >> 8) + x + 128) >> 8; the inks of JPEG files with an Adobe "
+            "marker are inverted first",
             "alpha": "on white: channel = div255(255 * (255 - alpha) + channel * alpha)",
             "one channel of more than 8 bits": wide,
             "transparent value of grey with more than 8 bits": "255",
@@ -244,9 +246,9 @@ def colour_steps(transform: EvalTransform) -> list[dict[str, Any]]:
     if transform.channels == 1:
         grey = "(19595 * R + 38470 * G + 7471 * B + 32768) >> 16, in all three channels"
         steps.append({"step": "grey", "formula": grey})
-    turns = {2: "flip left to right", 3: "turn by 180 degrees", 4: "flip top to bottom"}
-    turns |= {5: "transpose", 6: "turn clockwise by 90 degrees", 7: "transverse"}
-    turns[8] = "turn counter-clockwise by 90 degrees"
+    turns = {2: "flip left to right", 3: "rotate by 180 degrees", 4: "flip top to bottom"}
+    turns |= {5: "transpose", 6: "rotate clockwise by 90 degrees", 7: "transverse"}
+    turns[8] = "rotate counter-clockwise by 90 degrees"
     return [*steps, {"step": "orientation", "tag": "EXIF 0x0112", "values": turns}]
 
 
@@ -263,7 +265,8 @@ def size_steps(transform: EvalTransform) -> list[dict[str, Any]]:
             f"width max({wide}, round_half_even(w / ratio))"
         )
     filters = {
-        "nearest": "the pixel at (position + 0.5) * scale, rounded down; positions are added up",
+        "nearest": "the pixel at (position + 0.5) * scale, rounded down; computed by adding scale "
+        "repeatedly",
         "bilinear": "1 - |x| for |x| < 1",
         "bicubic": "(1.5|x| - 2.5)|x|^2 + 1 for |x| < 1, -0.5(((|x| - 5)|x| + 8)|x| - 4) for "
         "|x| < 2",
@@ -271,10 +274,10 @@ def size_steps(transform: EvalTransform) -> list[dict[str, Any]]:
     }
     order = "columns, then rows"
     if PILLOW_REORDERS_PASSES:
-        order += "; rows first if resizing removes rows, more than twice as many as columns"
+        order += "; rows first if resizing removes rows, and over twice as many as columns"
     resize: dict[str, Any] = {
         "step": "resize",
-        "library": "as Image.resize of Pillow",
+        "library": "like Image.resize of Pillow",
         "sides": sides,
         "filter": transform.interpolation,
         "formula": filters[transform.interpolation],
@@ -297,9 +300,9 @@ def size_steps(transform: EvalTransform) -> list[dict[str, Any]]:
     }
     if transform.fit == "crop":
         crop["large images"] = (
-            f"if the resized sides have a ratio above {MAX_ASPECT} or more than "
+            f"if the resized image would have an aspect ratio above {MAX_ASPECT} or more than "
             f"{MAX_RESIZED_PIXELS} pixels, only the part inside the crop is resized: its corners "
-            "times old / new, rounded to float32, are the box of Image.resize"
+            "times old / new, rounded to float32, are the argument box of Image.resize"
         )
     return [resize, crop]
 
@@ -335,19 +338,19 @@ the same:
 | C++17 | nothing | `g++ -std=c++17 -O2 -ffp-contract=off preprocess.cpp -o preprocess && \
 ./preprocess` |
 
-The command in the last column compares the program with the vectors in {VECTORS}/:
+The command in the last column checks the program against the vectors in {VECTORS}/:
 
 | image | what it tests |
 |---|---|
 {rows}
 
-Beside each image are its decoded pixels (.pixels), the resized and cropped bytes (.view) and the
+Next to each image are its decoded pixels (.pixels), the resized and cropped bytes (.view) and the
 model's input (.tensor). {EQUALITY}
 
-The programs in JavaScript and C++ take decoded pixels. Decode with a library that gives unchanged
-samples and the EXIF orientation, and compare with the .pixels files. Canvases of browsers are not
-suitable for images with transparency.
+The programs in JavaScript and C++ take decoded pixels. Decode files with a library that returns
+unmodified samples and the EXIF orientation, and compare the result with the .pixels files. Browser
+canvases are not suitable for images with transparency.
 
-The programs are part of vitft and licensed under Apache-2.0 (LICENSE); this says nothing about the
-licence of the model.
+The programs are part of vitft and are licensed under Apache-2.0 (LICENSE); the model may have a
+different licence.
 """

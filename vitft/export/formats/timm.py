@@ -1,6 +1,7 @@
-"""Formats --timm and --safetensors: a checkpoint, with config.json if timm can build the model.
+"""Export formats --timm and --safetensors: a checkpoint, with a config.json for timm.
 
-timm opens the model with `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
+The file config.json is written if timm can build the model. timm then opens the model with
+`timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
 from collections.abc import Mapping
@@ -35,13 +36,13 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-"""Name of the timm model with each ResNet stem, keyed by the bottlenecks per stage."""
+"""Name of the timm model with each ResNet stem, keyed by the numbers of bottlenecks per stage."""
 
 
 class SafetensorsFormat(ExportFormat):
     """The file model.safetensors with its card, and config.json if timm can open this file.
 
-    For some later models, timm uses other tensor names (`timm_names`) and cannot open the file.
+    For some newer models, timm uses other tensor names (`timm_names`) and cannot open the file.
     """
 
     reads_last_block = True
@@ -114,7 +115,7 @@ def timm_obstacle(card: Card) -> str:
 
 
 def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
-    """Return descriptions of combinations of later parts that timm cannot build."""
+    """Return which combinations of newer components timm cannot build, by description."""
     is_rms, eva = shape.norm_layer == "rmsnorm", is_eva(shape)
     uses_gelu = not shape.gated_mlp or shape.pool == "map"
     return {
@@ -189,21 +190,27 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
     }
 
 
-def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
-    """Return the timm arguments that describe this architecture."""
-    arguments = {
+def common_arguments(shape: ViTConfig) -> dict[str, Any]:
+    """Return the arguments that timm's `VisionTransformer` and `Eva` share."""
+    return {
         "img_size": list(shape.image_size),
-        "patch_size": [side // shape.stride for side in shape.patch_size],  # in cells of the stem
+        "patch_size": list(shape.patch_size),
         "in_chans": shape.in_channels,
         "embed_dim": shape.width,
         "depth": shape.depth,
         "num_heads": shape.heads,
         "mlp_ratio": shape.mlp_ratio,
         "qkv_bias": shape.qkv_bias,
-        "reg_tokens": shape.registers,
         "no_embed_class": not shape.prefix_positions,
         "global_pool": timm_pool(shape),
     }
+
+
+def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
+    """Return the arguments of timm's `VisionTransformer` that describe this architecture."""
+    arguments = common_arguments(shape)
+    arguments["patch_size"] = [side // shape.stride for side in shape.patch_size]  # in stem cells
+    arguments |= {"reg_tokens": shape.registers}
     arguments |= {"pre_norm": False} if is_clip_like(shape) else {}
     arguments |= {"pre_norm": True} if shape.embed_norm else {}
     arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
@@ -213,7 +220,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     arguments |= {} if shape.proj_bias else {"proj_bias": False}
     arguments |= {"scale_attn_norm": True} if shape.attn_norm else {}
     arguments |= {"scale_mlp_norm": True} if shape.mlp_norm else {}
-    if shape.gated_mlp:  # AIMv2, whose own values would remain
+    if shape.gated_mlp:  # AIMv2, whose own defaults would otherwise apply
         arguments.pop("act_layer", None)
         arguments |= {"class_token": shape.class_token, "proj_bias": shape.proj_bias}
         arguments |= {"fc_norm": shape.last_norm == "fc_norm"}
@@ -223,16 +230,8 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
     """Return the arguments of timm's `Eva` that describe this architecture."""
-    arguments: dict[str, Any] = {
-        "img_size": list(shape.image_size),
-        "patch_size": list(shape.patch_size),
-        "in_chans": shape.in_channels,
-        "embed_dim": shape.width,
-        "depth": shape.depth,
-        "num_heads": shape.heads,
-        "mlp_ratio": shape.mlp_ratio,
-        "qkv_bias": shape.qkv_bias,
-        "attn_type": "rope",  # the only one with a bias of the keys
+    arguments = common_arguments(shape) | {
+        "attn_type": "rope",  # the only type with a key bias
         "swiglu_mlp": shape.gated_mlp,
         "swiglu_align_to": 0,
         "scale_mlp": shape.mlp_norm,
@@ -240,14 +239,12 @@ def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
         "init_values": shape.layer_scale or None,
         "class_token": shape.class_token,
         "num_reg_tokens": shape.registers,
-        "no_embed_class": not shape.prefix_positions,
         "dynamic_img_size": False,
         "use_abs_pos_emb": shape.positions,
         "use_rot_pos_emb": shape.rope is not None,
         "use_pre_transformer_norm": shape.embed_norm,
         "use_post_transformer_norm": shape.last_norm == "norm",
         "use_fc_norm": shape.last_norm == "fc_norm",
-        "global_pool": timm_pool(shape),
         "attn_pool_num_heads": shape.pool_heads or shape.heads,
         "attn_pool_mlp_ratio": shape.mlp_ratio,
     }
@@ -268,7 +265,7 @@ def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 
 def timm_name(shape: ViTConfig) -> str:
-    """Return the name of the timm model that `vit_arguments` turn into this architecture."""
+    """Return the name of the timm model to build with the arguments of this architecture."""
     if shape.stem is not None:
         return HYBRIDS[shape.stem]
     if is_eva(shape):

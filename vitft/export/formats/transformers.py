@@ -1,4 +1,4 @@
-"""Format --transformers: a folder that transformers opens as one of its Vision Transformers.
+"""Export format --transformers: a folder that transformers opens as one of its Vision Transformers.
 
 The image processors of transformers resize torchvision tensors, and the results differ from
 Pillow's by one grey level in most pixels. They also round odd margins down, whereas timm and
@@ -55,7 +55,7 @@ PROCESSOR = "TimmWrapperImageProcessor"
 
 
 class TransformersFormat(ExportFormat):
-    """The files config.json, preprocessor_config.json and model.safetensors of transformers."""
+    """The files config.json, preprocessor_config.json and model.safetensors for transformers."""
 
     reads_last_block = True
 
@@ -72,7 +72,7 @@ class TransformersFormat(ExportFormat):
                 "a SwiGLU MLP": shape.gated_mlp,
                 "RMSNorm": shape.norm_layer == "rmsnorm",
                 "no final LayerNorm": not shape.final_norm,
-                "more LayerNorms": shape.attn_norm or shape.mlp_norm or shape.patch_norm,
+                "additional LayerNorms": shape.attn_norm or shape.mlp_norm or shape.patch_norm,
                 "layers without biases": not shape.proj_bias,
                 "no learned position embeddings": not shape.positions,
                 "a LayerNorm before the first block": shape.embed_norm,

@@ -1,8 +1,9 @@
-"""Format --transformers-js: a folder for pipeline("image-classification") in transformers.js.
+"""Export format --transformers-js: a folder for image classification with transformers.js.
 
 In Node, transformers.js resizes images without antialiasing; in a web page, it lets the browser
 resize them. The graphs therefore resize images themselves so that the predictions are the same as
-in vitft, and the processor only passes on the pixels. By default, web pages load the 8-bit graph.
+in vitft, and the processor passes the pixels on unchanged. By default, web pages load the 8-bit
+graph.
 """
 
 from collections.abc import Mapping
@@ -36,8 +37,8 @@ class TransformersJsFormat(ExportFormat):
     def obstacle(self, card: Card) -> str:
         if card.thresholds:
             return (
-                "it gives images several labels, to whose logits the image-classification pipeline "
-                "of transformers.js would apply a softmax"
+                "it is a multi-label model, and the image-classification pipeline of "
+                "transformers.js would apply a softmax to its logits"
             )
         return resize_obstacle(card)
 

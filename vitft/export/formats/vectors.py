@@ -1,4 +1,4 @@
-"""Drawn images that test each step of a transform, as files and as decoded pixels."""
+"""Synthetic images that test each step of a transform, as files and as decoded pixels."""
 
 import io
 from typing import Any, NamedTuple
@@ -37,20 +37,20 @@ def draw_vectors(transform: EvalTransform) -> list[Vector]:
     return [
         Vector(
             "phone.png",
-            "RGB, turned by the EXIF orientation 6, enlarged",
+            "RGB, rotated by EXIF orientation 6, enlarged",
             image_file(phone, "RGB", "png", exif=exif),
             pixel_file(phone, "RGB", orientation=6),
         ),
         Vector(
             "alpha.png",
-            "RGBA, transparency on white",
+            "RGBA, composited on white",
             image_file(alpha, "RGBA", "png"),
             pixel_file(alpha, "RGBA"),
         ),
         draw_wide(random, transform),
         Vector(
             "print.tif",
-            "CMYK, with sides at a ratio above 100",
+            "CMYK, with an aspect ratio above 100",
             image_file(inks, "CMYK", "tiff"),
             pixel_file(inks, "CMYK"),
         ),
@@ -64,7 +64,7 @@ def draw_vectors(transform: EvalTransform) -> list[Vector]:
 
 
 def draw_wide(random: np.random.Generator, transform: EvalTransform) -> Vector:
-    """Draw a grey image of more than 8 bits, in floating point if the range requires it."""
+    """Draw a grey image with more than 8 bits, in floating point if the range requires it."""
     low, high = transform.grey_range or (0, MAX_UINT16)
     margin = (high - low) / 8 if transform.grey_range else 0
     levels = drawn(random, 29, 37, 1) / 255 * (high - low + 2 * margin) + low - margin
@@ -85,7 +85,7 @@ def draw_wide(random: np.random.Generator, transform: EvalTransform) -> Vector:
 
 
 def drawn(random: np.random.Generator, height: int, width: int, channels: int) -> NumericArray:
-    """Draw blocks of 6 pixels with noise: uint8 (height, width, channels)."""
+    """Draw blocks of 6 x 6 pixels with noise: uint8 (height, width, channels)."""
     blocks = random.integers(0, 256, (-(-height // 6), -(-width // 6), channels))
     coarse = blocks.repeat(6, axis=0).repeat(6, axis=1)[:height, :width]
     noise = random.integers(-40, 41, (height, width, channels))
@@ -93,7 +93,7 @@ def drawn(random: np.random.Generator, height: int, width: int, channels: int) -
 
 
 def image_file(pixels: NumericArray, mode: str, kind: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Encode pixels (height, width, channels) without loss."""
+    """Encode pixels (height, width, channels) losslessly."""
     buffer = io.BytesIO()
     size = pixels.shape[1], pixels.shape[0]
     Image.frombytes(mode, size, pixels.tobytes()).save(buffer, kind, **options)
@@ -108,7 +108,7 @@ def pixel_file(
     orientation: int = 1,
     transparent: int = -1,
 ) -> bytes:
-    """Return the content of a file .pixels: one line of text, then the samples."""
+    """Return the content of a .pixels file: one line of text, then the samples."""
     height, width = pixels.shape[:2]
     line = f"{width} {height} {mode} {depth} {orientation} {transparent}\n"
     return line.encode() + pixels.astype(LITTLE_ENDIAN[depth]).tobytes()

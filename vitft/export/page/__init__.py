@@ -1,6 +1,6 @@
 """Page of `export --html`: a model, its engine in JavaScript and a user interface in one file.
 
-The engine (`resize.js`, `weights.js`, `model.js`) computes the same as Pillow's resizing and
+The engine (`resize.js`, `weights.js`, `model.js`) reproduces Pillow's resizing and
 `models.numpy_vit`, and runs in a worker (`worker.js`). The content security policy forbids every
 connection and every script except the page's own, which is allowed by its digest. Facts about the
 model, such as class names, are in a JSON block; the script displays them as text.
@@ -19,11 +19,11 @@ from vitft.report.html import digest_source
 PAGE_FOLDER = Path(__file__).parent
 ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
 PART_BYTES = 3 * 2**20
-"""Number of bytes in one element of the page; browsers limit the length of a text node."""
+"""Maximum number of bytes in one element of the page; browsers limit the length of text nodes."""
 
 
 def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
-    """Return the page for a model, given the facts that the scripts read and the weights."""
+    """Return the page for a model, given its weights and the facts that the scripts read."""
     style, script = cards_style() + read_asset(PAGE_FOLDER, "page.css"), cards_script()
     script += read_asset(PAGE_FOLDER, "page.js")
     policy = (
@@ -49,7 +49,7 @@ def engine() -> str:
 
 
 def weight_elements(data: bytes) -> list[str]:
-    """Return the weights as elements with base64 text."""
+    """Return the weights as script elements with base64 text."""
     return [
         '<script class="weights" type="application/octet-stream">'
         f"{base64.b64encode(data[i : i + PART_BYTES]).decode()}</script>"

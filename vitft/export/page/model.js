@@ -1,5 +1,5 @@
-// The Vision Transformer in plain JavaScript, for one image: the twin of vitft/models/numpy_vit.py, which
-// states the sources. It needs no library. Products are computed in double precision and stored as float32.
+// The Vision Transformer in plain JavaScript, for one image: the equivalent of vitft/models/numpy_vit.py, which
+// cites the sources. It needs no library. Products are computed in double precision and stored as float32.
 //
 // Notation: S image side in pixels, N tokens (prefix + patches), D width, H heads, K head width, C classes.
 // A matrix (rows, columns) is a Float32Array in row-major order.
@@ -276,7 +276,7 @@ function normalise(view, { mean, std }) {
 
 // images unlike the training images -----------------------------------------------------------------------------
 
-// Return the squared Mahalanobis distance of a feature to the nearest class mean: the twin of
+// Return the squared Mahalanobis distance of a feature to the nearest class mean: the equivalent of
 // Reference.distances (vitft/features/ood.py), for d leading dimensions.
 function distanceOf(feature, { centre, within, means }) {
   const d = centre.data.length, z = new Float64Array(d);

@@ -51,8 +51,10 @@ async function work(job) {
     if (job.generation !== generation) return;
     const order = probabilities.map((_, i) => i).sort((a, b) => probabilities[b] - probabilities[a] || a - b);
     const classes = order.slice(0, TOP).map((i) => ({ class: meta.classes[i], probability: probabilities[i] }));
-    showPrediction(job, { classes, notes });
-    job.card.dataset.prediction = JSON.stringify({ classes, notes, seconds });
+    const isGiven = (i) => probabilities[i] >= meta.thresholds[i];
+    const labels = meta.thresholds.length ? order.filter(isGiven).map((i) => meta.classes[i]) : undefined;
+    showPrediction(job, { classes, labels, notes });
+    job.card.dataset.prediction = JSON.stringify({ classes, labels, notes, seconds });
   } finally {
     idle.push(classifier);
   }
@@ -83,7 +85,7 @@ function stopCamera() {
   video.srcObject = null;
 }
 
-// Open the camera in a dialog; where a page may not use it, let the system take or choose a photo.
+// Open the camera in a dialog. If the page may not use the camera, the system lets the user take or choose a photo.
 document.getElementById("camera").addEventListener("click", async () => {
   try {
     video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
@@ -112,6 +114,7 @@ document.getElementById("known").textContent = visible(meta.summary);
 document.getElementById("licence").textContent = visible(meta.licence);
 if (meta.caution) warn(meta.caution);
 for (const [name, text] of meta.facts) document.getElementById("facts").append(make("dt", "", name), make("dd", "", text));
+document.getElementById("table-title").textContent = meta.table_title;
 for (const [name, ...cells] of meta.table) {
   const row = make("tr"), header = make("td", "", name);
   header.dir = "auto";

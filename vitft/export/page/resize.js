@@ -1,4 +1,4 @@
-// Resizing and cropping exactly as Pillow does: the twin of EvalTransform.pixels (vitft/data/transforms.py)
+// Resizing and cropping exactly as Pillow does: the equivalent of EvalTransform.pixels (vitft/data/transforms.py)
 // and of Pillow's Resample.c. The same pixels give the same bytes.
 "use strict";
 
@@ -119,7 +119,7 @@ function cropped({ data, width, channels }, left, top, wide, tall) {
   return { data: result, width: wide, height: tall, channels };
 }
 
-// Put an image into the middle of a wider or higher one in the mean colour (EvalTransform.framed).
+// Centre an image in a larger one that is filled with the mean colour (EvalTransform.framed).
 function padded({ data, width, height, channels }, wide, tall, mean) {
   const colour = mean.map((value) => Math.min(255, Math.max(0, roundHalfEven(255 * value))));
   const result = new Uint8Array(wide * tall * channels).map((_, i) => colour[i % channels]);
@@ -141,8 +141,8 @@ function toGrey({ data, width, height }) {
 }
 
 // Return the model's view of an RGB image { data, width, height, channels: 3 }: bytes (S, S, 3), or (S, S, 1)
-// for a grey model. `transform` has the fields of EvalTransform. `rowsFirst` says whether Pillow, as installed
-// when the page was written, filters tall images along y first (Pillow 13 and later).
+// for a grey model. `transform` has the fields of EvalTransform. `rowsFirst` is true if the version of Pillow
+// that was installed when the page was written filters tall images along y first (Pillow 13 and later).
 function viewOf(rgb, transform, rowsFirst) {
   const image = transform.mean.length === 1 ? toGrey(rgb) : rgb;
   const [wide, tall] = resizedSize(transform, image.width, image.height);

@@ -1,4 +1,4 @@
-// Read the tensors of the page, as vitft/export/formats/html_weights.py wrote them.
+// Read the tensors of the page, which vitft/export/formats/html_weights.py wrote.
 "use strict";
 
 // Return all 65,536 values of float16 as float32.

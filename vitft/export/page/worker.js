@@ -2,8 +2,8 @@
 "use strict";
 
 const MAX_PIXELS = 100_000_000;  // as in `vitft predict`
-const STRIP = 4_000_000;  // pixels that are read from a canvas at once: phones limit the size of a canvas
-const TOLERANCE = 1e-3;  // largest difference of a logit in the self-test, relative to the largest logit
+const STRIP = 4_000_000;  // number of pixels read from a canvas at once: phones limit the size of a canvas
+const TOLERANCE = 1e-3;  // largest difference in a logit in the self-test, relative to the largest logit
 const WIDE_PNG = "16-bit image, which the browser reduced to 8 bits";
 
 let model = null, reference = null, meta = null;
@@ -25,7 +25,7 @@ function load(description, parts) {
   if (!meta.self_test.every((x, i) => Math.abs(x - logits[i]) <= TOLERANCE * largest)) {
     throw new Error("the self-test failed: the file is damaged, or this browser computes incorrectly");
   }
-  return readsPixelsExactly() ? "" : "This browser changes the pixels of images that pages read, as a protection "
+  return readsPixelsExactly() ? "" : "This browser changes the image pixels that pages read, as a protection "
     + "against tracking. Predictions may be wrong.";
 }
 
@@ -41,7 +41,7 @@ function canvasOf(width, height) {
   return new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true, colorSpace: "srgb" });
 }
 
-// Return whether a canvas gives back the pixels that were put into it.
+// Return whether a canvas returns exactly the pixels that were written to it.
 function readsPixelsExactly() {
   const context = canvasOf(64, 64), image = context.createImageData(64, 64);
   image.data.forEach((_, i) => { image.data[i] = i % 4 === 3 ? 255 : (i * 7) % 256; });
@@ -49,7 +49,7 @@ function readsPixelsExactly() {
   return context.getImageData(0, 0, 64, 64).data.every((value, i) => value === image.data[i]);
 }
 
-// Decode an image file to upright RGB, with transparency on white and without colour management.
+// Decode an image file to upright RGB, composited on white and without colour management.
 async function decode(file) {
   let bitmap;
   try {
@@ -83,7 +83,7 @@ async function fileNotes(file) {
   const isPng = [0x89, 0x50, 0x4e, 0x47].every((byte, i) => head[i] === byte);
   if (!isPng || head[24] !== 16) return [];
   const isScaled = meta.transform.grey_range && head[25] === 0;
-  return [isScaled ? `${WIDE_PNG}, not by the range of the training images: the prediction may be wrong` : WIDE_PNG];
+  return [isScaled ? `${WIDE_PNG} without the grey range of the training images: the prediction may be wrong` : WIDE_PNG];
 }
 
 function scores(view) {
@@ -91,7 +91,7 @@ function scores(view) {
   return { feature, logits: model.classify(feature) };
 }
 
-// Return the probabilities of all classes, notes, and seconds for decoding, resizing and the model.
+// Return the probabilities of all classes or labels, notes, and seconds for decoding, resizing and the model.
 async function classify(file) {
   const times = [performance.now()], lap = () => times.push(performance.now());
   const notes = await fileNotes(file), image = await decode(file);
@@ -102,7 +102,8 @@ async function classify(file) {
   lap();
   if (!logits.every(Number.isFinite)) throw new Error("the logits of the model are not finite");
   if (reference && distanceOf(feature, reference) > meta.limit) notes.unshift("unlike the training images");
-  return { probabilities: softmax(logits), notes, seconds: times.slice(1).map((t, i) => (t - times[i]) / 1000) };
+  const probabilities = meta.thresholds.length ? Array.from(logits, (x) => 1 / (1 + Math.exp(-x))) : softmax(logits);
+  return { probabilities, notes, seconds: times.slice(1).map((t, i) => (t - times[i]) / 1000) };
 }
 
 self.onmessage = async ({ data: { id, file, description, parts } }) => {

@@ -1,13 +1,13 @@
 // Preprocessing of one vitft run in C++17, with the standard library only.
 //
-// SPDX-License-Identifier: Apache-2.0, as vitft itself; it may be copied into other programs.
+// SPDX-License-Identifier: Apache-2.0, like vitft; this file may be copied into other programs.
 //
 //   g++ -std=c++17 -O2 -ffp-contract=off preprocess.cpp -o preprocess && ./preprocess
 //
-// checks all vectors in the folder `vectors` of the current folder (or in the folder given as
+// checks all vectors in the folder `vectors` in the current folder (or in the folder given as an
 // argument). Define VITFT_NO_MAIN to include the file in another program. Every step is described
 // in preprocessing.json. The caller decodes files. -ffp-contract=off keeps compilers for ARM from
-// merging a product and a sum, which rounds differently.
+// fusing a multiplication and an addition, which rounds differently.
 
 #include <algorithm>
 #include <array>
@@ -43,7 +43,7 @@ constexpr double PI = 3.14159265358979323846;
 
 using Bytes = std::vector<uint8_t>;
 
-// The pixels of a decoded file, row by row, channels together.
+// The pixels of a decoded file, row by row, with interleaved channels.
 struct Pixels {
     std::vector<double> samples;  // holds every depth exactly
     int width = 0, height = 0;
@@ -69,7 +69,7 @@ inline int div255(int product) {
     return ((shifted >> 8) + shifted) >> 8;
 }
 
-// Convert one channel of more than 8 bits to bytes.
+// Convert one channel with more than 8 bits to bytes.
 inline Bytes grey_bytes_of(const Pixels& pixels) {
     const auto& values = pixels.samples;
     const bool has_range = !GREY_RANGE.empty(), is_float = pixels.depth == "f32";
@@ -104,7 +104,7 @@ inline Bytes grey_bytes_of(const Pixels& pixels) {
     return grey;
 }
 
-// Convert pixels to RGB bytes: transparency on white, 8 bits, grey for a model of one channel.
+// Convert pixels to RGB bytes composited on white; grey for a model with one channel.
 inline Image rgb_bytes_of(const Pixels& pixels) {
     const bool is_wide = pixels.depth != "8";
     const std::string mode = is_wide ? "L" : pixels.mode;
@@ -134,7 +134,7 @@ inline Image rgb_bytes_of(const Pixels& pixels) {
     return image;
 }
 
-// Turn and flip an image so that it is upright.
+// Rotate and flip an image so that it is upright.
 inline Image turned(const Image& image, int orientation) {
     const auto is_one_of = [orientation](std::array<int, 4> some) {
         return std::find(some.begin(), some.end(), orientation) != some.end();
@@ -210,7 +210,7 @@ inline Filter filter_weights(double begin, double scale, int position, int lengt
     return filter;
 }
 
-// Return the filter of `count` of `size` positions, from `first`.
+// Return the filters of `count` positions from `first`, for an axis resized to `size`.
 inline std::vector<Filter> filters_of(std::array<float, 2> box, int size, int first, int count,
                                       int length) {
     const double begin = box[0], scale = double(box[1] - box[0]) / size;
@@ -230,7 +230,7 @@ inline std::vector<Filter> filters_of(std::array<float, 2> box, int size, int fi
     return filters;
 }
 
-// Resize an image along one axis (0: rows), but only compute `count` of `size` positions.
+// Resize an image along one axis (0: rows) to `size`, computing only `count` positions.
 inline Image resampled(const Image& image, int axis, std::array<float, 2> box, int size, int first,
                        int count) {
     const int length = axis ? image.width : image.height;
@@ -318,7 +318,7 @@ std::vector<double> numbers_of(const std::string& content, size_t begin) {
     return {numbers.begin(), numbers.end()};
 }
 
-// Read a file .pixels: one line of text, then the samples, row by row, in little-endian.
+// Read a .pixels file: one line of text, then the samples, row by row, little-endian.
 inline Pixels read_pixels(const std::filesystem::path& path) {
     const std::string content = read_content(path);
     const size_t end = content.find('\n');

@@ -1,11 +1,11 @@
 // Preprocessing of one vitft run in JavaScript, without dependencies: Node, Deno and browsers.
 //
-// SPDX-License-Identifier: Apache-2.0, as vitft itself; it may be copied into other programs.
+// SPDX-License-Identifier: Apache-2.0, like vitft; this file may be copied into other programs.
 //
 //   import { preprocess } from "./preprocess.mjs";
 //   const tensor = preprocess({ samples, width, height, mode: "RGB", depth: "8" });
 //
-// `node preprocess.mjs` checks all vectors in the folder `vectors` beside this file. Every step is
+// `node preprocess.mjs` checks all vectors in the folder `vectors` next to this file. Every step is
 // described in preprocessing.json. The caller decodes files. A browser's canvas is not suitable for
 // images with transparency, because it multiplies colours by alpha and rounds them.
 
@@ -26,15 +26,15 @@ const FIXED_POINT = 2 ** 22;
 
 /** Return the model's input, a Float32Array of (1, channels, HEIGHT, WIDTH).
  *
- * `pixels` has the fields samples (row by row, channels together), width, height, mode (L, LA, RGB,
- * RGBA or CMYK), depth (8, 12 or 16: unsigned bits per sample; i32: signed; f32: floating point),
- * orientation (EXIF, 1 to 8; default 1) and transparent (the value of L pixels with more than 8
- * bits that is shown as white; default none). */
+ * `pixels` has the fields samples (row by row, channels interleaved), width, height, mode (L, LA,
+ * RGB, RGBA or CMYK), depth (8, 12 or 16: unsigned bits per sample; i32: signed; f32: floating
+ * point), orientation (EXIF, 1 to 8; default 1) and transparent (the value of L pixels with more
+ * than 8 bits that is shown as white; default none). */
 export function preprocess(pixels) {
   return tensorOf(viewOf(turned(rgbBytesOf(pixels), pixels.orientation ?? 1)));
 }
 
-/** Convert pixels to RGB bytes: transparency on white, 8 bits, grey for a model of one channel. */
+/** Convert pixels to RGB bytes composited on white; grey for a model with one channel. */
 export function rgbBytesOf({ samples, width, height, mode, depth, transparent = -1 }) {
   if (depth !== "8") [samples, mode] = [greyBytesOf(samples, depth, transparent), "L"];
   const channels = MODES[mode], data = new Uint8Array(3 * width * height);
@@ -65,7 +65,7 @@ function div255(product) {
   return ((shifted >> 8) + shifted) >> 8;
 }
 
-/** Convert one channel of more than 8 bits to bytes. */
+/** Convert one channel with more than 8 bits to bytes. */
 function greyBytesOf(samples, depth, transparent) {
   const grey = new Uint8Array(samples.length), single = Math.fround;
   const unit = depth === "f32" && !GREY_RANGE.length && samples.every((v) => !(v > 1)) ? 255 : 1;
@@ -94,7 +94,7 @@ function roundHalfEven(x) {
   return rest < 0.5 || (rest === 0.5 && below % 2 === 0) ? below : below + 1;
 }
 
-/** Turn and flip an image so that it is upright. */
+/** Rotate and flip an image so that it is upright. */
 export function turned({ data, width, height }, orientation) {
   const swaps = orientation >= 5 && orientation <= 8;
   const [wide, tall] = swaps ? [height, width] : [width, height];
@@ -148,7 +148,7 @@ export function viewOf(image) {
   return image.data;
 }
 
-/** Resize an image along one axis, but only compute `count` of `size` positions from `first`. */
+/** Resize an image along one axis to `size`, computing only `count` positions from `first`. */
 function resampled({ data, width, height }, axis, box, size, first, count) {
   const begin = box[0], scale = Math.fround(box[1] - box[0]) / size;
   const length = axis ? width : height, others = axis ? height : width;
@@ -239,7 +239,7 @@ export function tensorOf(view) {
   return tensor;
 }
 
-/** Read the bytes of a file .pixels: one line of text, then the samples in little-endian. */
+/** Read the bytes of a .pixels file: one line of text, then the samples, little-endian. */
 export function readPixels(bytes) {
   const end = bytes.indexOf(10), fields = new TextDecoder().decode(bytes.subarray(0, end));
   const [width, height, mode, depth, orientation, transparent] = fields.split(" ");
@@ -253,7 +253,7 @@ export function readPixels(bytes) {
   };
 }
 
-/** Compare every vector of a folder bit by bit, and exit with 1 if one differs. */
+/** Compare the vectors in a folder bit by bit, and exit with status 1 if any differs. */
 async function main() {
   const { readFileSync, readdirSync } = await import("node:fs");
   const { fileURLToPath } = await import("node:url");

@@ -1,13 +1,13 @@
 """Preprocessing of one vitft run in Python, with NumPy and Pillow and without vitft.
 
-SPDX-License-Identifier: Apache-2.0, as vitft itself; it may be copied into other programs.
+SPDX-License-Identifier: Apache-2.0, like vitft; this file may be copied into other programs.
 
     from preprocess import read_file, preprocess
     tensor = preprocess(read_file("photo.jpg"))  # float32 (1, channels, height, width)
 
-`python preprocess.py` checks all vectors in the folder `vectors` beside this file. Every step is
-described in preprocessing.json. Pillow only decodes files; the pixels are resized by NumPy with the
-same integers as in Pillow, so the bytes are equal.
+`python preprocess.py` checks all vectors in the folder `vectors` next to this file. Every step is
+described in preprocessing.json. Pillow only decodes files; NumPy resizes the pixels with the same
+integer weights as Pillow, so the bytes are equal.
 
 Notation: h, w sides of an image; H, W sides of the resized image; C channels of the model.
 """
@@ -39,10 +39,10 @@ FIXED_POINT = 2**22
 
 
 class DecodedPixels(NamedTuple):
-    """The pixels of a decoded file, with what is needed to interpret them."""
+    """The pixels of a decoded file, with the information needed to interpret them."""
 
     samples: Values
-    """(h, w, channels of the mode)."""
+    """Sample values (h, w, channels of the mode)."""
     mode: str
     depth: str
     """Bits per sample: `8`, `12` or `16` (unsigned), `i32` (signed) or `f32` (floating point)."""
@@ -53,7 +53,7 @@ class DecodedPixels(NamedTuple):
 
 
 def preprocess(pixels: DecodedPixels) -> Values:
-    """Return the input of the model, float32 (1, C, HEIGHT, WIDTH)."""
+    """Return the model's input, float32 (1, C, HEIGHT, WIDTH)."""
     return tensor_of(view_of(turned(rgb_bytes_of(pixels), pixels.orientation)))
 
 
@@ -78,7 +78,7 @@ def read_file(path: str | Path) -> DecodedPixels:
 
 
 def rgb_bytes_of(pixels: DecodedPixels) -> Values:
-    """Convert pixels to RGB, uint8 (h, w, 3): transparency on white, 8 bits, grey if C is 1."""
+    """Convert pixels to RGB composited on white, uint8 (h, w, 3); grey if C is 1."""
     samples, mode = pixels.samples, pixels.mode
     if pixels.depth != "8":
         samples, mode = grey_bytes_of(pixels), "L"
@@ -104,7 +104,7 @@ def div255(products: Values) -> Values:
 
 
 def grey_bytes_of(pixels: DecodedPixels) -> Values:
-    """Convert one channel of more than 8 bits to 8 bits."""
+    """Convert a single channel with more than 8 bits per value to 8 bits."""
     values, depth = pixels.samples, pixels.depth
     if GREY_RANGE:
         low, high = GREY_RANGE
@@ -125,7 +125,7 @@ def grey_bytes_of(pixels: DecodedPixels) -> Values:
 
 
 def turned(image: Values, orientation: int) -> Values:
-    """Turn and flip an image (h, w, 3) so that it is upright."""
+    """Rotate and flip an image (h, w, 3) so that it is upright."""
     if orientation in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -174,7 +174,7 @@ def view_of(image: Values) -> Values:
 def resampled(
     image: Values, axis: int, box: tuple[Any, Any], size: int, first: int, count: int
 ) -> Values:
-    """Resize an image along one axis, but only compute `count` of `size` positions from `first`."""
+    """Resize an image along one axis to `size`, computing only `count` positions from `first`."""
     planes = np.moveaxis(image, axis, 0)
     begin, scale = float(box[0]), float(box[1] - box[0]) / size
     if INTERPOLATION == "nearest":
@@ -203,7 +203,7 @@ def filter_weights(begin: float, scale: float, position: int, length: int) -> tu
     end = min(length, int(centre + reach + 0.5))
     weights = [filter_at((x - centre + 0.5) * (1.0 / wider)) for x in range(start, end)]
     total = 0.0
-    for weight in weights:  # one after the other, because the order of a sum changes its rounding
+    for weight in weights:  # one by one, because the order of additions affects the rounding
         total += weight
     scaled = [(w / total if total else w) * FIXED_POINT for w in weights]
     return start, np.array([float(int(w - 0.5 if w < 0 else w + 0.5)) for w in scaled])
@@ -234,7 +234,7 @@ def tensor_of(view: Values) -> Values:
 
 
 def read_pixels(path: Path) -> DecodedPixels:
-    """Read a file .pixels: one line of text, then the samples, row by row, in little-endian."""
+    """Read a .pixels file: one line of text, then the samples, row by row, little-endian."""
     line, _, content = path.read_bytes().partition(b"\n")
     width, height, mode, depth, orientation, transparent = line.decode().split()
     samples = np.frombuffer(content, DEPTHS[depth])
@@ -243,7 +243,7 @@ def read_pixels(path: Path) -> DecodedPixels:
 
 
 def unequal_vectors(folder: Path) -> tuple[int, list[str]]:
-    """Compare every vector of a folder bit by bit; return their number, and those that differ."""
+    """Compare the vectors in a folder bit by bit; return their number and which of them differ."""
     paths, wrong = sorted(folder.glob("*.pixels")), []
     for path in paths:
         pixels = read_pixels(path)
@@ -256,7 +256,7 @@ def unequal_vectors(folder: Path) -> tuple[int, list[str]]:
 
 
 def check_vectors() -> None:
-    """Check the vectors in the folder given as argument, by default `vectors` beside this file."""
+    """Check the vectors in the folder given as an argument, or in `vectors` next to this file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "vectors"
     found, wrong = unequal_vectors(folder)
     if wrong or not found:

@@ -1,0 +1,40 @@
+"""Classify images with an ONNX graph, without vitft.
+
+vitft export --onnx --with-resize
+pip install onnxruntime numpy pillow
+python classify.py export/model.onnx photo.jpg ...
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+
+def open_rgb(path: str) -> np.ndarray:
+    """Open an image as uint8 (height, width, 3), upright, with transparency on white."""
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(layers, mask=layers.getchannel("A"))
+    return np.asarray(image.convert("RGB"))
+
+
+def main(graph: str, *photos: str) -> None:
+    """Print the most probable class of each image, and its probability."""
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
+    for path in photos:
+        pixels = open_rgb(path)[None]  # (1, height, width, 3)
+        logits = session.run(["logits"], {"image": pixels})[0][0]  # (classes,)
+        probabilities = np.exp(logits - logits.max())
+        probabilities /= probabilities.sum()
+        best = int(probabilities.argmax())
+        print(f"{path}: {described['classes'][best]} {probabilities[best]:.1%}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
