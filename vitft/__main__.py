@@ -27,14 +27,14 @@ def run() -> NoReturn:
         os._exit(code)  # main has flushed the streams
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # Threads of gloo sometimes abort an orderly exit ("terminate called without an active
+        # gloo's threads sometimes abort an orderly exit ("terminate called without an active
         # exception"), which makes the whole job fail. `finish` is registered first so that it runs
         # last.
         atexit.register(finish)
     from vitft.cli.main import main
 
     code = main()
-    if code in SIGNALS.values():  # stopped: do not wait for the threads of libraries
+    if code in SIGNALS.values():  # stopped: do not wait for library threads
         finish()
     for number in numbers:  # the command is done: do not wait for the interpreter to shut down
         signal.signal(number, lambda *_: os._exit(code))
@@ -42,16 +42,16 @@ def run() -> NoReturn:
 
 
 def open_closed_descriptors() -> None:
-    """Open the null device in place of the standard streams that the caller has closed.
+    """Open the null device in place of any standard stream that the caller has closed.
 
-    Otherwise, the next file to be opened would receive the number of a standard stream, and
-    libraries that write to stderr would corrupt it.
+    Otherwise, the next file opened would reuse the descriptor of a standard stream, and libraries
+    that write to stderr could corrupt that file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free descriptor
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Python API for notebooks and programs: `vitft.finetune` and `vitft.load`.
 
 These functions write the same files as the commands and raise the errors that the commands print.
-They print nothing, and afterwards restore the random state, the number of threads, the signal
-handlers and the environment.
+They print nothing and, before returning, restore the random state, the number of threads, the
+signal handlers and the environment.
 """
 
 import os
@@ -26,18 +26,19 @@ from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.prediction import Prediction
 from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
+from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.system.errors import ImageError, UsageError
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
-"""A path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
+"""A path, the bytes of an image file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
 
 A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and contains uint8 values, or
-floats from 0 to 1 that are not normalised. An ambiguous shape is read as (3, H, W).
+floats from 0 to 1 without mean and std normalisation. If the shape is ambiguous, the first
+dimension is assumed to be the channels.
 """
 
 
@@ -76,8 +77,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images.
 
-    Equivalent to `vitft finetune`. An omitted argument takes its value from the recipe, if the
-    recipe sets it, and otherwise the default of the command-line option (see
+    Equivalent to `vitft finetune`. An omitted argument takes its value from the recipe if the
+    recipe sets it, and otherwise defaults to the same value as the command-line option (see
     `vitft finetune --help`).
 
     Args:
@@ -86,34 +87,34 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
             train from scratch.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
-        recipe: Name of a recipe, or path of a TOML file with settings.
+        recipe: Name of a recipe, or path to a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
         classes: Table that renames, merges and drops classes.
-        split: Method of choosing the validation images: `content`, `random` or `reference`.
+        split: Method for choosing the validation images: `content`, `random` or `reference`.
         like: Directory of an earlier run whose held-out images are held out again.
-        val_from: Source of validation images for data with a test part but no validation part:
-            `auto` to draw them from the training part, `test` to use the test images.
+        val_from: Source of validation images for data with a test set but no validation set: `auto`
+            to draw them from the training set, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates on the same side of the split.
-        group_by: Regular expression whose parentheses capture an image's group in its path; a group
-            is never divided between training and validation.
+        group_by: Regular expression whose parentheses capture an image's group from its path; a
+            group is never divided between training and validation.
         image_size: Input size in pixels: one side, or height and width.
-        fit: How an image is fitted to the input size: `crop`, `squash` or `pad`.
-        pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
+        fit: How to fit an image to the input size: `crop`, `squash` or `pad`.
+        pre_logits: Whether to `keep` or `drop` a Linear + Tanh layer before the pretrained head.
         mean: Channel means for normalisation, from 0 to 1.
         std: Channel standard deviations for normalisation.
         allow_pickle: Whether to read .pth files (with weights_only=True).
         freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
-            frozen), or several stages, e.g. `head,none`.
-        budget: Time for the whole run, e.g. `10m`; layers other than the head are trained if trials
-            on the training images show a gain.
-        solver: Optimiser: `lbfgs` for a head on cached features, or `sgd` or `adamw`.
+            frozen), or consecutive stages separated by commas, e.g. `head,none`.
+        budget: Time budget for the whole run, e.g. `10m`; layers other than the head are also
+            trained if trials on the training images show a gain.
+        solver: Optimiser: `lbfgs` (only for a head on cached features), `sgd` or `adamw`.
         epochs: Number of passes over the training images.
         batch_size: Number of images per step.
         lr: Peak learning rate.
         views: Number of augmented views of each training image to cache.
-        keep_adapter: Whether to also write the adapter for peft, with `freeze="lora"`.
-        device: Device, one of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        keep_adapter: Whether to also write the LoRA adapter for peft (with `freeze="lora"`).
+        device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         cache: Folder of cached features, or `none` to disable the cache.
         tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.
         settings: Any other settings by dotted name, e.g. `{"optim.ema": 0.999}`; see
@@ -136,7 +137,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
-    """Load the model of a run directory, a checkpoint or `hf:owner/name` (default: the latest run).
+    """Load a model from a run directory, checkpoint or `hf:owner/name` (default: the latest run).
 
     Raises:
         RunError: The model does not exist, is damaged or has no classes.
@@ -163,15 +164,27 @@ class Trained:
     def __repr__(self) -> str:
         return f"Trained(run='{self.folder}', classes={len(self.classes)})"
 
+    def _repr_html_(self) -> str:
+        height, width = self.transform.image_size
+        parameters = sum(one.numel() for one in self.predictor.model.parameters())
+        facts = {
+            "input": f"{height} × {width} pixels",
+            "parameters": f"{parameters:,}",
+            "device": str(self.predictor.device),
+            "files": str(self.folder),
+            "next": 'model.predict("photo.jpg"), model.explain("photo.jpg")',
+        }
+        return trained_card(self.run, self.classes, [*facts.items()])
+
     @property
     def classes(self) -> tuple[str, ...]:
         return self.predictor.classes
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Minimum probability at which each of several labels is assigned.
+        """Minimum probability at which a multi-label model assigns each label.
 
-        The tuple is empty if each image has exactly one class.
+        The tuple is empty for a model that gives each image exactly one class.
         """
         return self.predictor.thresholds
 
@@ -188,13 +201,16 @@ class Trained:
 
     def predict(
         self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Return one prediction per image: the `top_k` most probable classes.
 
-        A prediction whose largest probability is below the threshold is marked `not sure`. If
-        images may have several labels, a prediction has the probabilities of all labels. Its
-        `labels` are those that reach the threshold or, by default, the label's own threshold. The
-        prediction for an unusable image, array or tensor has an `error`; no exception is raised.
+        In a notebook, the returned list is displayed as a table, with images for the first
+        predictions.
+
+        A prediction whose largest probability is below the threshold is marked `not sure`. A
+        prediction of a multi-label model contains the probabilities of all labels; its `labels` are
+        those whose probability reaches `threshold` or, by default, the label's own threshold. For
+        an unusable image, array or tensor, no exception is raised; the prediction has an `error`.
 
         Raises:
             UsageError: `top_k` is not an integer of 1 or more, or an image has an unsupported type.
@@ -206,14 +222,14 @@ class Trained:
         if self.thresholds:
             own = [threshold] * len(self.classes) if threshold else self.thresholds
             postprocess = replace(self.postprocess, thresholds=own)
-        pipeline = Pipeline(self.predictor, postprocess)
-        predictions: list[Prediction] = []
+        pipeline = Pipeline(self.predictor, postprocess, keep_views=True)
+        predictions = Predictions()
         for batch in numbered_batches(images):
-            predictions += pipeline.predict_batch([self.load_image(i, p) for i, p in batch])
+            predictions.add_batch(pipeline.predict_batch([self.load_image(i, p) for i, p in batch]))
         return predictions
 
     def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
-        """Return the input of the head for each of n images, float32 (n, `feature_size`).
+        """Return the input to the head for each of n images: float32 (n, `feature_size`).
 
         Raises:
             ImageError: An image is unusable.
@@ -227,13 +243,15 @@ class Trained:
         ]
         return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
 
-    def explain(self, image: Picture, *, about: str | None = None) -> Image.Image:
+    def explain(self, image: Picture, *, about: str | None = None) -> Explanation:
         """Return the preprocessed image overlaid with a relevance map for a class (default: top-1).
+
+        The returned PIL image also stores the class and its probability.
 
         Raises:
             ImageError: The image is unusable.
             UsageError: The class does not exist, the image has an unsupported type, or the
-                structure of the model does not allow a map.
+                structure of the model does not support attribution maps.
             RunError: The relevance is not finite.
         """
         if about is not None and about not in self.classes:
@@ -241,10 +259,18 @@ class Trained:
                 f"the model has no class {about!r}",
                 fix=f"use one of {', '.join(self.classes[:20])}",
             )
-        view = self.view(picture_name(0, image), image)
-        target = None if about is None else torch.tensor([self.classes.index(about)])
+        name = picture_name(0, image)
+        view = self.view(name, image)
+        postprocess = replace(self.postprocess, top_k=len(self.classes))
+        (answer,) = Pipeline(self.predictor, postprocess).predict_batch([LoadedImage(name, view)])
+        about = answer.classes[0] if about is None else about
+        target = torch.tensor([self.classes.index(about)])
         heat = relevance_map(self.predictor.model, self.predictor.inputs(view[None]), target)[0]
-        return overlay(Image.fromarray(view), heat)
+        picture, probability = (
+            Image.fromarray(view),
+            answer.probabilities[answer.classes.index(about)],
+        )
+        return Explanation(overlay(picture, heat), picture, about, probability)
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
         """Return the preprocessed image, or an error if the image is unusable.
@@ -279,7 +305,8 @@ class Trained:
         if not isinstance(picture, Image.Image):
             raise UsageError(
                 f"image {name} has unsupported type {type(picture).__name__}",
-                fix="pass a path, the bytes of a file, a PIL image, a uint8 array or a tensor",
+                fix="pass a path, the bytes of an image file, a PIL image, a uint8 array or a "
+                "tensor",
             )
         return self.transform.pixels(upright_rgb(picture, name, self.transform.grey_range))
 
@@ -316,7 +343,7 @@ def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
             raise ImageError(
                 name,
                 f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
-                "pass uint8 values, or floats from 0 to 1 that are not normalised",
+                "pass uint8 values, or floats from 0 to 1 without normalisation",
             )
         values = (values.float() * 255).round().to(torch.uint8)
     return values.numpy()

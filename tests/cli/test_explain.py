@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.report.test_report import check_harmless
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
@@ -26,13 +27,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_config: ViTConfig)
     return write_run(tmp_path / "run", tiny_config)
 
 
-def write_run(folder: Path, config: ViTConfig) -> Path:
+def write_run(folder: Path, config: ViTConfig, classes: tuple[str, ...] = CLASSES) -> Path:
     torch.manual_seed(0)
     model = VisionTransformer(config)
     torch.nn.init.normal_(model.get_parameter("head.weight"))
     folder.mkdir()
     transform = EvalTransform(image_size=config.image_size)
-    card = Card(architecture=config, transform=transform, classes=CLASSES)
+    card = Card(architecture=config, transform=transform, classes=classes)
     save_checkpoint(folder / "model.safetensors", model.state_dict(), card)
     return folder
 
@@ -48,13 +49,32 @@ def test_images_become_overlays_and_a_sheet(
 
     assert main(["explain", *images, "--run", str(run)]) == 0
 
-    assert files_in(Path("explained")) == ["001-000.png", "002-000.png", "sheet.png"]
+    assert files_in(Path("explained")) == ["001-000.png", "002-000.png", "sheet.html"]
     with Image.open("explained/001-000.png", formats=["PNG"]) as picture:
         assert (picture.size, picture.mode) == ((16, 16), "RGB")
         assert "exif" not in picture.info
     out = capsys.readouterr().out
-    assert "relevance maps of 2 images written to explained/; overview: sheet.png" in out
+    assert "relevance maps of 2 images written to explained/; overview: sheet.html" in out
     assert images[0] in out
+
+
+def test_the_captions_of_the_overview_are_text_in_any_script(
+    tmp_path: Path, image_folder: Path, tiny_config: ViTConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("Löwenzahn 蒲公英 وردة", "<img src=x onerror=alert(1)>", "b")
+    run = write_run(tmp_path / "any script", tiny_config, names)
+    photo = image_folder / "red" / "000.png"
+    other = photo.with_name("牡丹.png")
+    other.write_bytes(photo.read_bytes())
+
+    for name in names[:2]:
+        out = f"out {len(name)}"
+        options = ["--run", str(run), "--class", name, "--out", out]
+        assert main(["explain", str(photo), str(other), *options]) == 0
+        page = check_harmless((Path(out) / "sheet.html").read_text(encoding="utf-8"))
+        assert name in page.text
+        assert "牡丹.png" in page.text
 
 
 def test_a_second_call_uses_the_next_folder_and_a_given_one_must_be_empty(

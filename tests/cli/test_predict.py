@@ -196,6 +196,24 @@ def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
     assert not part.exists()
 
 
+def test_a_byte_order_mark_begins_only_csv_and_stays_on_resuming(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(*photos, "--out", "plain.csv") == 0
+    assert predict(*photos, "--out", "excel.csv", "--bom") == 0
+    whole = Path("excel.csv").read_bytes()
+    Path("excel.csv").unlink()
+    header = whole.partition(b"\n")[0] + b"\n"
+    Path("excel.csv.part").write_bytes(header)
+
+    assert predict(*photos, "--out", "excel.csv", "--bom", "--resume") == 0
+
+    assert whole == b"\xef\xbb\xbf" + Path("plain.csv").read_bytes()
+    assert Path("excel.csv").read_bytes() == whole
+    assert predict(*photos, "--bom") == 2
+    assert "--bom needs the CSV format" in capsys.readouterr().err
+
+
 def test_a_finished_file_is_not_changed(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,22 @@ def test_an_entry_is_shown_with_its_licence_and_origin(printed: Any) -> None:
     assert "apache-2.0" in text
 
 
+def test_an_entry_shows_the_gated_repository_of_its_publisher(printed: Any) -> None:
+    run("show", "vit_small_patch16_dinov3.lvd1689m")
+
+    text = printed()
+    assert "source:     timm/vit_small_patch16_dinov3.lvd1689m/model.safetensors" in text
+    assert "gated:      facebook/dinov3-vits16-pretrain-lvd1689m has the same weights" in text
+
+
+def test_the_list_says_that_no_file_is_gated(
+    printed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("list", "--size", "tiny")
+
+    assert "none of these files is gated" in capsys.readouterr().err
+
+
 def test_a_file_is_inspected_for_a_task(tmp_path: Path, printed: Any) -> None:
     file = tmp_path / "vit.safetensors"
     save_file(random_weights(replace(CONFIG, pre_logits=True)), file)

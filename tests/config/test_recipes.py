@@ -114,7 +114,9 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     assert code == 0, err
     assert "30 files in 3 classes, not opened yet: about 24 for training and 6 for" in err
     assert "--freeze head: 99 trainable parameters, fitted by L-BFGS" in err
-    assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
+    assert (
+        "adamw with learning rate 0.0005: 10 epochs, 3 steps per epoch, 10 images per step" in err
+    )
     assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # defaults are filled in
     assert not (tmp_path / "run").exists()
 

@@ -181,7 +181,7 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
                      id="negative labels"),
         pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},
-                     "no validation or test images; parts found: train", id="nothing to validate"),
+                     "or test images; subsets found: train", id="nothing to validate"),
         pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot read",
                      id="Python objects"),
     ],

@@ -92,14 +92,20 @@ def test_an_empty_class_folder_may_be_left_out_and_no_other(flowers: Path) -> No
 
 
 BROKEN: dict[str, tuple[str, str]] = {
-    "empty file": ("", "no column class; columns found: none"),
-    "no new_class": ("class,label\nrose,x\n", "line 1: no column new_class; columns found: class"),
-    "no class": ("new_class\nrose\n", "line 1: no column class"),
-    "column twice": ("class,Class,new_class\na,b,c\n", "line 1: more than one column class"),
+    "empty file": ("", "no column named class; columns found: none"),
+    "no new_class": (
+        "class,label\nrose,x\n",
+        "line 1: no column named new_class; columns found: class",
+    ),
+    "no class": ("new_class\nrose\n", "line 1: no column named class"),
+    "column twice": ("class,Class,new_class\na,b,c\n", "line 1: more than one column named class"),
     "no rows": (HEAD, "the table lists no classes"),
-    "too few cells": (HEAD + "rose,a\ntulip\n", "line 3, column new_class: 1 cell instead of 2"),
-    "too many cells": (HEAD + "rose,a,b\n", "line 2, column new_class: 3 cells instead of 2"),
-    "empty class": (HEAD + " ,a\n", "line 2, column class: the class is empty"),
+    "too few cells": (
+        HEAD + "rose,a\ntulip\n",
+        "line 3, column new_class: found 1 cell instead of 2",
+    ),
+    "too many cells": (HEAD + "rose,a,b\n", "line 2, column new_class: found 3 cells instead of 2"),
+    "empty class": (HEAD + " ,a\n", "line 2, column class: the class name is empty"),
     "listed twice": (HEAD + "rose,a\nrose,b\n", "line 3, column class: rose is listed twice"),
     "unknown class": (HEAD + "roes,a\n", "line 2, column class: the data has no class 'roes'"),
     "open quote": (HEAD + '"rose,a\n', "line 2: unexpected end of data"),
@@ -210,7 +216,7 @@ def test_the_commands_know_the_changed_classes_of_a_run(
     assert main(["evaluate", "--data", str(image_folder), "--run", "run", "--format", "json"]) == 0
     shown = capsys.readouterr()
     assert [*json.loads(shown.out)["per_class"]] == ["blue", "green", "warm"]
-    assert "classes changed as in the run: classes.csv: 1 class renamed" in shown.err
+    assert "applied the class changes of the run: classes.csv: 1 class renamed" in shown.err
     assert main(["check", str(image_folder), "--run", "run", "--format", "json"]) == 0
     assert '"warm"' in capsys.readouterr().out
     assert main(["evaluate", "--data", str(image_folder), "--run", "run",

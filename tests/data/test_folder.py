@@ -178,7 +178,7 @@ def test_a_test_folder_is_kept_for_the_end_and_validation_is_drawn_from_train(
 
     assert folder.layout == "classes"  # so that a split is drawn
     assert [file.part for file in folder.files] == ["", "test"] * 2
-    assert "drawn from the training part" in folder.notes[-1]
+    assert "drawn from the training images" in folder.notes[-1]
 
 
 def test_a_test_folder_validates_on_request(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_test_folder_of_other_classes_is_no_obstacle_beside_a_val_folder(tmp_p
 
     assert {file.part for file in folder.files} == {"train", "val"}
     assert folder.notes == (
-        "test/ is not used for testing: its classes differ from the other parts",
+        "test/ is not used for testing: its classes differ from those of the training images",
     )
 
 

@@ -89,8 +89,8 @@ def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert measured(fill(tmp_path, images)) == (100, 4000)
     assert capsys.readouterr().err == (
-        "3 images with more than 8 bits per pixel: values from 100 to 4,000 (the range of the data "
-        "set) are scaled to 8 bits\n"
+        "3 images with more than 8 bits per pixel: values from 100 to 4,000 (the range of the "
+        "dataset) are scaled to 8 bits\n"
     )
 
 

@@ -173,7 +173,12 @@ def test_a_pattern_without_matches_is_refused_with_a_path(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("pattern", "problem"),
-    [("(", "missing )"), ("v.*", "0 pairs"), ("(a)(b)", "2 pairs"), ("(?<!x*)(a)", "look-behind")],
+    [
+        ("(", "missing )"),
+        ("v.*", "0 capturing groups"),
+        ("(a)(b)", "2 capturing groups"),
+        ("(?<!x*)(a)", "look-behind"),
+    ],
 )
 def test_a_bad_pattern_is_refused(pattern: str, problem: str) -> None:
     with pytest.raises(UsageError, match=f"data.group_by=.*{problem.replace(')', '.')}"):
@@ -197,5 +202,7 @@ def test_a_study_of_groups_needs_a_split_column(tmp_path: Path) -> None:
         return check_study(str(tmp_path / name), ["pixels"], [2], seeds=1, out=None)
 
     assert plan("whole.csv").shots == (2,)
-    with pytest.raises(UsageError, match=r"a study draws single images, but .* defines groups"):
+    with pytest.raises(
+        UsageError, match=r"a study samples individual images, but .* defines groups"
+    ):
         plan("drawn.csv")

@@ -82,7 +82,7 @@ def test_columns_of_0_and_1_are_labels_and_other_columns_are_attributes(tmp_path
         pytest.param(
             "path,a\n0.png,1\n",
             {"label": "a,b"},
-            "line 1: no column b for labels",
+            "line 1: no usable column named b",
             id="a missing column",
         ),
         pytest.param(

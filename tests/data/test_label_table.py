@@ -194,6 +194,18 @@ def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
     assert len(scan(tmp_path / "t.csv").files) == 3
 
 
+@pytest.mark.parametrize("allow_bad", [False, True])
+def test_a_table_that_excel_saved_as_ansi_is_refused(tmp_path: Path, allow_bad: bool) -> None:
+    touch(tmp_path, *NAMES, "cat/gänse.png")
+    text = "path,label\ncat/gänse.png,cat\ndog/0.png,dog\ndog/1.png,dog\n"
+    (tmp_path / "t.csv").write_bytes(text.encode("cp1252"))
+
+    with pytest.raises(DataError, match="line 2, column path: the path is not UTF-8") as caught:
+        scan(tmp_path / "t.csv", DataSpec(allow_bad=allow_bad))
+
+    assert "CSV UTF-8" in caught.value.fix
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_predict_reads_the_paths_of_every_format(tmp_path: Path, name: str) -> None:
     if name == "semicolons.csv":
@@ -228,7 +240,7 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "missing image": ("t.csv", f"{GOOD}cat/2.png,cat\n".encode(), "line 6, column path"),
     "encoding of the file": ("t.csv", GOOD.encode("utf-16"), "line 1: the text is"),
     "encoding of a label": ("t.csv", b"path,label\ncat/0.png,caf\xe9\n", "line 2, column label"),
-    "ragged line": ("t.csv", f"{GOOD}cat/2.png\n".encode(), "line 6, column label: 1 cell"),
+    "ragged line": ("t.csv", f"{GOOD}cat/2.png\n".encode(), "line 6, column label: found 1 cell"),
     "wrong JSON": (
         "t.jsonl",
         b'{"path": "cat/0.png", "label": "cat"}\n{"path": "cat/1.png", label}\n',
@@ -257,7 +269,7 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
         b"path,label,split\ncat/0.png,cat,val\ndog/0.png,dog,test\n",
         "line 2, column split: no line is assigned to train",
     ),
-    "named column missing": ("named.csv", GOOD.encode(), "line 1: no column species"),
+    "named column missing": ("named.csv", GOOD.encode(), "line 1: no column named species"),
     "open quote": ("t.csv", b'path,label\ncat/0.png,"cat\n', "line 2: unexpected end of data"),
     "no parquet": ("t.parquet", b"PAR1 and nothing else", "not valid Parquet"),
     "no lines": ("t.csv", b"", "line 1: no path column"),

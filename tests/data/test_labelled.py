@@ -45,7 +45,7 @@ def test_the_val_part_of_a_folder_is_the_default(
 
 
 def test_a_subset_of_data_without_parts_is_refused(image_folder: Path) -> None:
-    with pytest.raises(UsageError, match="is not divided into parts"):
+    with pytest.raises(UsageError, match="is not divided into subsets"):
         find_labelled(image_folder, subset="val")
 
 
@@ -57,7 +57,7 @@ def test_a_test_part_is_the_default_without_a_val_part(tmp_path: Path) -> None:
 
     assert len(found.images) == 6
     assert found.notes == ("evaluating the images in test/",)
-    with pytest.raises(UsageError, match="has no val part"):
+    with pytest.raises(UsageError, match="has no val subset"):
         find_labelled(tmp_path / "d", subset="val")
 
 
@@ -78,7 +78,7 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
         pytest.param("", 1, "found: nothing", id="empty"),
         pytest.param("id,class\na,b\n", 1, "no path column", id="header"),
         pytest.param("path,colour\na,b\n", 1, "no label column", id="no label column"),
-        pytest.param("path,label\na,b\nc\n", 3, "1 cell instead of 2", id="short row"),
+        pytest.param("path,label\na,b\nc\n", 3, "found 1 cell instead of 2", id="short row"),
         pytest.param("path,label\na,\n", 2, "the label is empty", id="no label"),
         pytest.param("path,label\na,b\na,c\n", 3, "is listed twice", id="twice"),
         pytest.param('path,label\n"a,b\n', 2, "unexpected end of data", id="open quote"),
@@ -104,7 +104,7 @@ def test_one_part_of_a_table_with_a_split_is_listed(
 
     assert [path for path, _ in found.images] == paths
     assert found.classes == ("cat", "dog")
-    with pytest.raises(UsageError, match="has no test part; parts found: train, val"):
+    with pytest.raises(UsageError, match="has no test subset; subsets found: train, val"):
         find_labelled(tmp_path / "t.csv", subset="test")
 
 

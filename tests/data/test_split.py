@@ -263,7 +263,9 @@ HEAD = "path,label,split,sha256\n"
     [
         pytest.param("", "line 1: the header must be path,label,split,sha256", id="empty"),
         pytest.param("path,label\n", "line 1: the header", id="columns missing"),
-        pytest.param(f"{HEAD}a/1.jpg,a,train\n", "line 2: 3 cells instead of 4", id="cell missing"),
+        pytest.param(
+            f"{HEAD}a/1.jpg,a,train\n", "line 2: found 3 cells instead of 4", id="cell missing"
+        ),
         pytest.param(f"{HEAD}a/1.jpg,a,dev,{SHA}\n", "line 2: split is 'dev'", id="split"),
         pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is not a sha256", id="sha256"),
         pytest.param(

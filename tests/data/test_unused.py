@@ -27,12 +27,12 @@ ODD = (
 TEXT = "not used: 1 file: 1 .txt (not images; no action is needed)"
 HIDDEN = "not used: 1 hidden entry"
 OUTSIDE = "not used: 1 image outside the class folders (move them into a class folder to use them)"
-NESTED = "2 images in sub-folders of red are used"
+NESTED = "2 images in subfolders of red are used"
 
 
 @pytest.fixture
 def mixed(image_folder: Path) -> Path:
-    """Add files that are not used, and move two images of a class into a sub-folder."""
+    """Add files that are not used, and move two images of a class into a subfolder."""
     red = image_folder / "red"
     for name in ("1.CR2", "2.cr2", "3.xyz", "noname", "notes.txt"):
         (red / name).write_bytes(b"x")
@@ -91,7 +91,7 @@ def test_only_documents_videos_and_archives_are_surely_no_images(
 
 
 def test_sub_folders_of_many_classes_are_summed_up() -> None:
-    assert sub_folder_note({"a": 1}) == "1 image in sub-folders of a is used"
+    assert sub_folder_note({"a": 1}) == "1 image in subfolders of a is used"
     assert sub_folder_note({f"c{i}": 2 for i in range(9)}).endswith("and 3 more are used")
     assert not sub_folder_note({})
 

@@ -188,7 +188,7 @@ def test_duplicates_are_counted_and_reported(
 
     main(["evaluate", "--data", str(unseen), "--run", str(model)])
 
-    assert "1 duplicate among the images:" in capsys.readouterr().err
+    assert "1 duplicate among the images, so" in capsys.readouterr().err
 
 
 def test_the_error_before_calibration_is_that_of_the_logits_times_the_temperature(

@@ -158,9 +158,9 @@ def description(**fields: Any) -> str:
 
 BAD = [
     pytest.param({}, "was not exported by vitft", id="another tool's"),
-    pytest.param({"vitft": "{"}, "its description is not JSON", id="not JSON"),
+    pytest.param({"vitft": "{"}, "its vitft metadata is not JSON", id="not JSON"),
     pytest.param({"vitft": "[]"}, "not a JSON object", id="a list"),
-    pytest.param({"vitft": "{}"}, "its description is incomplete", id="empty"),
+    pytest.param({"vitft": "{}"}, "its vitft metadata is incomplete", id="empty"),
     pytest.param({"vitft": description(input=3)}, "incomplete", id="wrong type"),
     pytest.param(
         {"vitft": description(transform={"crop": 9})}, "but it is 9", id="wrong transform"

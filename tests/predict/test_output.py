@@ -159,7 +159,7 @@ def test_a_file_of_other_images_or_columns_is_not_resumed(style: str, tmp_path: 
 
     with pytest.raises(RunError, match=r"row 3 is for .*, but should be for another"):
         find_resume_point(part, style, 2, iter([*itertools.islice(names(), 2), "another"]), 4)
-    with pytest.raises(RunError, match=r"row 50 is for .*, but there are no more images"):
+    with pytest.raises(RunError, match=r"row 50 is for .*, but the request has fewer images"):
         find_resume_point(part, style, 2, itertools.islice(names(), 49), 4)
     with pytest.raises(RunError, match=r"columns|classes"):
         find_resume_point(part, style, 1, names(), 4)

@@ -83,7 +83,7 @@ def test_a_warning_and_the_rows_say_what_was_left_out(
 
     assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
 
-    assert "skipped 16 of 20 images because they are nearly identical" in capsys.readouterr().err
+    assert "skipped 16 of 20 images: nearly identical" in capsys.readouterr().err
     with (out / "predictions.csv").open(newline="") as file:
         notes = [row["notes"] for row in csv.DictReader(file)]
     assert notes.count(COPY_NOTE) == 16
@@ -112,10 +112,7 @@ def test_the_path_decides_where_the_training_image_is_gone(
 
     assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
 
-    assert (
-        "skipped 16 of 20 images because they have the same paths as training"
-        in capsys.readouterr().err
-    )
+    assert "skipped 16 of 20 images: same paths as training" in capsys.readouterr().err
     assert (out / "predictions.csv").read_text().count(PATH_NOTE) == 16
 
 
@@ -189,7 +186,7 @@ def test_new_images_of_a_training_patient_are_left_out(
         "dog/0.jpg",
     }
     said = capsys.readouterr().err
-    assert "skipped 2 of 8 images because they belong to groups of training images" in said
+    assert "skipped 2 of 8 images: in the same groups as training images" in said
 
 
 def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(

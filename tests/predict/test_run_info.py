@@ -77,7 +77,7 @@ def test_a_model_at_chance_level_is_called_so(run: Path) -> None:
         confusion=[[0, 0, 4], [0, 0, 4], [0, 0, 4]],
     )
 
-    assert read(run).line().endswith("; at chance level: it always predicts rose")
+    assert read(run).line().endswith("; at chance level: the model always predicts rose")
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,15 @@ def test_an_unreadable_result_leaves_the_accuracy_unknown(run: Path, content: st
     (run / "environment.json").write_text('{"ended": 5}')
 
     assert "3 classes, accuracy unknown, 1 minute old" in read(run).line(now=ENDED + 60)
+
+
+def test_the_interval_the_baseline_and_the_weights_are_known(run: Path) -> None:
+    results = json.loads((run / "eval.json").read_text())
+
+    found = read(run)
+    (run / "config.toml").unlink()
+    without = read(run)
+
+    assert found.top1_interval == tuple(results["top1_interval"])
+    assert found.majority == results["majority"]
+    assert (found.weights, without.weights) == ("demo", "")

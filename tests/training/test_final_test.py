@@ -18,7 +18,7 @@ from vitft.data.split import Manifest
 from vitft.metrics.results import FinalTestResults
 from vitft.predict.torch_engine import Predictor
 from vitft.report.run_files import read_run
-from vitft.report.summary import key_figures, summary_sentences
+from vitft.report.summary import key_figures
 from vitft.training.run import Result
 
 SOLVED = {"solver": "lbfgs", "l2": 1.0}
@@ -124,7 +124,7 @@ def test_val_from_test_beside_a_val_folder_is_refused(
     options = ["--val-from", "test", "--weights", str(tiny_weights)]
 
     assert main(["finetune", "--data", str(parts), *options]) == 2
-    assert "has a validation part" in capsys.readouterr().err
+    assert "has its own validation set" in capsys.readouterr().err
 
 
 def test_copies_of_training_images_are_left_out_of_the_test(
@@ -151,10 +151,6 @@ def test_log_summary_and_page_state_the_test(
     assert "test images, evaluated once after training: 12" in printed.err
     assert re.search(r"test accuracy .* on 12 test images, evaluated once", printed.out)
     run = read_run(out)
-    assert any(
-        "Of the 12 test images, which were not used to train or select the model" in s
-        for s in summary_sentences(run)
-    )
     assert any(figure.name == "test accuracy" for figure in key_figures(run))
     assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")
 

@@ -101,8 +101,8 @@ def test_copies_of_held_out_photos_never_train(
 
     sides = {row.path.rpartition("/")[2]: row.split for row in rows_of(second)}
     assert {sides[f"copy{i}.jpg"] for i in range(1, 4)} == {"val"}
-    assert "held out as in" in (shown := capsys.readouterr().err)
-    assert "3 of 4 images, and 3 copies of such images" in shown
+    assert "held out again: 3 of 4 images held out by" in (shown := capsys.readouterr().err)
+    assert ", and 3 copies of held-out images" in shown
 
 
 def test_a_photo_saved_again_is_recognised_in_the_folder_of_the_run(

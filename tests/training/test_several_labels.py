@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 import vitft
 from tests.conftest import COLOURS, tiny_home
+from tests.support.chromium import Chromium
 from vitft.cli.main import main
 from vitft.predict.answer_kind import gives_several
 from vitft.predict.validation import read_validation_predictions
@@ -111,7 +113,7 @@ def test_a_precision_chooses_the_threshold_of_each_label(
     assert main(["predict", image, "--run", str(home / "run"), "--precision", "0.8"]) == 0
 
     told = capsys.readouterr().err
-    assert "green: threshold" in told or "never given" in told
+    assert "green: threshold" in told or "never assigned" in told
 
 
 def test_evaluation_of_the_run_agrees_with_its_validation(
@@ -173,7 +175,7 @@ def test_exports_keep_the_labels(home: Path, form: str) -> None:
 
     assert main(["export", "--run", str(home / "run"), f"--{form}", "--out", str(out)]) == 0
 
-    assert "several labels, or none" in (out / "README.md").read_text()
+    assert "any number of labels, including none" in (out / "README.md").read_text()
     if form != "torch-export":
         assert gives_several(str(out))
         image = str(home / "patches" / "03.png")
@@ -193,6 +195,27 @@ def test_transformers_opens_the_export_as_a_multi_label_model(home: Path) -> Non
     image = Image.open(home / "patches" / "03.png")
     theirs = vitft.load(out, device="cpu").predict(image)[0]
     assert theirs.labels == ours.predict(image)[0].labels
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_the_page_in_a_browser_gives_the_labels_of_predict(home: Path) -> None:
+    page = home / "page"
+    assert main(["export", "--run", str(home / "run"), "--html", "--out", str(page)]) == 0
+    images = [home / "patches" / f"{i:02}.png" for i in range(12)]
+    expected = [one.labels for one in vitft.load(home / "run", device="cpu").predict(images)]
+
+    with Chromium(str(shutil.which("chromium")), home / "profile", page / "index.html") as browser:
+        browser.choose("#files", *images)
+        browser.wait_for("document.querySelectorAll('#cards .classes').length === 12")
+        shown = browser.evaluate(
+            "Array.from(document.querySelectorAll('.card'),"
+            " (card) => JSON.parse(card.dataset.prediction).labels)"
+        )
+        first = browser.evaluate("document.querySelector('.card .labels').textContent")
+
+    assert [sorted(labels) for labels in shown] == [sorted(labels or ()) for labels in expected]
+    assert () in expected  # an image without labels
+    assert first == ("labels: " + ", ".join(shown[0]) if shown[0] else "no label")
 
 
 def test_a_label_is_explained(home: Path) -> None:

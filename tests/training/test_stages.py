@@ -14,8 +14,8 @@ from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml
 from vitft.models.checkpoint import load_checkpoint
+from vitft.report.chart_sections import epochs_section
 from vitft.report.run_files import read_run
-from vitft.report.run_page import epochs_section
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
 from vitft.training import stages

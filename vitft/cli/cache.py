@@ -59,7 +59,7 @@ def list_cache(args: argparse.Namespace) -> int:
 
 
 def clean_cache(args: argparse.Namespace) -> int:
-    """Delete cached features, least recently used first, until the cache has the target size."""
+    """Delete the least recently used features until the cache is within the target size."""
     from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:

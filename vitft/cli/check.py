@@ -1,7 +1,6 @@
 """`vitft check`: find problems in labelled images and propose fixes."""
 
 import argparse
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,13 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.table_settings import add_table_settings, table_settings, with_table_settings
 from vitft.config.run import Config
+from vitft.config.sections import DataSpec
 from vitft.data.table import is_table
 from vitft.data.view_facts import describe_view
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
-from vitft.system.text import count, percent
+from vitft.system.text import count, percent, shell_join
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -52,7 +52,10 @@ def add_check(parser: Parser) -> None:
     labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     results = parser.add_argument_group("output")
     results.add_argument(
-        "--out", default=".", metavar="DIR", help="folder in which to write fixes.csv (default: .)"
+        "--out",
+        default=".",
+        metavar="DIR",
+        help="folder in which to write check.html and fixes.csv (default: .)",
     )
     results.add_argument(
         "--format",
@@ -64,9 +67,10 @@ def add_check(parser: Parser) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """Check the folder, print the problems and write the proposed fixes."""
+    """Check the folder, print the problems and write the proposed fixes and the page."""
     with heavy_imports():
         from vitft.check.folder import check_folder, read_run_settings
+        from vitft.check.page import write_check_page
     from vitft.data.arrays import data_path, find_arrays
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
@@ -77,7 +81,7 @@ def check_command(args: argparse.Namespace) -> int:
     fixes = fixes_path(Path(args.out).expanduser(), data)
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
-    spec = replace(spec, split="content", allow_bad=True)  # unreadable files are findings
+    spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 
@@ -92,19 +96,45 @@ def check_command(args: argparse.Namespace) -> int:
         train=config.train,
         split=split,
     )
+    command = training_command(args, data, spec, config)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
+    page = write_check_page(
+        outcome,
+        free_name(fixes.with_name("check.html"), suffix=".html"),
+        name=data.name,
+        command=shell_join(command),
+        max_pixels=spec.max_pixels,
+    )
     written = str(fixes) if outcome.fixes else None
     for text in outcome.notes:
         output.note(text)
     if args.format == "json":
-        output.as_json(outcome.audit | {"fixes": written})
+        output.as_json(outcome.audit | {"fixes": written, "page": page and str(page)})
     else:
-        chosen = table_settings(spec) if is_table(data) or spec.classes else []
-        print_findings(outcome, written, ["--data", args.data, *chosen])
+        print_findings(outcome)
+        print_next_steps(outcome, written, page, command)
     return 0
+
+
+def training_command(
+    args: argparse.Namespace, data: Path, spec: DataSpec, config: Config
+) -> list[str]:
+    """Return the command that trains on the data, with the weights of the check."""
+    chosen = table_settings(spec) if is_table(data) or spec.classes else []
+    command = ["vitft", "finetune", "--data", args.data, *chosen]
+    if args.run or args.weights:
+        command += ["--weights", config.weights.name]
+    if args.run and config.data.split == "content":
+        command += ["--like", args.run]
+    if config.data.fixes:
+        output.note(
+            f"the run applied {config.data.fixes}; this check reads the images and labels without "
+            "it. To add to these decisions, use the run's report.html"
+        )
+    return command
 
 
 def fixes_path(out: Path, root: Path) -> Path:
@@ -125,11 +155,8 @@ def fixes_path(out: Path, root: Path) -> Path:
     return free_name(out / "fixes.csv", suffix=".csv")
 
 
-def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[str]) -> None:
-    """Print a few examples of each problem, the balance of the classes, and the next command.
-
-    `data` contains the options that describe the data in the suggested command.
-    """
+def print_findings(outcome: "CheckResult") -> None:
+    """Print a few examples of each problem and the class balance."""
     audit = outcome.audit
     output.result(count(audit["images"], "readable image"))
     for title, examples in examples_by_title(audit).items():
@@ -148,21 +175,34 @@ def print_findings(outcome: "CheckResult", written: str | None, data: Sequence[s
         output.result(describe_view(view))
     if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
+
+
+def print_next_steps(
+    outcome: "CheckResult", written: str | None, page: Path | None, command: Sequence[str]
+) -> None:
+    """Print the names of the files written and the next command, which begins with `command`."""
+    if page is None:
+        output.result("nothing to fix")
+        return
+    output.result(f"page: {page} shows the images; use it to choose and save the fixes")
     if written is None:
-        output.result("no fixes were written" if audit["mislabels"] else "nothing to fix")
+        output.result("no fixes were written")
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(
         f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} with "
         'action "drop"; the others are kept unless you change their action to "drop" or "move"'
     )
-    command = shlex.join(["vitft", "finetune", *data, "--fixes", written])
-    near = any(group["kind"] == "near" for group in audit["duplicates"])
-    output.note(f"next: review the file, then run {command}{' --group-duplicates' * near} ...")
+    words = shell_join([*command, "--fixes", written])
+    near = any(group["kind"] == "near" for group in outcome.audit["duplicates"])
+    output.note(
+        f"next: review the fixes on the page or in the file, then run {words}"
+        f"{' --group-duplicates' * near} ..."
+    )
 
 
 def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return all examples of each problem as lines of text, by the title of the problem."""
+    """Return all examples of each problem as lines of text, keyed by the problem's title."""
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
     return {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],

@@ -39,7 +39,8 @@ def compare_command(args: argparse.Namespace) -> int:
             fix="pass two or more run directories: vitft compare RUN RUN ...",
         )
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
-    from vitft.report.comparison import compare_runs, write_comparison
+    from vitft.report.comparison import compare_runs
+    from vitft.report.comparison_page import write_comparison
     from vitft.report.run_files import find_run, read_run
 
     comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
@@ -81,3 +82,5 @@ def print_comparison(comparison: "RunComparison") -> None:
         )
     for text in comparison.conclusions():
         output.result(text)
+    if power := comparison.power_text():
+        output.note(power)

@@ -1,14 +1,13 @@
 """`vitft data fetch`: download a public image dataset."""
 
 import argparse
-import shlex
 from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.data.download.resumable import DownloadLimits
 from vitft.system.errors import UsageError
-from vitft.system.text import count
+from vitft.system.text import count, shell_quote
 
 
 def add_data(parser: Parser) -> None:
@@ -57,5 +56,5 @@ def fetch_data(args: argparse.Namespace) -> int:
     )
     if fetched.record:
         output.note(f"digest recorded in {fetched.record} to verify later downloads")
-    output.note(f"next: vitft finetune --data {shlex.quote(str(fetched.root))} --weights NAME")
+    output.note(f"next: vitft finetune --data {shell_quote(str(fetched.root))} --weights NAME")
     return 0

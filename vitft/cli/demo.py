@@ -30,16 +30,16 @@ def demo_command(_: argparse.Namespace) -> int:
         [
             (name, percent(metrics["top1"]), interval(metrics["top1_interval"]))
             for name, metrics in (
-                ("pretrained on images drawn from formulas", done.pretrained),
-                ("random", done.random),
+                ("pretrained on generated images", done.pretrained),
+                ("randomly initialised", done.random),
             )
         ],
         title="\nsame images, split and training budget:",
         numbers=2,
     )
     output.result(
-        f"export compared with the run on {count(done.export_images, 'image')}: "
-        f"largest logit difference {done.export_difference:.1e}"
+        f"largest logit difference between the export and the run: {done.export_difference:.1e} "
+        f"on {count(done.export_images, 'image')}"
     )
     output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
     output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")

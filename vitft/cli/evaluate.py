@@ -23,7 +23,7 @@ LABEL_METRICS = {
     "macro_f1": "mean F1 of the labels",
     "micro_f1": "F1 over all decisions",
 }
-"""Metrics of a model with several labels per image."""
+"""Titles of the metrics of a multi-label model."""
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
@@ -45,7 +45,8 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--subset",
         choices=("train", "val", "test"),
-        help="part to evaluate, for data with several parts (default: val if present, else test)",
+        help="subset to evaluate, if the data is divided into subsets (default: val if present, "
+        "else test)",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
@@ -112,7 +113,7 @@ def plan_output(out: str, data: Path) -> Path:
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a header, the overall metrics and the class metrics; undefined values are empty."""
+    """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
@@ -174,7 +175,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print recall, precision and F1 of the classes that have images.
+    """Print the recall, precision and F1 score of each class that has images.
 
     If there are many such classes, only the weakest ones are printed.
     """
@@ -193,7 +194,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Print the confusion matrix of up to 12 classes, or else the ten most frequent confusions."""
+    """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
     if len(names) <= 12:  # fits on a terminal
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))

@@ -71,7 +71,8 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="plot a ViT's filters, position embeddings and attention distances instead",
+        help="plot a ViT's filters, position embeddings and attention distances instead of "
+        "explaining images",
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"

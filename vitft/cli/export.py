@@ -1,14 +1,13 @@
-"""`vitft export`: export a trained model for other tools, and push it to the Hugging Face hub."""
+"""`vitft export`: export a trained model to other formats, and push it to the Hugging Face Hub."""
 
 import argparse
-import shlex
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system.imports import heavy_imports
-from vitft.system.text import count
+from vitft.system.text import count, shell_quote
 
 if TYPE_CHECKING:
     from vitft.export.job import Exported
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 def add_export(parser: Parser) -> None:
     """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
-        "formats", "one or more formats; several formats are written to separate folders"
+        "formats",
+        "one or more formats; if there are several, each is written to a folder of its own",
     )
     for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
@@ -60,8 +60,8 @@ def add_export(parser: Parser) -> None:
 
 
 def add_hub_options(parser: Parser) -> None:
-    """Add the options of `vitft export` for the Hugging Face hub."""
-    hub = parser.add_argument_group("Hugging Face hub")
+    """Add the options of `vitft export` for the Hugging Face Hub."""
+    hub = parser.add_argument_group("Hugging Face Hub")
     hub.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
     )
@@ -74,17 +74,17 @@ def add_hub_options(parser: Parser) -> None:
     hub.add_argument(
         "--dry-run",
         action="store_true",
-        help="write the folder for the hub without network access or upload, to review it first",
+        help="write the folder for the Hub for review; use no network and upload nothing",
     )
     hub.add_argument(
         "--image-licence",
         metavar="NAME",
         default="",
-        help="licence of your images; if it permits publication, the page shows one image per "
-        "class",
+        help="licence of your images; if it permits publication, the model page on the Hub shows "
+        "one image per class",
     )
     hub.add_argument(
-        "--image-credit", metavar="TEXT", default="", help="authors and source of these images"
+        "--image-credit", metavar="TEXT", default="", help="authors and source of your images"
     )
 
 
@@ -110,7 +110,7 @@ def export_command(args: argparse.Namespace) -> int:
     print_export(done, plan)
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
-        output.note(f"next: hf upload {plan.repo} {shlex.quote(str(done.folder))}")
+        output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")
     elif plan.repo:
         from vitft.export.hub import push
 
@@ -129,7 +129,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
         else "random noise because the validation images are missing"
     )
     output.table(
-        ("format", "loaded by", "logit difference", "changed", "MB", "images/s", "original"),
+        ("format", "loaded by", "logit difference", "changed", "MB", "images/s", "run's images/s"),
         [
             (
                 row.name,

@@ -3,7 +3,6 @@
 import argparse
 import math
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,16 @@ from vitft.metrics.results import (
 from vitft.metrics.verdict import verdict
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import BASE
-from vitft.system.text import count, duration, interval, parse_duration, percent
+from vitft.system.rundir import BASE, run_path
+from vitft.system.text import (
+    count,
+    duration,
+    interval,
+    parse_duration,
+    percent,
+    shell_join,
+    shell_quote,
+)
 
 
 def add_finetune(parser: Parser) -> None:
@@ -81,9 +88,7 @@ def add_run_options(group: OptionGroup) -> None:
         help="seed for the split, batch order and augmentation (default: 0)",
     )
     group.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
-    group.add_argument(
-        "--resume", metavar="DIR", help="run directory of an unfinished run to resume"
-    )
+    group.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to resume")
     group.add_argument(
         "--max-time",
         metavar="TIME",
@@ -126,7 +131,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") == "0" and result.figures:  # only in one process of torchrun
         print_report(result.run)
     if result.everything_s is not None:
-        options = shlex.join(["--data", config.data.path, "--weights", config.weights.name])
+        options = shell_join(["--data", config.data.path, "--weights", config.weights.name])
         output.note(
             "training all layers, starting from this head, would take about "
             f"{duration(result.everything_s)} on this machine: vitft finetune {options} "
@@ -183,7 +188,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
             fix="remove them: a resumed run keeps its directory and settings",
         )
     _, named = named_settings(args)
-    return check_resume(Path(args.resume).expanduser(), named)
+    return check_resume(run_path(args.resume), named)
 
 
 def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
@@ -219,7 +224,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
     The suggested command includes the run directory unless the run is the latest one in `runs`.
     """
-    folder = shlex.quote(str(run))
+    folder = shell_quote(str(run))
     if status != "finished":
         output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
     if not metrics:
@@ -263,7 +268,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
 
 def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:
-    """Print the metrics of a model with several labels per image; `kind` names the images."""
+    """Print the metrics of a multi-label model; `kind` is e.g. `validation image`."""
     output.result(
         f"mean average precision {percent(found['map'])} (95% interval "
         f"{interval(found['map_interval'])}) on {count(metrics['images'], kind)}; random scores: "
@@ -271,8 +276,8 @@ def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> Non
     )
     output.result(
         f"mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
-        f"{interval(found['macro_f1_interval'])}); {percent(metrics['top1'])} of the images get "
-        "exactly their labels"
+        f"{interval(found['macro_f1_interval'])}); all labels are right for "
+        f"{percent(metrics['top1'])} of the images"
     )
 
 
@@ -305,7 +310,7 @@ def print_test(metrics: RunResults) -> None:
 
 
 def print_selection(metrics: RunResults) -> None:
-    """Print how the epoch was selected and, for a run with a time budget, what was tried."""
+    """Print how the epoch was selected and, for a run with a time budget, its trials."""
     if metrics["selected_on_validation"]:
         output.note(
             f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
@@ -329,7 +334,7 @@ def print_budget(budget: BudgetResults) -> None:
         output.result(f"only the head was trained{why}")
     elif budget["chosen"]:
         output.result(
-            f"after the head, {layers_text(budget['chosen'])} were trained for "
+            f"after fitting the head, the run trained {layers_text(budget['chosen'])} for "
             f"{count(budget['epochs'], 'epoch')}"
         )
     for skipped in budget["skipped"]:
@@ -342,7 +347,7 @@ def print_budget(budget: BudgetResults) -> None:
 def print_cross_validation(
     results: CrossValidation, *, knn_top1: float, with_weakest: bool
 ) -> None:
-    """Print the cross-validated accuracy, the gain from more images, and the weakest classes."""
+    """Print the cross-validated accuracy, the expected gain from more images, and weak classes."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
     output.result(

@@ -1,47 +1,45 @@
 """`vitft label`: label unsorted pictures on a web page, the most informative ones first."""
 
 import argparse
-import gc
 import os
 import secrets
-import shlex
 from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.cli.serve import browser_address, check_port
+from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
 from vitft.data.label_table import leads_outside, path_in
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.serve.access import access_for, is_loopback
 from vitft.serve.label.answers import AnswerFile
-from vitft.system.errors import Stopped, UsageError
+from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
-from vitft.system.text import count
+from vitft.system.text import count, shell_join
 
 BUNDLED = "demo"
-"""Default weights."""
+"""Name of the default weights, which are bundled with vitft."""
 
 
 def add_label(parser: Parser) -> None:
     """Add the options of `vitft label`."""
     parser.description = (
-        "Label pictures on a page in the browser. The page asks about the most informative "
-        "pictures, guesses the rest and measures the accuracy on a random sample. Each answer is "
+        "Label pictures on a web page. The page asks about the most informative pictures, "
+        "guesses the rest and measures the accuracy on a random sample. Each answer is "
         "immediately appended to a table for vitft finetune --data. Press Ctrl-C to stop, and "
-        "run the same command to continue."
+        "run the same command again to continue."
     )
     parser.add_argument(
-        "data", metavar="DIR", help="folder of pictures, with or without sub-folders"
+        "data", metavar="DIR", help="folder of pictures, with or without subfolders"
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--weights",
         metavar="NAME",
-        help=f"pretrained weights that compute the features (default: {BUNDLED}, which is bundled; "
-        "larger ones need fewer answers)",
+        help=f"pretrained weights for computing the features (default: {BUNDLED}, which is "
+        "bundled; larger models need fewer answers)",
     )
     source.add_argument(
         "--run",
@@ -53,7 +51,7 @@ def add_label(parser: Parser) -> None:
         "--classes",
         default="",
         metavar="A,B,...",
-        help="names of the classes, separated by commas; more can be added on the page",
+        help="class names, separated by commas; more can be added on the page",
     )
     parser.add_argument(
         "--out",
@@ -110,19 +108,15 @@ def label_command(args: argparse.Namespace) -> int:
             output.note(text)
         key = secrets.token_urlsafe(16)
         server = server_of(make_label_app(session, access, key=key))
-        gc.collect()
-        gc.freeze()
         if not is_loopback(args.host):
             output.warn(
-                f"the address below gives any machine that can reach {args.host} access to the "
+                f"anyone who knows the address below and can reach {args.host} has access to the "
                 "pictures; the connection is not encrypted"
             )
         address = browser_address(args.host, bound.getsockname()[1])
-        output.result(f"label at {address}?key={key} (press Ctrl-C to stop)")
-        try:
-            server.run(sockets=[bound])
-        except Stopped:
-            output.note("stopped")
+        run_server(
+            server, bound, f"label the pictures at {address}?key={key} (press Ctrl-C to stop)"
+        )
         print_next(len(session.label_of), table, root, args)
     return stopper.exit_code or 0
 
@@ -131,28 +125,29 @@ def check_table(table: Path, root: Path, *, is_default: bool) -> None:
     """Check the path of the table.
 
     Raises:
-        UsageError: It does not end in .csv, its folder does not exist, or the default table would
-            be in the folder of the pictures.
+        UsageError: The path does not end in .csv, its folder does not exist, or the default table
+            would be in the picture folder.
     """
     if table.suffix.lower() != ".csv" or table.is_dir():
         raise UsageError(f"invalid --out {table}: not a CSV file", fix="use e.g. --out labels.csv")
     if not table.absolute().parent.is_dir():
         raise UsageError(
-            f"the folder of --out {table} does not exist", fix="create it, or choose another one"
+            f"the folder of --out {table} does not exist", fix="create it, or choose another folder"
         )
     home = table.absolute().parent.resolve()
     if is_default and root.resolve() in (home, *home.parents):
         raise UsageError(
-            "labels.csv would be written to the folder of the pictures",
-            fix=f"choose a file with --out; it may be there: --out {root / 'labels.csv'}",
+            "labels.csv would be written to the picture folder",
+            fix="choose a file with --out; to write it there anyway, use "
+            f"--out {root / 'labels.csv'}",
         )
 
 
 def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
     """Return the prefix of the pictures' paths in the table.
 
-    Also return whether these paths are relative to the folder of the table. If the pictures are not
-    in or below that folder, the paths are relative to the folder of the pictures instead.
+    Also return whether these paths are relative to the table's folder. If the pictures are neither
+    in nor below that folder, the paths are relative to the picture folder instead.
     """
     home, place = Path(os.path.abspath(table)).parent, os.path.abspath(root)  # noqa: PTH100 - keeps links
     if place == str(home):
@@ -162,10 +157,10 @@ def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
 
 
 def print_next(answers: int, table: Path, root: Path, args: argparse.Namespace) -> None:
-    """Print the number of labelled pictures and the command that trains on them."""
+    """Print the number of labelled pictures and a command that trains a model on them."""
     output.result(f"{count(answers, 'labelled picture')} in {table}")
     words = ["--data", str(table)]
     if not paths_in_table(root, table)[1]:
         words += ["--set", f"data.root={root}"]
     words += ["--weights", args.run or args.weights or BUNDLED]
-    output.result(f"next: {shlex.join(['vitft', 'finetune', *words])}")
+    output.result(f"next: {shell_join(['vitft', 'finetune', *words])}")

@@ -42,10 +42,10 @@ OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
   vitft finetune --data DIR   train a classifier, and report how accurate it is
   vitft predict IMAGE ...     classify images with it
-  vitft export --onnx         write it in a format that other programs open
+  vitft export --onnx         export it in a format that other programs can read
   vitft check DIR             find duplicates, wrong labels and unreadable files
 
-Without images at hand, `vitft demo` does all of this on drawn flowers, offline.
+If you have no images yet, `vitft demo` does all this offline on drawn flowers.
 `vitft --help` lists all commands, and `vitft COMMAND --help` describes one."""
 """Text printed by `vitft` without arguments."""
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def log_level(arguments: Sequence[str]) -> int:
-    """Return the level of log records to show, given the arguments of the command line."""
+    """Return the level of log records to show, given the command-line arguments."""
     if {*LOG_LEVELS} & {*arguments}:
         return min(LOG_LEVELS[flag] for flag in arguments if flag in LOG_LEVELS)
     return logging.INFO
@@ -139,7 +139,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 class ShowVersion(argparse.Action):
-    """Action that prints the installed version, looked up on request because the lookup is slow."""
+    """Argparse action that looks up the installed version, which is slow, and prints it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         output.exact(f"vitft {output.version()}")

@@ -1,4 +1,4 @@
-"""Print results to stdout, and notes, warnings and errors to stderr.
+"""Output of results to stdout, and of notes, warnings and errors to stderr.
 
 Control characters in human-readable text are escaped (`console.visible`), so that any file name can
 be printed safely.
@@ -33,7 +33,7 @@ def safe_streams() -> Iterator[Stdout]:
 
 
 def result(text: str, *, style: str | None = None) -> None:
-    """Print one line of a result, in the given rich style on a terminal."""
+    """Print one line of results; on a terminal, apply the given rich style."""
     stdout().print(visible(text), markup=False, style=style)
 
 
@@ -88,7 +88,7 @@ def table(
 
 
 def fail(error: VitftError) -> None:
-    """Print an error and its fix on one line each, with spaces in place of line breaks."""
+    """Print an error and its fix, each on one line, with line breaks replaced by spaces."""
     problem, fix = (
         " ".join(visible(line.strip()) for line in part.split("\n") if line.strip())
         for part in (error.problem, error.fix)
@@ -102,7 +102,7 @@ def show_traceback() -> None:
 
 
 def interrupted() -> None:
-    """Print the message of an interrupted command."""
+    """Report on stderr that the command was interrupted."""
     print("vitft: interrupted", file=sys.stderr)
 
 

@@ -32,7 +32,8 @@ class Parser(argparse.ArgumentParser):
         known = self.words() | {*re.findall(r"[\w-]+", message.partition(" (choose from")[2])}
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
         near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
-        return next(iter([*near, *aliases]), None)
+        usable = [flag for flag in aliases if flag in known]
+        return next(iter([*near, *usable]), None)
 
     def words(self) -> set[str]:
         """Return the names of all options and commands, including those of subcommands."""
@@ -41,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class OptionGroup(Protocol):
-    """A parser or one of its groups of options."""
+    """A parser or one of its argument groups."""
 
     def add_argument(self, *flags: str, **options: Any) -> argparse.Action:  # noqa: ANN401
         """Add one option."""

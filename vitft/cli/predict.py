@@ -31,18 +31,18 @@ inputs:
 
 rows:
   one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
-  its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
-  "not sure" if the probability is below the threshold; "unlike the training images" if the feature
-  distance from the training images is larger than for 98% of held-out images. A line on stderr
-  estimates how many of the images from unknown classes get this note; few do if the classes look
-  similar.
+  its row has an error, and the exit code is 3. The probabilities of all classes sum to 1, unless
+  the model is multi-label. Notes: "not sure" if the probability is below the threshold; "unlike the
+  training images" if the feature distance from the training images is larger than for 98% of
+  held-out images. A line on stderr estimates the fraction of images from unknown classes that
+  receive this note; it is small if the classes look similar.
 
 large jobs:
   With --out FILE, the rows are written to FILE.part until the output is complete. After an
   interruption, run the same command with --resume to continue (jsonl and csv only); the resulting
   file is the same as without an interruption.
-  torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE (with the two dashes) splits the
-  inputs among processes; the last one to finish merges the rows in order. In this case the exit
+  torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE (note the -- after -m) splits the
+  inputs among processes; the last one to finish merges the rows in order. In this case, the exit
   code is 0 even if some inputs cannot be read.
 """
 
@@ -84,6 +84,11 @@ def add_predict(parser: Parser) -> None:
         "--format",
         choices=ROW_FORMATS,
         help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
+    )
+    parser.add_argument(
+        "--bom",
+        action="store_true",
+        help="begin CSV with a byte order mark, so that Excel reads it as UTF-8",
     )
     parser.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
     parser.add_argument("--resume", action="store_true", help="continue an unfinished output file")
@@ -142,7 +147,7 @@ def standard_input() -> BinaryIO:
 def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
-    """Return the predictions one by one, and write a relevance overlay for each image."""
+    """Yield the predictions unchanged, writing a relevance overlay for each image to `folder`."""
     from vitft.explain.explainer import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

@@ -44,5 +44,5 @@ def recipes_command(args: argparse.Namespace) -> int:
         for word, key in (("for", "for_whom"), ("result", "expected"), ("time", "time")):
             output.result(f"    {word:<7} {recipe[key]}")
         output.result(f"    {recipe['command']}")
-    output.note("to change settings of a recipe: vitft finetune --recipe NAME --set KEY=VALUE")
+    output.note("to change a setting of a recipe: vitft finetune --recipe NAME --set KEY=VALUE")
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from vitft.predict.torch_engine import Predictor
 
 
@@ -95,28 +98,34 @@ def serve_command(args: argparse.Namespace) -> int:
         )
         output.note(postprocess.describe())
         server = make_server(predictor, postprocess, limits, access)
-        gc.collect()
-        gc.freeze()  # pauses for garbage collection would delay requests
         if not is_loopback(args.host):
             output.warn(
                 f"any machine that can reach {args.host} can use this server: "
                 "it has neither authentication nor encryption"
             )
         address = browser_address(args.host, bound.getsockname()[1])
-        output.result(f"serving at {address} (press Ctrl-C to stop)")
-        try:
-            server.run(sockets=[bound])
-        except Stopped:
-            output.note("stopped")
+        run_server(server, bound, f"serving at {address} (press Ctrl-C to stop)")
     return stopper.exit_code or 0
+
+
+def run_server(server: "uvicorn.Server", bound: socket.socket, message: str) -> None:
+    """Print `message` and serve on a bound socket until a signal arrives."""
+    gc.collect()
+    gc.freeze()  # pauses for garbage collection would delay requests
+    output.result(message)
+    try:
+        server.run(sockets=[bound])
+    except Stopped:
+        output.note("stopped")
 
 
 def thresholds_of(
     args: argparse.Namespace, run: Path, predictor: "Predictor"
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the probability below which predictions are marked `not sure`, or 0 for none.
+    """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
 
-    The second item contains the thresholds of several labels; it is empty if there is one class.
+    The first is 0 if no predictions are to be marked. The second is empty if the model gives each
+    image exactly one class.
 
     Raises:
         RunError: The run has no validation predictions, or they are damaged.

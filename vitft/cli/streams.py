@@ -5,6 +5,7 @@ stdout cannot accept is dropped too, so that the command completes its work befo
 code 6.
 """
 
+import codecs
 import contextlib
 import errno
 import io
@@ -21,8 +22,22 @@ SUCCESSES = (0, 3)
 """Exit codes of commands that produced results; 3 means that some inputs could not be read."""
 
 
+REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "..."}
+"""Replacements for characters that the encoding of a stream lacks; others are escaped."""
+
+
+def replace_character(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace a character that cannot be encoded (error handler for `codecs.register_error`)."""
+    if isinstance(error, UnicodeEncodeError):
+        found = REPLACEMENTS.get(error.object[error.start])
+        if found is not None:
+            return found, error.start + 1
+        error.end = error.start + 1
+    return codecs.backslashreplace_errors(error)
+
+
 class StdoutLostError(Exception):
-    """Exception for a lost stdout, which ends a command that only prints results."""
+    """Exception raised after stdout has failed, to end a command that only prints results."""
 
 
 class SafeStream:
@@ -34,10 +49,11 @@ class SafeStream:
 
     def __init__(self, inner: TextIO | None) -> None:
         self.is_missing = inner is None
-        self.inner = inner or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        self.inner = inner or open(os.devnull, "w", encoding="utf-8", newline="")  # noqa: SIM115, PTH123
         self.failure: OSError | None = None
         if isinstance(inner, io.TextIOWrapper):
-            inner.reconfigure(errors="backslashreplace")  # for characters that the encoding lacks
+            codecs.register_error("vitft", replace_character)
+            inner.reconfigure(errors="vitft")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
         return getattr(self.inner, name)
@@ -68,8 +84,8 @@ class SafeStream:
     def finish(self) -> None:
         """Flush the stream for the last time.
 
-        Text that could not be written is discarded. Otherwise Python would try to write it again at
-        exit, fail, and exit with code 120.
+        Text that could not be written is discarded. Otherwise, Python would try to write it again
+        at exit, fail, and exit with code 120.
         """
         self.flush()
         if self.is_missing:

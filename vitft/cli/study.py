@@ -1,12 +1,12 @@
 """`vitft study`: compare pretrained weights by their few-shot accuracy."""
 
 import argparse
-import shlex
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.config.run import config_from_table
 from vitft.system.imports import heavy_imports, require_extra
+from vitft.system.text import shell_join
 
 
 def add_study(parser: Parser) -> None:
@@ -86,7 +86,7 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"the smallest class has too few images to train on {left_out} per class")
+        output.note(f"skipping --shots {left_out}: the smallest class has too few images")
 
     with heavy_imports():
         from vitft.study.results import heading, lead_sentences, short_rows, write_results
@@ -95,7 +95,7 @@ def study_command(args: argparse.Namespace) -> int:
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
-    write_results(study, f"vitft study {shlex.join(words)}")
+    write_results(study, f"vitft study {shell_join(words)}")
     output.note(heading(study))
     output.table(
         ("images per class", *map(str, study.plan.shots)),

@@ -1,4 +1,4 @@
-"""Option `--set` of the commands that read a table of labels but do not train."""
+"""The `--set` option of commands that read a table of labels but do not train."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -19,7 +19,7 @@ TABLE_SETTINGS = (
 
 
 def add_table_settings(group: OptionGroup) -> None:
-    """Add the option `--set` for the columns and the base folder of a table."""
+    """Add the `--set` option for the columns and the base folder of a table."""
     group.add_argument(
         "--set",
         action="append",
@@ -30,7 +30,7 @@ def add_table_settings(group: OptionGroup) -> None:
 
 
 def table_settings(spec: DataSpec) -> list[str]:
-    """Return the options `--set` that repeat the settings for reading a table."""
+    """Return the `--set` options that reproduce the settings for reading a table."""
     names = {key: key.partition(".")[2] for key in TABLE_SETTINGS}
     usual = DataSpec()
     values = {
@@ -42,15 +42,17 @@ def table_settings(spec: DataSpec) -> list[str]:
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:
-    """Return the settings updated with values of `--set`.
+    """Return the settings updated with the values of `--set`.
 
     Raises:
-        UsageError: A text is not of the form KEY=VALUE, or is not a setting for reading a table.
+        UsageError: A string is not of the form KEY=VALUE, or its key is not a setting for reading
+            a table.
     """
     settings = [parse_setting(text) for text in texts]
     for key, _ in settings:
         if key not in TABLE_SETTINGS:
             raise UsageError(
-                f"{key} cannot be set here", fix=f"use one of {', '.join(TABLE_SETTINGS)}"
+                f"{key} is not a setting for reading tables",
+                fix=f"use one of {', '.join(TABLE_SETTINGS)}",
             )
     return config_from_table(merge_settings({"data": asdict(spec)}, settings)).data

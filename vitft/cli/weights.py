@@ -43,7 +43,7 @@ def add_list(actions: Commands) -> None:
         "--licence",
         metavar="NAME",
         help="list only weights with this licence, e.g. apache-2.0; 'open' selects licences "
-        "without further terms, 'commercial' licences that allow commercial use",
+        "without additional terms, and 'commercial' selects those that allow commercial use",
     )
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
@@ -101,6 +101,7 @@ def list_weights(args: argparse.Namespace) -> int:
         ],
         numbers=2,
     )
+    output.note("none of these files is gated: no account is required")
     return 0
 
 
@@ -124,7 +125,7 @@ def list_recommended() -> None:
         numbers=2,
     )
     machine = "a GPU" if has_gpu() else "this CPU"
-    output.note(f"times are estimates of one pass over 1,000 images on {machine}")
+    output.note(f"times are estimates for one pass over 1,000 images on {machine}")
     output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
 
 
@@ -165,7 +166,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
 
 def inspect_weights(args: argparse.Namespace) -> int:
-    """Print a summary of a weight file, and how its tensors would be adapted on loading."""
+    """Print a summary of a weight file and of how its tensors would be adapted on loading."""
     from vitft.models.pretrained.locate import check_weights_name
 
     sides = args.image_size

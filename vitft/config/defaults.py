@@ -1,7 +1,7 @@
 """Default settings, which depend on the trained layers.
 
-Sources: AdamW with layer-wise learning rate decay and label smoothing, as in published fine-tuning
-of ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021,
+Sources: AdamW with layer-wise learning rate decay and label smoothing, as in published recipes for
+fine-tuning ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021,
 2106.10270), with values from our own measurements (docs/experiments.md).
 """
 
@@ -30,7 +30,8 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
     },
 }
-"""Defaults for SGD and AdamW by the kind of the last stage. A head alone uses L-BFGS by default."""
+"""Defaults for SGD and AdamW, by the kind of the last training stage. For a head alone, the default
+solver is L-BFGS."""
 
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
 """Peak learning rates for a model of width 192, by kind of the last stage."""
@@ -62,7 +63,7 @@ def last_stage_kind(freeze: str) -> str:
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that all settings given by the user have an effect with the solver and the stages.
+    """Check that every setting given by the user has an effect with this solver and these stages.
 
     Raises:
         UsageError: A setting has no effect.
@@ -79,7 +80,7 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings, with missing ones set to defaults that depend on what is trained."""
+    """Return the settings, with missing ones set to defaults that depend on the trained layers."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # rejected by `config_from_table`

@@ -1,4 +1,4 @@
-"""Options of `vitft finetune` (keywords of `vitft.finetune`) and the corresponding settings."""
+"""Options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ class Option:
     setting: str
     help: str
     metavar: str = ""
-    """Placeholder of the value in the help, if the type alone is not informative."""
+    """Placeholder for the value in the help text, if the type alone is not informative."""
     default: str = ""
     """Default shown in the help, if it differs from the setting's default; `-` to show none."""
     name: str = ""
-    """Keyword of `vitft.finetune`, if it differs from the last part of the setting's name."""
+    """Argument of `vitft.finetune`, if it differs from the last part of the setting's name."""
 
     @property
     def keyword(self) -> str:
-        """Keyword of `vitft.finetune`, such as `batch_size`."""
+        """Argument of `vitft.finetune`, such as `batch_size`."""
         return self.name or self.setting.partition(".")[2]
 
     @property
@@ -48,7 +48,7 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """Placeholder of the value in the help."""
+        """Placeholder for the value in the help text."""
         kind = self.setting_type
         choices = "|".join(map(str, kind.choices))
         return self.metavar or choices or ("N" if kind.type is int else "X")
@@ -94,8 +94,8 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.val_from",
-        "source of validation images if the data has a test part but no validation part: auto "
-        "draws them from the training part, test uses the test part",
+        "source of validation images if the data has a test set but no validation set: auto draws "
+        "them from the training set, test uses the test set",
     ),
     Option(
         "data.fixes",
@@ -107,7 +107,7 @@ FINETUNE_OPTIONS = (
     Option(
         "data.group_by",
         "regular expression whose parentheses capture an image's group (patient, video, camera) "
-        "in its path; a group is never divided between training and validation",
+        "from its path; a group is never divided between training and validation",
         metavar="PATTERN",
         default="-",
     ),
@@ -127,7 +127,7 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "weights.fit",
-        "how an image is fitted to the input size: crop, squash (changes the aspect ratio) or pad "
+        "how to fit an image to the input size: crop, squash (changes the aspect ratio) or pad "
         "(adds borders)",
         default="as in pretraining",
     ),
@@ -149,13 +149,13 @@ FINETUNE_OPTIONS = (
     Option(
         "train.freeze",
         "layers to train: head, pre_logits, blocks:N (the last N blocks), lora, or none to freeze "
-        "nothing; or several stages, e.g. head,none",
+        "nothing; or consecutive stages separated by commas, e.g. head,none",
         metavar="LAYERS",
     ),
     Option(
         "train.budget",
-        "time for the whole run, e.g. 10m; layers other than the head are also trained if trials "
-        "on the training images show a gain",
+        "time budget for the whole run, e.g. 10m; layers other than the head are also trained if "
+        "trials on the training images show a gain",
         metavar="TIME",
         default="no budget; train the layers given by --freeze",
     ),
@@ -173,10 +173,10 @@ FINETUNE_OPTIONS = (
     Option(
         "optim.lr",
         "peak learning rate",
-        default="depends on the trained layers, see docs/settings.md",
+        default="depends on the trained layers; see docs/settings.md",
     ),
     Option("train.views", "number of augmented views of each training image to cache"),
-    Option("train.keep_adapter", "also write the adapter for peft (with --freeze lora)"),
+    Option("train.keep_adapter", "also write the LoRA adapter for peft (with --freeze lora)"),
     Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
         "train.cache",

@@ -43,7 +43,7 @@ class Config:
         """Check that the stages, the weights and the section `[model]` are compatible.
 
         Raises:
-            UsageError: They are not compatible.
+            UsageError: These settings are incompatible.
         """
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
@@ -72,7 +72,7 @@ class Config:
         """Check that the solver is compatible with the stages, augmentation and class balancing.
 
         Raises:
-            UsageError: The solver is not compatible, or the classes are balanced in two ways.
+            UsageError: The solver conflicts with another setting, or two settings balance classes.
         """
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
@@ -103,7 +103,7 @@ class Config:
         """Check that the augmentation and the cached views are compatible with the frozen layers.
 
         Raises:
-            UsageError: They are not compatible.
+            UsageError: These settings are incompatible.
         """
         train = self.train
         trains_all_blocks = train.stages[-1] in ("none", "lora")
@@ -123,7 +123,7 @@ class Config:
             require(
                 not getattr(train, name) or trains_all_blocks,
                 f"train.{name}={getattr(train, name)} cannot be combined with the frozen layers "
-                f"of train.freeze={train.freeze}, which are computed only once",
+                f"of train.freeze={train.freeze}, whose outputs are computed only once",
                 fix="remove it, or use --freeze none or lora",
             )
 
@@ -143,7 +143,7 @@ class Config:
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Convert nested tables to settings, with defaults that depend on what is trained.
+    """Convert nested tables to settings, with defaults that depend on the trained layers.
 
     Raises:
         UsageError: A key is unknown, a value has the wrong type or is not allowed, or the settings
@@ -239,8 +239,8 @@ def read_recipe(name: str) -> dict[str, Any]:
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
     """Return a run's settings, adding `data.val_from` if the run is older than this setting.
 
-    A run writes all settings of its version, so `data.val_from` is missing only from older runs.
-    Such a run validated on the test images if there were no validation images.
+    Every run writes all settings known to its version of vitft, so `data.val_from` is missing only
+    from older runs. Those runs validated on the test images if there were no validation images.
     """
     data = table.get("data")
     if not isinstance(data, dict) or "val_from" in data or not data.keys() >= WRITTEN_SETTINGS:

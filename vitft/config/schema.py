@@ -129,9 +129,9 @@ def shown_value(value: object) -> str:
 
 
 def one_class_only(what: str) -> UsageError:
-    """Return the error for a command that does not support several labels per image."""
+    """Return the error for a feature that does not support multi-label classification."""
     return UsageError(
-        f"{what} does not support several labels per image",
+        f"{what} does not support multi-label classification",
         fix="use it with data and models that have exactly one class per image",
     )
 
@@ -142,7 +142,7 @@ def is_several(columns: str) -> bool:
 
 
 def check_pattern(key: str, pattern: str) -> None:
-    """Raise a UsageError unless `pattern` is a regular expression with one group."""
+    """Raise a UsageError unless `pattern` is a regular expression with one capturing group."""
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
@@ -152,7 +152,7 @@ def check_pattern(key: str, pattern: str) -> None:
         ) from error
     require(
         groups == 1,
-        f"{key}={pattern} has {groups} pairs of parentheses instead of one",
-        fix="put the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) for "
-        "others",
+        f"{key}={pattern} has {groups} capturing groups instead of one",
+        fix="put only the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) "
+        "elsewhere",
     )

@@ -24,50 +24,50 @@ class DataSpec:
     """Images and the validation split."""
 
     path: str = ""
-    """Data set: an image folder with one folder per class, optionally inside train/ and val/; a
+    """Dataset: an image folder with one folder per class, optionally inside train/ and val/; a
     table of paths and labels (.csv, .tsv, .jsonl or .parquet); or arrays (an .npz file, a folder of
     IDX or CIFAR files, or `torchvision:CIFAR10`).
     """
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
-    folder of the datasets that torchvision reads (default: `data`)."""
+    folder of the torchvision datasets (default: `data`)."""
     label: str = ""
     """Column of a table that contains the class or the labels; or several columns separated by
-    commas, or `*` for all columns without another use; default: found by its usual names, e.g.
-    `label`, `class` or `labels`."""
+    commas, or `*` for all columns that have no other use; default: a column with a common name,
+    e.g. `label`, `class` or `labels`."""
     labels: Literal["auto", "one", "several"] = "auto"
-    """Whether each image of a table has exactly `one` class or may have `several` labels, or none.
-    `auto`: several if a cell of the label column contains `data.separator`, if the column is named
-    `labels` or `tags`, or if `data.label` names several columns."""
+    """Whether each image in a table has exactly `one` class, or any number of labels (`several`).
+    `auto` means `several` if a cell of the label column contains `data.separator`, if the column is
+    named `labels` or `tags`, or if `data.label` names several columns; otherwise, `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table."""
     path_column: str = ""
-    """Column of a table that contains the path of the image; default: found by its usual names."""
+    """Column of a table that contains the image paths; default: a column with a common name."""
     split_column: str = ""
-    """Column of a table that assigns images to train, val or test; `none` to ignore such a column;
-    default: found by its usual names, e.g. `split`.
+    """Column of a table that assigns images to train, val or test; default: a column with a common
+    name, e.g. `split`; `none` to ignore that column.
     """
     group: str = ""
-    """Column of a table that names the group of each image, e.g. the patient or the video; `none`
-    to ignore such a column; default: found by its usual names. A group is never divided between
+    """Column of a table that names the group of each image, e.g. the patient or the video; default:
+    a column with a common name; `none` to ignore that column. A group is never divided between
     training and validation.
     """
     group_by: str = ""
-    """Regular expression that captures the name of an image's group in its path with one pair of
-    parentheses, e.g. `patient([0-9]+)`; replaces the column `data.group`.
+    """Regular expression that captures the name of an image's group from its path with one pair of
+    parentheses, e.g. `patient([0-9]+)`; used instead of a group column (`data.group`).
     """
     classes: str = ""
     """Table that renames, merges and drops classes, with the columns `class` and `new_class`; an
-    empty `new_class` leaves out the class. The files are not changed."""
+    empty `new_class` drops the class. The files are not changed."""
     split: Literal["content", "random", "reference"] = "content"
-    """Method of choosing the validation images: `content`, by a hash of each image's bytes, which
+    """Method for choosing the validation images: `content`, by a hash of each image's bytes, which
     is stable when files are added, removed or renamed; `random`, by position in the sorted list of
     images, as in earlier versions; or `reference`, like `read_split_data` in
     WZMIAOMIAO/deep-learning-for-image-processing.
     """
     val_from: Literal["auto", "test"] = "auto"
-    """Source of validation images for data with a test part but no validation part: `auto` to draw
-    them from the training part and evaluate the test images once, at the end; `test` to validate on
+    """Source of validation images for data with a test set but no validation set: `auto` to draw
+    them from the training set and evaluate the test images once, at the end; `test` to validate on
     the test images."""
     like: str = ""
     """Directory of an earlier run. Its held-out images and their near-duplicates are held out
@@ -95,7 +95,7 @@ class DataSpec:
         require(
             bool(self.separator.strip()) or self.labels == "one",
             "data.separator is empty",
-            fix="use the text between the labels in a cell, e.g. |",
+            fix="set it to the text between the labels in a cell, e.g. |",
         )
         require(
             not (self.labels == "one" and is_several(self.label)),
@@ -136,22 +136,23 @@ class WeightsSpec:
     """Pretrained weights and their adaptation."""
 
     name: str = ""
-    """Catalogue name (`vitft weights list`), path of a weight file, or `none` for a new model as
+    """Catalogue name (`vitft weights list`), path to a weight file, or `none` for a new model as
     described by `[model]`."""
     image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
     """Height and width in pixels; default: the pretraining size."""
     fit: Literal["auto", "crop", "squash", "pad"] = "auto"
-    """How an image is fitted to the input size: `crop` cuts off the rest, `squash` changes the
-    aspect ratio, `pad` adds borders in the mean colour; `auto` as in pretraining. `vitft check`
-    reports how much of the images the view shows.
+    """How to fit an image to the input size: `crop` cuts off what does not fit, `squash` changes
+    the aspect ratio, and `pad` adds borders in the mean colour; `auto` fits images as in
+    pretraining. `vitft check` reports how much of the image area reaches the model.
     """
     crop: Annotated[float | None, Range(gt=0, le=1)] = None
-    """Fraction of the resized image's side that the view keeps; default: as in pretraining, or 1 if
-    `fit` is `squash` or `pad`."""
+    """Fraction of the resized image's side that the centre crop keeps; default: as in pretraining,
+    or 1 if `fit` is `squash` or `pad`."""
     pre_logits: Literal["keep", "drop"] = "drop"
-    """Whether to keep a Linear + Tanh layer before the pretrained head."""
+    """Whether to `keep` or `drop` a Linear + Tanh layer before the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
-    """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code."""
+    """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code.
+    SigLIP 2 NaFlex always uses its own rule."""
     mean: tuple[float, ...] | None = None
     """Channel means for normalisation, from 0 to 1; default: taken from the weights."""
     std: tuple[float, ...] | None = None
@@ -179,7 +180,7 @@ class ModelSpec:
     depth: Count = 6
     """Number of blocks."""
     heads: PositiveInt = 3
-    """Number of attention heads in each block; the width must be a multiple of it."""
+    """Number of attention heads in each block; the width must be a multiple of this number."""
     mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
     """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
     norm: Literal["pre", "post"] = "pre"
@@ -235,7 +236,7 @@ class OptimSpec:
     l2: NotNegative = 0.0
     """L2 penalty of `lbfgs` on standardised features; 0 to choose it by cross-validation."""
     class_weights: bool = False
-    """Whether all classes have the same weight in the loss, however many images they have."""
+    """Whether to give all classes the same total weight in the loss, regardless of their sizes."""
     lr: Annotated[float | None, Range(gt=0)] = None
     """Peak learning rate, reached at the end of warm-up; default: depends on the trained
     layers."""
@@ -250,7 +251,7 @@ class OptimSpec:
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of matrices; norms, biases, position embeddings and tokens have none."""
+    """Weight decay of matrices; norms, biases, position embeddings and tokens are not decayed."""
     epochs: PositiveInt = 20
     """Number of passes over the training images."""
     batch_size: PositiveInt = 32
@@ -265,8 +266,8 @@ class OptimSpec:
     """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
     then validated and saved. 0 for none."""
     patience: WholeNumber = 0
-    """Stop after this many epochs without improvement; 0 to train all epochs. If accuracies differ
-    by less than their standard error, the validation losses are compared."""
+    """Number of epochs without improvement after which to stop; 0 to train all epochs. If
+    accuracies differ by less than their standard error, the validation losses are compared."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -302,10 +303,10 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it is 0 in the first block and grows linearly."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Images used in each epoch: `shuffled` uses every image once; `balanced` uses equally many
-    images from each class, and about as many in total as `shuffled`."""
+    """Images used in each epoch: `shuffled` uses every image once; `balanced` uses the
+    same number of images from each class, and about the same total as `shuffled`."""
     budget: str = ""
-    """Time for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
+    """Time budget for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
     trained if trials on the training images show a gain. Empty to train the layers that
     train.freeze specifies."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
@@ -382,7 +383,7 @@ class TrainSpec:
 
     @property
     def budget_s(self) -> float:
-        """The time budget in seconds; 0 if there is none."""
+        """Time budget in seconds; 0 if there is none."""
         return parse_duration(self.budget) or 0.0
 
     @property
@@ -392,7 +393,7 @@ class TrainSpec:
 
 
 def stage_rank(stage: str) -> float:
-    """Return a sort key that grows with the number of trained parameters, or -1 if invalid."""
+    """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)

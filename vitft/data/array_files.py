@@ -1,4 +1,4 @@
-"""Readers of data sets stored as arrays: .npz, IDX (MNIST), CIFAR and torchvision data sets.
+"""Readers for datasets stored as arrays: .npz, IDX (MNIST), CIFAR and torchvision datasets.
 
 Pickle files are not opened here: torchvision reads CIFAR's pickle files after checking their
 digests. `data.arrays` validates the contents.
@@ -28,19 +28,19 @@ CLASSES: Mapping[str, str] = {
     "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
     "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
 }  # fmt: skip
-"""Mapping from supported torchvision data sets to the argument that selects the part to load."""
+"""Mapping from supported torchvision datasets to the argument that selects the subset to load."""
 NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
     ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
-"""Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), and their part."""
+"""Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""First file of each binary CIFAR data set, with the number of label bytes per record and the name
+"""First file of each binary CIFAR dataset, with the number of label bytes per record and the name
 of the file that lists the classes.
 """
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
@@ -50,7 +50,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ArrayPart(NamedTuple):
-    """One part of a data set: images (N, H, W, C) with integer labels (N,)."""
+    """One subset of a dataset: images (N, H, W, C) with integer labels (N,)."""
 
     name: str  # train, val or test; all if the files have no split
     images: Array
@@ -59,7 +59,7 @@ class ArrayPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedArrays:
-    """Contents of one data set's files."""
+    """Contents of a dataset's files."""
 
     parts: tuple[ArrayPart, ...]
     classes: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class LoadedArrays:
 
 
 def holds_arrays(folder: Path) -> bool:
-    """Return whether a folder has IDX or CIFAR files, directly or in torchvision's sub-folders."""
+    """Return whether a folder or one of torchvision's subfolders contains IDX or CIFAR files."""
     return bool(idx_files(folder) or records_in(folder) or pickles_in(folder))
 
 
@@ -98,12 +98,12 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
-    """Read the labelled images in an .npz file, found by the array names in `NPZ_NAMES`.
+    """Read the labelled images of an .npz file from the arrays named in `NPZ_NAMES`.
 
     Arrays of Python objects are refused.
 
     Raises:
-        DataError: The file contains no such pair of arrays.
+        DataError: The file has no pair of image and label arrays with these names.
     """
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
@@ -134,7 +134,7 @@ def channels_last(images: Array) -> Array:
 
 
 def idx_files(folder: Path) -> dict[str, Path]:
-    """Return the IDX files of a folder by part and kind, e.g. `train-images`."""
+    """Return a mapping from names such as `train-images` to the IDX files in a folder."""
     for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if place.is_dir():
             matches = {path: IDX.fullmatch(path.name) for path in sorted(place.iterdir())}
@@ -145,7 +145,7 @@ def idx_files(folder: Path) -> dict[str, Path]:
 
 
 def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
-    """Read every part of an IDX data set that has both images and labels."""
+    """Read every subset of an IDX dataset that has both images and labels."""
     parts = []
     for name in ("train", "test"):
         pair = files.get(f"{name}-images"), files.get(f"{name}-labels")
@@ -170,10 +170,10 @@ def idx_array(path: Path) -> Array:
 
 
 def records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Find CIFAR's binary files in a folder or in torchvision's sub-folders.
+    """Find CIFAR's binary files in a folder or in torchvision's subfolders.
 
-    Return the folder, the number of label bytes per record and the name of the file with the class
-    names. The result is None if there are no such files.
+    The result contains the folder, the number of label bytes per record and the name of the file
+    that lists the classes. It is None if there are no such files.
     """
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in RECORDS.items():
@@ -211,10 +211,10 @@ def pickles_in(folder: Path) -> Path | None:
 
 
 def read_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read the train and test parts of a torchvision data set, downloading missing files.
+    """Read the train and test subsets of a torchvision dataset, downloading missing files.
 
     Raises:
-        DataError: The data set is not supported or cannot be fetched.
+        DataError: The dataset is not supported or cannot be fetched.
     """
     if name not in CLASSES:
         raise DataError(
@@ -238,7 +238,7 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
 
 
 def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
-    """Open a torchvision data set, downloading it if its files are not in the folder."""
+    """Open a torchvision dataset, downloading it if its files are not in the folder."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"fetching {kind.__name__} to {root}")
@@ -261,7 +261,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
                 root.rmdir()  # only succeeds on an empty folder
 
 
-def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a class of torchvision
+def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a torchvision class
     """Return the names of the files that torchvision expects, joined as text."""
     if hasattr(kind, "resources"):
         return " and ".join(name for name, _ in kind.resources)

@@ -1,6 +1,6 @@
-"""Data sets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision data sets.
+"""Datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets.
 
-The rest of the code treats such a data set as a folder: each image has a path, e.g.
+The rest of the code treats such a dataset as a folder: each image has a path, e.g.
 `ROOT/train/cat/00042.bmp`, and `array_member` returns the bytes of the equivalent BMP file. ROOT is
 the .npz file, the folder with the IDX or CIFAR files, or a path such as `data/torchvision:CIFAR10`.
 No files are unpacked. `data.array_files` reads the arrays.
@@ -27,12 +27,12 @@ Split = Literal["train", "val", "test", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-DEFAULT_ROOT = Path("data")  # folder for torchvision's data sets if `data.root` is empty
+DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
-    """Labelled images of equal size, in one or more parts."""
+    """Labelled images of equal size, in one or more subsets."""
 
     classes: tuple[str, ...]  # sorted as strings
     parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
@@ -47,11 +47,11 @@ class ArraySet:
 
     @property
     def splits(self) -> bool:
-        """Whether the data set has its own split."""
+        """Whether the dataset has its own split."""
         return len(self.parts) > 1
 
     def listing(self) -> list[tuple[str, int, Split]]:
-        """Return each image's path, label and part, sorted by class, then by path as a string."""
+        """Return each image's path, label and subset, sorted by class, then by path as a string."""
         kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
         rows = [
             (f"{part.name}/{self.classes[label]}/{i:05}.bmp", int(label), kinds[part.name])
@@ -61,7 +61,7 @@ class ArraySet:
         return sorted(rows, key=lambda row: (row[1], row[0]))
 
     def image(self, part: str, number: int) -> PixelArray | None:
-        """Return image `number` (H, W, C) of a part, or None if there is no such image."""
+        """Return image `number` (H, W, C) of a subset, or None if there is no such image."""
         for found in self.parts:
             if found.name == part and number < len(found.images):
                 return found.images[number]
@@ -80,10 +80,10 @@ def data_path(path: str, root: str = "") -> Path:
 
 
 def find_arrays(root: Path) -> ArraySet | None:
-    """Return the array data set at a path, or None if there is none.
+    """Return the array dataset at a path, or None if there is none.
 
     Raises:
-        DataError: The files cannot be read or fetched, or are not a valid data set of labelled
+        DataError: The files cannot be read or fetched, or are not a valid dataset of labelled
             images.
     """
     if root.name.startswith(TORCHVISION):
@@ -99,7 +99,7 @@ def find_arrays(root: Path) -> ArraySet | None:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the BMP bytes of an image in an array data set, or None if there is none."""
+    """Return the BMP bytes of an image in an array dataset, or None if there is no such image."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -124,12 +124,12 @@ def encode_bmp(image: PixelArray) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def load_array_set(source: str, _changed_ns: int) -> ArraySet:
-    """Read and validate a data set.
+    """Read and validate a dataset.
 
-    The result is cached because every lookup of an image by path needs the data set.
+    The result is cached because every lookup of an image by path needs the dataset.
 
     Raises:
-        DataError: The files cannot be read or fetched, or are not a valid data set of labelled
+        DataError: The files cannot be read or fetched, or are not a valid dataset of labelled
             images.
     """
     read = array_files.read_arrays(Path(source))
@@ -161,7 +161,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
 
 
 def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
-    """Return the training, validation and test parts, or the only part of an undivided data set.
+    """Return the training, validation and test subsets, or the only subset if there is no split.
 
     Raises:
         DataError: There are no training images, or neither validation nor test images.
@@ -172,7 +172,7 @@ def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, 
     if "train" not in by_name or len(by_name) < 2:
         missing = "validation or test" if "train" in by_name else "training"
         raise DataError(
-            f"{source} has no {missing} images; parts found: {', '.join(by_name) or 'none'}",
+            f"{source} has no {missing} images; subsets found: {', '.join(by_name) or 'none'}",
             fix=f"add {missing} images",
         )
     return tuple(by_name[name] for name in ("train", "val", "test") if name in by_name)
@@ -188,16 +188,16 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
         images, labels = part.images, part.labels
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"{source}, part {part.name}: the images have dtype {images.dtype} and shape "
-                f"{images.shape}",
+                f"{source}, subset {part.name}: the images have an unsupported dtype "
+                f"({images.dtype}) or shape {images.shape}",
                 fix="save them as uint8 with the shape (images, height, width) or (images, height, "
                 "width, channels), with 1 or 3 channels",
             )
         whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
         if not whole or len(labels) != len(images) or not len(labels):
             raise DataError(
-                f"{source}, part {part.name}: the labels of the {len(images)} images have dtype "
-                f"{labels.dtype} and shape {labels.shape}",
+                f"{source}, subset {part.name}: the labels of the {len(images)} images have an "
+                f"unsupported dtype ({labels.dtype}) or shape {labels.shape}",
                 fix="provide one integer class index per image",
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):

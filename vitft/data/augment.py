@@ -1,7 +1,7 @@
 """Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
-RandAugment is seeded by the view and the image, and batch augmentation by the step. torchvision and
-timm are imported only when used.
+RandAugment is seeded with the view and the image, and batch augmentation with the step. torchvision
+and timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
 in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends on
@@ -107,9 +107,9 @@ def draw_shifts(
     """Draw the shifts and flips for a batch of images.
 
     Args:
-        images: Indices (B,) of the images in the data set.
-        turns: Number of earlier uses of each image in the epoch (B,); each use gets a new shift.
-        count: Number of images in the data set.
+        images: Indices (B,) of the images in the dataset.
+        turns: Number of earlier uses of each image in the epoch (B,); each use has a new shift.
+        count: Number of images in the dataset.
         seed: Seed of the run.
         epoch: Number of the epoch.
         padding: Maximum shift in pixels.

@@ -1,11 +1,11 @@
-"""Table that renames, merges and drops classes of a data set, without changing any file.
+"""Table that renames, merges and drops classes of a dataset, without changing any file.
 
     class,new_class
-    tulips,bulbs        renamed; merged if several classes get the same name
+    tulips,bulbs        renamed, or merged if several classes are given the same name
     weeds,              left out, with all its images
 
 Classes that the table does not list keep their names. All changes are made simultaneously, so two
-classes may exchange their names.
+classes may swap names.
 """
 
 import difflib
@@ -34,7 +34,7 @@ def read_class_changes(
     Raises:
         DataError: The table cannot be read, lists no class, or has an invalid header or row; the
             message names the line and the column.
-        UsageError: The table is in Parquet, and pyarrow is not installed.
+        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     reader = TableReader(
         path,
@@ -48,7 +48,7 @@ def read_class_changes(
     names = [cell.lower() for cell in header]
     for name in CLASS_COLUMNS:
         if names.count(name) != 1:
-            many = "more than one column" if name in names else "no column"
+            many = "more than one column named" if name in names else "no column named"
             raise reader.error(f"{many} {name}; columns found: {listing(header) or 'none'}")
     places = [names.index(name) for name in CLASS_COLUMNS]
     changes: dict[str, str] = {}
@@ -56,7 +56,7 @@ def read_class_changes(
         if len(cells) != len(header):
             column = header[min(len(cells), len(header) - 1)]
             raise reader.error(
-                f"{count(len(cells), 'cell')} instead of {len(header)}", column=column
+                f"found {count(len(cells), 'cell')} instead of {len(header)}", column=column
             )
         old, new = (cells[place] for place in places)
         old = old if old in known else old.strip()
@@ -72,14 +72,14 @@ def read_class_changes(
 
 
 def check_names(reader: TableReader, old: str, new: str) -> None:
-    """Raise a DataError if a cell of the current row is not valid."""
+    """Raise a DataError if a cell of the current row is invalid."""
     for column, cell in zip(CLASS_COLUMNS, (old, new), strict=True):
         if isinstance(cell, NotText):
             raise reader.error(f"the value is not text (its type is {cell})", column=column)
         if "\0" in cell:
             raise reader.error("the text contains a NUL character", column=column)
     if not old:
-        raise reader.error("the class is empty", column="class")
+        raise reader.error("the class name is empty", column="class")
     try:
         new.encode()
     except UnicodeEncodeError as error:
@@ -98,12 +98,12 @@ def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> Dat
 
 
 def change_classes(folder: Folder, table: Path) -> Folder:
-    """Return the folder with its classes renamed, merged and left out as specified in a table.
+    """Return the folder with classes renamed, merged or left out as specified in a table.
 
     Raises:
         DataError: The table is invalid or leaves fewer than two classes, or a class folder is
             empty and not in the table.
-        UsageError: The table is in Parquet, and pyarrow is not installed.
+        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     changes = read_class_changes(table, folder.classes)
     new = [changes.get(name, name) for name in folder.classes]
@@ -111,7 +111,7 @@ def change_classes(folder: Folder, table: Path) -> Folder:
     if len(classes) < 2:
         left = count(len(classes), "class", "classes")
         raise DataError(
-            f"{table} leaves {left} with images of {folder.source}",
+            f"{table} leaves {left} with images in {folder.source}",
             fix="keep at least 2 classes",
         )
     index = {name: number for number, name in enumerate(classes)}
@@ -137,9 +137,9 @@ def change_classes(folder: Folder, table: Path) -> Folder:
 
 
 def describe_changes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return a description of how many classes are renamed, merged and left out.
+    """Describe how many classes are renamed, merged and left out.
 
-    The number of images of classes that are left out may be appended.
+    The caller may append the number of images that are left out.
     """
     sizes = Counter(name for name in new if name)
     merged = sum(size for size in sizes.values() if size > 1)

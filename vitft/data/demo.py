@@ -1,11 +1,11 @@
-"""Drawings of flowers: a small labelled data set for trying vitft without a download.
+"""Drawings of flowers: a small labelled dataset for trying vitft without a download.
 
 The five kinds of flower differ only in shape. Colours, backgrounds, light, size, position and
 clutter are sampled from the same ranges for all kinds, so neither colour histograms nor raw pixels
 separate them. The bundled weights were not trained on these drawings.
 
 Lengths are in units of the image side; points of a bloom are in units of the bloom's radius,
-with y pointing down. Images are drawn at twice their size and then reduced.
+with y pointing down. Images are drawn at twice their final size and then downscaled.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class Bloom:
     """All of the bloom's points drawn so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Outline) -> list[tuple[float, float]]:
-        """Convert points of the bloom to pixel positions on the canvas; record them in `drawn`."""
+        """Convert points of the bloom to pixel positions on the canvas, and add them to `drawn`."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
@@ -201,7 +201,7 @@ def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> I
 def flower_scene(
     kind: str, number: int, *, seed: int = 0, size: int = 128
 ) -> tuple[Image.Image, list[Box]]:
-    """Return an image and the bounding boxes of its blooms, without stems, in pixels."""
+    """Return an image and the bounding boxes of its blooms (without the stems), in pixels."""
     rng = np.random.default_rng([seed, list(FLOWERS_BY_KIND).index(kind), number])
     side = size * SUPERSAMPLING
     canvas = background(rng, side)
@@ -231,7 +231,7 @@ def flower_scene(
 
 
 def button(bloom: Bloom, radius: float, *, seeds: int) -> None:
-    """Draw the disc of a composite flower with its seeds on Vogel's spiral (1979)."""
+    """Draw the disc of a composite flower with its seeds on a spiral (Vogel 1979)."""
     bloom.shaded(disc(radius), bloom.core)
     order = np.arange(seeds, dtype=np.float64)
     turns = order * math.pi * (3 - math.sqrt(5))
@@ -364,9 +364,10 @@ def demo_data(spec: DataSpec) -> DataSpec:
 
 @contextlib.contextmanager
 def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
-    """Yield the settings with `demo` replaced by a folder of flowers, leaving no new folder behind.
+    """Yield the settings with `demo` replaced by the path of a folder of drawn flowers.
 
-    If the flowers have not been drawn yet, they are drawn in a temporary folder.
+    If the flowers have not been drawn yet, they are drawn in a temporary folder, which is removed
+    when the context ends.
     """
     if spec.path != "demo" or DEMO_FOLDER.exists():
         yield demo_data(spec)

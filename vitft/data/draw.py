@@ -1,9 +1,10 @@
 """Choice of the validation images: by content, at random, or as in the reference script.
 
 With `content`, the images of each class are ordered by a hash of their bytes and the seed, and the
-first ones are held out. An image therefore stays on its side when files are renamed. When files are
-added or removed, only a few images next to the boundary change sides. With `random`, positions in
-the sorted list of files are drawn with a private random generator, as in the reference script.
+first ones are held out. An image therefore stays on the same side of the split when files are
+renamed. When files are added or removed, only a few images next to the boundary change sides. With
+`random`, positions in the sorted list of files are drawn with a private random generator, as in the
+reference script.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -25,13 +26,14 @@ from vitft.data.parts import Part
 def draw(
     counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
 ) -> list[list[int]]:
-    """Draw the validation images, and return their indices in the sorted list of each class.
+    """Draw the validation images, and return their indices in each class's sorted list of files.
 
     Args:
         counts: Number of files of each class.
         val_rate: Fraction of each class to draw; the number of images is rounded down.
         seed: Seed of the random generator.
-        at_least: Minimum number of images to draw from each class, leaving at least one.
+        at_least: Minimum number of images to draw from each class, but at most n - 1 for a class of
+            n images.
     """
     stream = random.Random(seed)
     return [
@@ -43,7 +45,7 @@ def draw(
 def draw_paths(
     files: Sequence[File] | Sequence[InspectedFile], spec: DataSpec, *, at_least: int
 ) -> set[str]:
-    """Draw single files of each class for validation (see `draw`), and return their paths."""
+    """Draw individual files of each class for validation (see `draw`), and return their paths."""
     by_class: dict[int, list[str]] = {}
     for file in files:
         by_class.setdefault(file.label, []).append(file.path)
@@ -58,8 +60,8 @@ def joined_groups(
     """Map digests to groups that must not be divided: the user's groups and duplicates.
 
     Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
-    and is returned unchanged if the user has not defined groups. Digests without a group may be
-    missing.
+    and is returned unchanged if the user has not defined groups. The result
+    may omit digests without a group.
     """
     if not any(file.group for file in files):
         return duplicates
@@ -95,7 +97,7 @@ def ordered_groups(
 
 
 def hash_of(text: str) -> bytes:
-    """Return the SHA-256 digest of a text."""
+    """Return the SHA-256 digest of `text`."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -105,8 +107,8 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
     The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
     `random`. A group is drawn if this brings the numbers of validation images closer to their
     targets, summed over the classes. The target of a class is `spec.val_rate` of its images,
-    rounded down, but at least one. Files with the part `val` are always drawn, and files with the
-    part `train` never.
+    rounded down, but at least one. Groups already assigned to `val` are always drawn, and groups
+    assigned to `train` are never drawn.
     """
     counts = Counter(file.label for group in members for file in group)
     lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
@@ -131,7 +133,7 @@ def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[
     A group is thus assigned to validation with the same probability as a single image. If all
     images of a class are then on one side, the first suitable group with an image of that class is
     moved to the other side. A group is suitable if the side that it leaves keeps at least one image
-    of each class in the group, and if its part is not `val`.
+    of each class in the group, and if the group is not already assigned to `val`.
     """
     side = [group[0].path in drawn for group in members]  # True: validation
     sided = list(zip(members, side, strict=True))
@@ -152,16 +154,16 @@ def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerSplit:
-    """Parts to which an earlier run assigned its images and groups (see `data.like`)."""
+    """Subsets to which an earlier run assigned its images and groups (see `training.like`)."""
 
     parts: Mapping[str, Part]
-    """Mapping from digests to `train`, `val` or `test`. Near-duplicates of held-out images have the
-    part of these images."""
+    """Mapping from digests to `train`, `val` or `test`. Near-duplicates of held-out images are
+    mapped to the same subset as those images."""
     groups: Mapping[str, Part]
     """Mapping from the names of the user's groups to `train`, `val` or `test`."""
 
     def part_of(self, group: Sequence[InspectedFile]) -> Part:
-        """Return the part of a group, or an empty string if all its images are new.
+        """Return the subset of a group, or an empty string if all its images are new.
 
         A group that contains a held-out image is held out.
         """
@@ -173,10 +175,10 @@ class FormerSplit:
     def assign(
         self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
     ) -> list[InspectedFile]:
-        """Return the files with the parts that they had in the earlier run.
+        """Return the files, assigned to the same subsets as in the earlier run.
 
-        Images in a test part remain test images. If the data is already `divided` into parts, only
-        training images that were held out change their part.
+        Test images remain test images. If the data is already `divided` into subsets, only training
+        images that the earlier run held out are reassigned.
         """
         members: dict[str, list[InspectedFile]] = {}
         for file in files:

@@ -1,4 +1,4 @@
-"""Detect near-duplicates: recompressed, resized, brightened or slightly cropped copies.
+"""Detection of near-duplicates: recompressed, resized, brightened or slightly cropped copies.
 
 Pairs of images are filtered in three steps, from coarse to fine: by the distance of their 64-bit
 perceptual hashes, by the correlation of their brightness planes, and by the residual after fitting
@@ -21,19 +21,20 @@ from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
 HASH_BITS = 16
-"""Maximum number of bits in which the hashes of copies differ. This was derived from 1,600 copies
-of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each edge): 99%
-differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of different
-photos, 40 differed in at most 16 bits.
+"""Maximum number of bits in which the hashes of copies may differ. This was derived from 1,600
+copies of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each
+edge): 99% differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of
+different photos, 40 differed in at most 16 bits.
 """
 CORRELATION = 0.7
-"""Minimum correlation of the brightness planes; the lowest among the 1,600 copies was 0.81."""
+"""Minimum correlation of the brightness planes of copies. The lowest among the 1,600 copies (see
+`HASH_BITS`) was 0.81."""
 UNEXPLAINED = 0.05
-"""Maximum fraction of unexplained variance. It was at most 0.024 for 99.5% of the 1,600 copies,
-and at least 0.07 for photos that only look similar."""
+"""Maximum fraction of unexplained variance between copies. It was at most 0.024 for 99.5% of the
+1,600 copies (see `HASH_BITS`), and at least 0.07 for photos that only look similar."""
 COLOUR_LEVELS = 6.0
 """Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
-copies was 4.4."""
+copies (see `HASH_BITS`) was 4.4."""
 HASH_TILE = 1024
 """Number of hashes in a tile. The hashes of two tiles are compared at a time."""
 MAX_COMPARISONS = 32
@@ -200,7 +201,7 @@ def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
 
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
-    """Map each digest with duplicates to its group's name, which is the group's first digest."""
+    """Map the digests of duplicates to the name of their group, which is its first digest."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)

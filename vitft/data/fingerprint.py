@@ -1,8 +1,8 @@
 """Perceptual fingerprint of an image, for finding near-duplicates and faulty photos.
 
 A fingerprint is robust to the changes that copies on the web usually undergo: resizing,
-recompression and cropped edges. `data.duplicates` compares fingerprints. Everything is measured on
-the upright image. Before that, larger images are shrunk to `SHRUNK_SIDE` pixels on their longer
+recompression and cropped edges. `data.duplicates` compares fingerprints. All values are measured on
+the upright image, after larger images have been shrunk to `SHRUNK_SIDE` pixels on their longer
 side, about the input size of a model. A huge photo that looks blurry only at full size is therefore
 not reported as blurry.
 """
@@ -19,13 +19,13 @@ SHRUNK_SIDE = 256
 TILES = 4
 """Number of tiles per side. Only the sharpest tile counts: a blurred background is not a fault."""
 TINY_PX = 32
-"""Shorter side in pixels below which an image is tiny: two patches of most ViTs."""
+"""Shorter side in pixels below which an image counts as tiny (two patches of most ViTs)."""
 BLANK = 2.0
 """An image is blank if the standard deviation of every plane is below this (levels out of 255)."""
 BLURRY = 0.12
-"""Sharpness below which an image is blurry. Of 667 real photos, all except blank ones had at least
-0.197. After a Gaussian blur of 4 pixels (out of 256), 99% of the photos were below the
-threshold."""
+"""Sharpness below which an image counts as blurry. Of 667 real photos, all except the blank ones
+had a sharpness of at least 0.197. After a Gaussian blur of 4 pixels (out of 256), 99% of the photos
+were below the threshold."""
 
 BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
 FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4

@@ -1,8 +1,8 @@
 """Table of decisions about individual images, applied without changing any image file.
 
-`vitft check` writes a proposed table, the user edits it, and `vitft finetune --fixes` applies it to
-the result of `scan`: `drop` leaves an image out, `move` changes its label, and `keep` has no
-effect. `check.audit` makes the proposals.
+`vitft check` writes a proposed table, the user edits it or decides on a page (`report.decisions`),
+and `vitft finetune --fixes` applies it to the result of `scan`: `drop` leaves an image out, `move`
+changes its label, and `keep` has no effect. `data.proposals` makes the proposals.
 """
 
 import hashlib
@@ -69,19 +69,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     if not spec.fixes:
         return folder, spec
     path = Path(spec.fixes).expanduser()
-    table = TableReader(
-        path,
-        missing="use the fixes.csv that `vitft check` wrote",
-        fix="correct or remove the line, or write a new table with `vitft check`",
-        separators=",;",  # some spreadsheets use semicolons
-    )
-    digest = hashlib.sha256(table.data).hexdigest()
-    if spec.fixes_digest not in ("", digest):
-        raise DataError(
-            f"{path} has changed: its sha256 differs from "
-            f"data.fixes_digest={spec.fixes_digest[:12]}...",
-            fix="restore the table, or remove data.fixes_digest from the settings",
-        )
+    table, digest = open_table(path, spec.fixes_digest)
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
     found = read_decisions(table, known, folder.classes)
@@ -101,6 +89,47 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
         )
     fixed = without_empty_classes(with_fixes(folder, found.changes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+
+
+def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
+    """Open a table of decisions, and return it with its digest.
+
+    Raises:
+        DataError: The table cannot be read, or its digest differs from a nonempty `expected`.
+    """
+    table = TableReader(
+        path,
+        missing="use the fixes.csv that `vitft check` wrote",
+        fix="correct or remove the line, or write a new table with `vitft check`",
+        separators=",;",  # some spreadsheets use semicolons
+    )
+    digest = hashlib.sha256(table.data).hexdigest()
+    if expected not in ("", digest):
+        raise DataError(
+            f"{path} has changed: its sha256 differs from data.fixes_digest={expected[:12]}...",
+            fix="restore the table, or remove data.fixes_digest from the settings",
+        )
+    return table, digest
+
+
+def read_fixes(path: Path, digest: str) -> list[Fix]:
+    """Read the paths, actions and new labels of a table that a run has applied.
+
+    Raises:
+        DataError: The table cannot be read, or its digest shows that it has changed since the run.
+    """
+    table, _ = open_table(path, digest)
+    lines = iter(table)
+    header = [cell.strip() for cell in next(lines, [])]
+    rows = (dict(zip(header, cells, strict=False)) for cells in filter(any, lines))
+    return [
+        Fix(
+            path=row.get("path", ""),
+            action=row.get("action", "").strip().lower(),
+            new_label=row.get("new_label", ""),
+        )
+        for row in rows
+    ]
 
 
 def explains(missing: Mapping[str, str], folder: str) -> bool:
@@ -175,7 +204,7 @@ def fix_problem(
 
 
 def without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without its empty classes, and name them in a note.
+    """Return the folder without its empty classes, with a note that lists them.
 
     Raises:
         DataError: Fewer than two classes are left.
@@ -201,7 +230,7 @@ def without_empty_classes(folder: Folder) -> Folder:
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
-    """Return the folder with the decisions applied to its lists of files; the disk is unchanged."""
+    """Return the folder with the decisions applied to its list of files; no file is changed."""
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = list[File](), 0
     for file in folder.files:

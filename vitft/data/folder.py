@@ -32,7 +32,7 @@ class File:
     """Path relative to the data folder, with slashes."""
     label: int
     part: Part = ""
-    """Part that contains the file; empty if the split has not been drawn yet."""
+    """Subset that contains the file; empty if the split has not been drawn yet."""
     group: str = ""
     """Name of the file's group, which the split never divides; empty if the file has none."""
 
@@ -63,15 +63,15 @@ class Folder:
     root: Path
     """Folder to which the paths are relative."""
     classes: tuple[str, ...]
-    """Class names in the order of their labels, i.e. sorted as strings. If the images have several
-    labels, these are the label sets that occur (see `data.label_sets`)."""
+    """Class names in the order of their indices, i.e. sorted as strings. For multi-label data,
+    these are the label sets that occur (see `data.label_sets`)."""
     files: tuple[File, ...]
     """Files sorted by class, then by path as a string."""
     layout: Literal["classes", "split"]
-    """`classes` if the validation images are yet to be drawn, `split` if the parts are fixed."""
+    """`classes` if the validation images have not been drawn yet, `split` if the split is given."""
     reference: bool = False
     """Whether the reference script's rules apply: only four suffixes are accepted, hidden files are
-    included and sub-folders are not."""
+    included and subfolders are not."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     unused: Mapping[str, int] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class Folder:
     table: Path | None = None
     """Table that lists the files, if any."""
     labels: tuple[str, ...] = ()
-    """Sorted labels if images may have several labels; empty if each image has one class."""
+    """Sorted labels of multi-label data; empty if each image has exactly one class."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of a model's outputs: the labels or, if each image has one class, the classes."""
+        """Names of a model's outputs: the classes or, for multi-label data, the labels."""
         return self.labels or self.classes
 
     @property
@@ -134,7 +134,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return a `Folder` that presents an array data set as image files.
+    """Return a `Folder` that presents an array dataset as image files.
 
     Raises:
         DataError: The reference split is requested, which requires image files.
@@ -214,7 +214,8 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
-            f"{parts['test']}/ is not used for testing: its classes differ from the other parts"
+            f"{parts['test']}/ is not used for testing: its classes differ from those of the "
+            "training images"
         )
     if unused := [name for name in walk.folders_of("")[0] if name not in parts.values()]:
         notes.append(f"not used for training or validation: {listing(unused)}")
@@ -243,13 +244,13 @@ def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
 
 
 def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
-    """Return the folder name of each part, or an empty dict if the data is not divided into parts.
+    """Return the folder name of each subset, or an empty dict if the data has no split of its own.
 
-    The data is divided into parts if there is a train folder and a val or test folder, each with
-    sub-folders.
+    The data has its own split if there is a train folder and a val or test folder, each with
+    subfolders.
 
     Raises:
-        DataError: There is more than one folder for the same part.
+        DataError: There is more than one folder for the same subset.
     """
     parts: dict[Part, str] = {}
     for part, known in PART_NAMES:
@@ -265,7 +266,7 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
 
 
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
-    """Return the folder with its files assigned to the parts that a run or a study uses.
+    """Return the folder with its files assigned to the subsets that a run or a study uses.
 
     A folder without test images is returned unchanged. Otherwise, the result depends on the setting
     `data.val_from`:
@@ -285,11 +286,11 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
         return replace(folder, files=files)
     if val_from == "test":
         files = tuple(replace(f, part="val") if f.part == "test" else f for f in folder.files)
-        note = "no validation part: the test images are used for validation (data.val_from=test)"
+        note = "no validation set: the test images are used for validation (data.val_from=test)"
         return replace(folder, files=files, notes=(*folder.notes, note))
     files = tuple(replace(f, part="") if f.part == "train" else f for f in folder.files)
     note = (
-        "validation images are drawn from the training part; the test images are used only once, "
+        "validation images are drawn from the training images; the test images are used only once, "
         "at the end"
     )
     return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))

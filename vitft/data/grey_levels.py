@@ -1,9 +1,9 @@
-"""Convert decoded images to RGB, including images with more than 8 bits per pixel.
+"""Conversion of decoded images to RGB, including images with more than 8 bits per pixel.
 
 The conversion depends on the image mode:
 
 1, L, P            black and white, equal channels, palette lookup
-more than 8 bits   linear from the data set's grey range to 0..255, rounded and clipped;
+more than 8 bits   linear from the dataset's grey range to 0..255, rounded and clipped;
                    without a range, by file type:
   16-bit grey      the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
   12-bit grey TIFF the upper 8 bits: 4095 -> 255
@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 
 GreyRange = tuple[float, ...]
-"""The values shown as black and as white in images with more than 8 bits per pixel. If empty, each
-file type has its own fixed range."""
+"""Values shown as black and as white in images with more than 8 bits per pixel. If empty, each file
+type has its own fixed range."""
 Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
 BITS_PER_SAMPLE = 0x0102
@@ -56,12 +56,12 @@ def to_rgb(image: Image.Image, grey_range: GreyRange = ()) -> Image.Image:
 
 
 def is_wide(image: Image.Image) -> bool:
-    """Return whether an image has one channel of more than 8 bits."""
+    """Return whether an image has a single channel with more than 8 bits per value."""
     return image.mode == "F" or image.mode.startswith("I")
 
 
 def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
-    """Return the 8-bit grey levels (height, width) of an image with more than 8 bits."""
+    """Return the 8-bit grey levels (height, width) of an image with more than 8 bits per pixel."""
     values = np.asarray(image)
     if grey_range:
         greys = scaled(values, *grey_range)

@@ -1,4 +1,4 @@
-"""Value range of a data set's images with more than 8 bits per pixel.
+"""Value range of a dataset's images with more than 8 bits per pixel.
 
 The range is measured once, before any image is used, and stored in the model's transform. Without
 it, 12-bit values in 16-bit files would use only 16 of 256 grey levels, and equal values in two
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
 OUTLIER_RATIO = 4
-"""Ratio of the full range to the range without the tails above which the tails are clipped as
-outliers.
+"""Tails are clipped as outliers if the full range is more than this many times as wide as the range
+without the tails.
 """
 
 
@@ -102,13 +102,13 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
         return ()
     log.info(
         f"{count(images, 'image')} with more than 8 bits per pixel: values from {low:,.6g} to "
-        f"{high:,.6g} (the range of the data set) are scaled to 8 bits{clips}"
+        f"{high:,.6g} (the range of the dataset) are scaled to 8 bits{clips}"
     )
     return low, high
 
 
 def has_wide_header(path: str) -> bool:
-    """Return whether a file's header declares a PNG or TIFF with one channel of more than 8 bits.
+    """Return whether a file's header declares a single-channel PNG or TIFF of more than 8 bits.
 
     The result is False for damaged and unreadable files, which are reported when the images are
     inspected.

@@ -1,4 +1,4 @@
-"""Decode untrusted image files safely to upright RGB images.
+"""Safe decoding of untrusted image files to upright RGB images.
 
 Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
 decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no external
@@ -124,7 +124,7 @@ def read_image(
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read a regular file; pipes, devices and oversized files are refused.
 
-    The path may also point into an array data set (see `arrays.array_member`).
+    The path may also point into an array dataset (see `arrays.array_member`).
 
     Raises:
         ImageError: The file is refused or cannot be read.
@@ -193,7 +193,7 @@ def find_decoder(kind: str, name: str) -> Decoder:
     """Return the decoder for a supported format.
 
     Raises:
-        ImageError: The decoder is not installed; the reason explains how to install it.
+        ImageError: The decoder is not installed; the message explains how to install it.
     """
     if kind == "HEIC":
         try:

@@ -1,4 +1,4 @@
-"""Inspect image files: read, hash and decode each file once.
+"""Inspection of image files: each file is read, hashed and decoded once.
 
 Every pass over a data folder uses this module. The caller provides a function that computes
 anything else that is needed from each image, such as features or a fingerprint. This module does

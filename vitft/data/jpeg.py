@@ -1,4 +1,4 @@
-"""Decode ordinary JPEGs fast, to compute features in reduced precision.
+"""Fast decoding of ordinary JPEGs, used to compute features in reduced precision.
 
 libjpeg-turbo decodes directly into an array, with the same pixels as Pillow, and torch's
 antialiased uint8 kernel resizes the array. The resized values may differ from those of
@@ -23,7 +23,7 @@ MAX_SIDE_RATIO = 20
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
     """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
 
-    The result is also None if the image has more than `max_pixels` pixels or a side ratio above
+    The result is also None if the image has more than `max_pixels` pixels or an aspect ratio above
     `MAX_SIDE_RATIO`.
     """
     if not data.startswith(b"\xff\xd8\xff"):
@@ -76,7 +76,7 @@ def is_rotated(data: bytes) -> bool:
 
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
-    """Resize and frame the pixels (H, W, 3) of an image with torch's kernels."""
+    """Resize an image (h, w, 3) with torch's kernel, and crop or pad it to the view (H, W, 3)."""
     import torch  # not needed for decoding alone
 
     planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest

@@ -1,7 +1,7 @@
-"""Labels in the cells of a table: one class per row, or several labels in one or more columns.
+"""Labels in the cells of a table: one class per row or, for multi-label data, any number of labels.
 
-Several labels are written as `a|b` in a cell, as one column of 0 and 1 per label, or as attributes:
-columns such as `colour`, whose cell `red` becomes the label `colour=red`.
+The labels of a multi-label image are written as `a|b` in one cell, as one 0/1 column per label, or
+as attributes: in a column such as `colour`, the cell `red` becomes the label `colour=red`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from vitft.data.table import TableReader
 from vitft.system.text import listing
 
 SEVERAL_NAMES = ("labels", "tags")
-"""Usual names of a column with several labels, used if no column has a usual name of a class."""
+"""Usual names of a column with label sets, used if none has a usual name of a class column."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
 YES, NO = ("1", "true"), ("0", "false")
 
@@ -34,7 +34,7 @@ def label_places(
     """Return the indices of the label columns.
 
     Raises:
-        DataError: `data.label` names a column that does not exist, or that has another use.
+        DataError: `data.label` names a column that does not exist or already has another role.
     """
     if not is_several(spec.label):
         return (roles["label"],)
@@ -43,21 +43,22 @@ def label_places(
         rest = [i for i, name in enumerate(names) if name.lower() not in WEIGHT_COLUMNS]
         if places := tuple(i for i in rest if i not in used):
             return places
-        raise reader.error("no column is left for data.label=*", fix="add columns of labels")
+        raise reader.error("no column is left for data.label=*", fix="add label columns")
     found: list[int] = []
     for wanted in (part.strip() for part in spec.label.split(",")):
         if names.count(wanted) != 1 or names.index(wanted) in {*used, *found}:
             shown = listing((name[:40] for name in names), most=12) or "nothing"
             raise reader.error(
-                f"no column {wanted} for labels (data.label={spec.label}); columns found: {shown}",
-                fix="name columns that have no other use, each once",
+                f"no usable column named {wanted} (data.label={spec.label}); columns found: "
+                f"{shown}",
+                fix="list each label column once, and omit columns with another role",
             )
         found.append(names.index(wanted))
     return tuple(found)
 
 
 def has_several(names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec) -> bool:
-    """Return whether the images of a table may have several labels.
+    """Return whether a table contains multi-label data.
 
     `names` are the names of the label columns.
     """
@@ -73,9 +74,9 @@ def label_texts(
 ) -> list[str]:
     """Return the label set of each row as text; an image without labels has an empty set.
 
-    `names` are the names of the label columns. With a single column, its cells contain labels. With
-    several columns, a column of 0 and 1 is a label, and the cells of any other column are values
-    that become labels of the form `name=value`.
+    `names` are the names of the label columns. A single column contains the labels of each image in
+    one cell. If there are several columns, each 0/1 column represents one label, and the cells of
+    any other column contain values that become labels of the form `name=value`.
 
     Raises:
         DataError: A name or a cell is invalid; the message names the line and the column.
@@ -100,20 +101,20 @@ def label_texts(
 
 
 def is_flag(cells: Iterable[str]) -> bool:
-    """Return whether the cells of a column contain 0 and 1 (or true and false) only."""
+    """Return whether the nonempty cells of a column are all 0 or 1 (or true or false)."""
     values = {cell.strip().lower() for cell in cells}
     return bool(values - {""}) and values <= {*YES, *NO, ""}
 
 
 def flag_of(reader: TableReader, cell: str, *, column: str, line: int) -> bool:
-    """Return whether the cell of a column of 0 and 1 indicates that the image has the label.
+    """Return whether an image has a label, given its cell in the 0/1 column of the label.
 
     Raises:
         DataError: The cell is empty.
     """
     if not cell.strip():
         raise reader.error(
-            "the cell is empty, but the other cells are 0 or 1",
+            "the cell is empty, but the other cells of the column are 0 or 1",
             line=line,
             column=column,
             fix="write 1 if the image has the label, otherwise 0",
@@ -128,5 +129,5 @@ def check_label(reader: TableReader, label: str, *, column: str, line: int) -> N
             f"the label {label[:40]!r} contains the character {JOINER}",
             line=line,
             column=column,
-            fix=f"rename the label, or separate labels by {JOINER} (the default of data.separator)",
+            fix=f"rename the label, or separate labels with {JOINER} (the default data.separator)",
         )

@@ -1,18 +1,18 @@
-"""Label sets: the labels of images that may have several of them, or none, as text such as `a|b`.
+"""Label sets: all labels of an image in multi-label data, as text such as `a|b`.
 
-In a data set with several labels per image, the images with the same labels form a group, like a
-class: `Folder.classes` then lists the label sets, and `Folder.labels` the single labels, which are
-the outputs of the model. This module does not import NumPy.
+In multi-label data, images with the same labels are treated like a class: `Folder.classes` lists
+the label sets, and `Folder.labels` the individual labels, which are the outputs of the model. This
+module does not import NumPy.
 """
 
 from collections.abc import Iterable
 
 JOINER = "|"
-"""Text between the labels of a set; no label contains it."""
+"""Separator between the labels of a set; no label contains this character."""
 
 
 def join_labels(labels: Iterable[str]) -> str:
-    """Return the text of a set of labels, sorted; it is empty for an image without labels."""
+    """Join the sorted labels of a set; the result is empty for an image without labels."""
     return JOINER.join(sorted({*labels}))
 
 

@@ -1,8 +1,8 @@
 """Tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or Parquet.
 
-The columns are found by their usual names or named in the settings: path and label, and optionally
-the part of the split and the group. Other columns are ignored. Image files are not opened. An image
-has one class, or several labels (see `label_columns`).
+Columns are recognised by their usual names or specified in the settings: path and label and,
+optionally, split and group. Other columns are ignored. Image files are not opened. An image has one
+class or, in multi-label data, any number of labels (see `label_columns`).
 """
 
 import os
@@ -41,13 +41,13 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 CHOSEN = "chosen"
-"""Column in which `vitft label` states how it chose each picture."""
+"""Name of the column in which `vitft label` records how it chose each image."""
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
-"""Values of this column: chosen as informative, confirmed together with others, drawn at random,
-and skipped, i.e. without a label.
+"""Values of the column `chosen`: chosen as informative, confirmed together with others, drawn at
+random, and skipped, i.e. without a label.
 """
 CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
-"""Part that each value means if the column is used as the split."""
+"""Subset to which each value of the column `chosen` assigns an image if it serves as the split."""
 SETTING_OF: Mapping[str, str] = {
     "path": "data.path_column",
     "label": "data.label",
@@ -56,7 +56,7 @@ SETTING_OF: Mapping[str, str] = {
 }
 """Mapping from roles to the settings that name their columns."""
 FIX = (
-    "use a table with the columns path and label and one image per row, with paths relative to the "
+    "use a table with the columns path and label, one image per row, and paths relative to the "
     "table"
 )
 
@@ -67,7 +67,7 @@ class LabelledRow(NamedTuple):
     path: str
     """Path relative to the base folder, or as given if it leads outside the base folder."""
     label: str
-    """Class, or the labels of the image as text (see `label_sets`)."""
+    """Class of the image, or its labels as text (see `label_sets`)."""
     part: Part
     group: str
     """Name of the group; empty if the image belongs to none."""
@@ -88,7 +88,7 @@ class LabelTable:
     """Mapping from roles to column names."""
     reader: TableReader
     several: bool = False
-    """Whether an image may have several labels, or none."""
+    """Whether the data is multi-label, i.e. an image may have any number of labels."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ class LabelTable:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Parts that occur, in the order train, val, test; empty if the table has no split."""
+        """Subsets in the table, in the order train, val, test; empty if the table has no split."""
         present = {row.part for row in self.rows}
         order: tuple[Part, ...] = ("train", "val", "test")
         return tuple(part for part in order if part in present)
@@ -111,19 +111,19 @@ class LabelTable:
     def error(
         self, problem: str, row: LabelledRow, role: str, *, fix: str = ""
     ) -> DataError | RunError:
-        """Return the error for a row with a problem in the column of `role`."""
+        """Return the error for a problem in a row, in the column with the given role."""
         return self.reader.error(problem, line=row.line, column=self.columns[role], fix=fix)
 
 
 def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     """Read a table of labels.
 
-    Rows that repeat an earlier one are left out, with a note.
+    Rows that repeat an earlier row are left out, and a note states their number.
 
     Raises:
         DataError: The table cannot be read, has no images, or has an invalid header or row; the
             message names the line and the column.
-        UsageError: The table is in Parquet, and pyarrow is not installed.
+        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     tabs = source.suffix.lower() == ".tsv"
     reader = TableReader(
@@ -163,7 +163,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
 def with_labels(
     reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
 ) -> tuple[tuple[LabelledRow, ...], bool]:
-    """Return the rows with their classes or label sets, and whether they have several labels.
+    """Return the rows with their classes or label sets, and whether the data is multi-label.
 
     `names` are the names of the label columns.
 
@@ -174,7 +174,10 @@ def with_labels(
     if has_several(names, cells, spec):
         texts = label_texts(reader, names, cells, spec)
         if not any(texts):
-            raise DataError(f"no image in {reader.path} has a label", fix="fill the label cells")
+            raise DataError(
+                f"no image in {reader.path} has a label",
+                fix="fill in the label of at least one image",
+            )
         named = (row._replace(label=text) for row, text in zip(rows, texts, strict=True))
         return tuple(named), True
     for row in rows:
@@ -183,8 +186,8 @@ def with_labels(
                 "the label is empty",
                 line=row.line,
                 column=names[0],
-                fix="fill the cell, or remove the line; if images may have several labels or none, "
-                "use --set data.labels=several",
+                fix="fill in the cell, or remove the line; if images may have several labels or "
+                "none, use --set data.labels=several",
             )
     return tuple(row._replace(label=row.cells[0].strip()) for row in rows), False
 
@@ -192,7 +195,7 @@ def with_labels(
 def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
     """Return the column index of each role; the split and the group may be missing.
 
-    The label is missing if `spec` names several columns for it.
+    The label is also missing if `spec` names several columns for it.
 
     Raises:
         DataError: A column named in the settings does not exist, the path or the label has no
@@ -214,10 +217,10 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         given = [i for i, cell in enumerate(header) if cell.strip() == name]
         given = given or [i for i, cell in enumerate(names) if cell == name.lower()]
         if name and name != "none" and len(given) != 1:
-            many = "more than one column" if given else "no column"
+            many = "more than one column named" if given else "no column named"
             raise reader.error(
                 f"{many} {name} ({setting}); columns found: {shown}",
-                fix="name one of these columns",
+                fix="choose one of these columns",
             )
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
         if role == "label" and not places and not name:
@@ -233,7 +236,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         if not places and role in ("path", "label"):
             raise reader.error(
                 f"no {role} column; columns found: {shown}",
-                fix=f"name the column {role}, or choose one with --set {setting}=NAME",
+                fix=f"rename the column that contains the {role} to {role}, or choose it with "
+                f"--set {setting}=NAME",
             )
         if places:
             found[role] = places[0]
@@ -242,7 +246,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
 
 @dataclass(slots=True, kw_only=True)
 class RowParser:
-    """Parser of the rows of a table, collecting them by path."""
+    """Parser that checks the rows of a table and collects them by path."""
 
     reader: TableReader
     header: Sequence[str]
@@ -263,11 +267,12 @@ class RowParser:
         """Check a row and add it.
 
         Raises:
-            DataError: A cell is missing or invalid, the path is empty or listed twice.
+            DataError: A cell is missing or invalid, the path is empty, or an earlier row for the
+                same path differs.
         """
         if len(cells) != len(self.header):
             raise self.reader.error(
-                f"{count(len(cells), 'cell')} instead of {len(self.header)}",
+                f"found {count(len(cells), 'cell')} instead of {len(self.header)}",
                 column=self.header[min(len(cells), len(self.header) - 1)],
             )
         path = path_in(self.root, self.cell(cells, "path"))
@@ -277,7 +282,9 @@ class RowParser:
             self.skipped += 1
             return
         if not path:
-            raise self.error("the path is empty", "path", fix="fill the cell, or remove the line")
+            raise self.error(
+                "the path is empty", "path", fix="fill in the cell, or remove the line"
+            )
         split = self.cell(cells, "split").strip()
         part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
         if split and not part:
@@ -306,20 +313,20 @@ class RowParser:
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
             if old != new:
                 raise self.error(
-                    f"{row.path} is listed twice: {old or 'nothing'} in {self.reader.unit} "
-                    f"{first.line}, {new or 'nothing'} here",
+                    f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
+                    f"{first.line}) and {new or 'nothing'} (here)",
                     role,
                     fix="keep one of the two lines",
                 )
 
     def cell(self, cells: Sequence[str], role: str) -> str:
-        """Return the checked cell of a role, or an empty string if there is no such column."""
+        """Return the checked cell of a role, or an empty string if the role has no column."""
         if role not in self.roles:
             return ""
         return self.text(cells[self.roles[role]], self.roles[role], is_path=role == "path")
 
     def text(self, cell: str, place: int, *, is_path: bool = False) -> str:
-        """Return the cell of the column at `place`, checked.
+        """Check and return a cell, given the index of its column.
 
         Raises:
             DataError: The cell is not text, is not UTF-8 or contains a NUL character.
@@ -341,15 +348,15 @@ class RowParser:
         return cell
 
     def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
-        """Return the error for a problem in a column of the current row."""
+        """Return the error for a problem in the current row, in the column with the given role."""
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
 
 
 def path_in(root: Path, path: str) -> str:
-    """Return a path relative to `root`, without empty parts and `.`.
+    """Return a path relative to `root`, without empty or `.` components.
 
-    A path that is absolute or contains `..` is returned unchanged unless it is below `root`. Links
-    are not followed.
+    An absolute path that is not below `root` is returned unchanged, and `..` is kept. Symbolic
+    links are not resolved.
     """
     if path.startswith("/"):
         folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
@@ -367,14 +374,14 @@ def leads_outside(path: str) -> bool:
 
 
 def check_split_cells(table: LabelTable) -> None:
-    """Raise a DataError if only some rows name a part."""
+    """Raise a DataError if only some of the rows specify a split."""
     unassigned = [row for row in table.rows if not row.part]
     if unassigned and len(unassigned) < len(table.rows):
         raise table.error(
-            "the split is empty, but other lines have one",
+            "the split is empty, although other rows specify one",
             unassigned[0],
             "split",
-            fix="fill the cell, or ignore the column with --set data.split_column=none",
+            fix="fill in the cell, or ignore the column with --set data.split_column=none",
         )
 
 
@@ -389,8 +396,8 @@ def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
         notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
     if rows.audited and "split" not in columns:
         notes.append(
-            f"{count(rows.audited, 'image')} drawn at random by vitft label, the others "
-            f"chosen; to validate on the random ones, use --set data.split_column={CHOSEN}"
+            f"vitft label drew {count(rows.audited, 'image')} at random; to validate only on "
+            f"images drawn at random, use --set data.split_column={CHOSEN}"
         )
     weights = [cell for cell in rows.header if cell.strip().lower() in WEIGHT_COLUMNS]
     if weights and weights[0] not in columns.values():

@@ -1,7 +1,7 @@
-"""Labelled images for evaluation, from a folder of classes, a table or an array data set.
+"""Labelled images for evaluation, from class folders, a table or an array dataset.
 
 Unlike in `data.folder`, one class is enough, and a class may be empty. The caller checks that the
-class names match the model.
+class names match those of the model.
 """
 
 import os
@@ -31,17 +31,17 @@ class LabelledImages:
     root: str
     """Folder to which the paths are relative."""
     classes: tuple[str, ...]
-    """Class names, sorted as strings; a class may have no images. If the images have several
-    labels, these are the label sets that occur (see `data.label_sets`)."""
+    """Class names, sorted as strings; a class may have no images. For multi-label data, these are
+    the label sets that occur (see `data.label_sets`)."""
     images: tuple[tuple[str, str], ...]
     """Path and class name, or label set as text, of each image."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Mapping from paths to the names of groups in a table."""
+    """Mapping from paths to group names, if a table specifies groups."""
     labels: tuple[str, ...] = ()
-    """Labels if images may have several labels; empty if each image has one class."""
+    """Labels of multi-label data; empty if each image has exactly one class."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""
@@ -51,15 +51,15 @@ class LabelledImages:
 def find_labelled(
     source: Path, *, subset: str | None = None, spec: DataSpec | None = None
 ) -> LabelledImages:
-    """List the labelled images of a folder, a table or an array data set.
+    """List the labelled images of a folder, a table or an array dataset.
 
     `spec` may name the columns of a table and the folder to which its paths are relative. If the
-    data is divided into parts, one part is listed: `subset` or, by default, val if it exists and
-    test otherwise.
+    data is divided into subsets, only one of them is listed: `subset` or, by default, val if it
+    exists and test otherwise.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
-        UsageError: The requested part does not exist.
+        UsageError: The requested subset does not exist.
     """
     arrays = find_arrays(source)
     if arrays is not None:
@@ -84,20 +84,20 @@ def find_labelled(
         found = with_changed_classes(found, Path(spec.classes).expanduser())
     if subset is not None and not parts:
         raise UsageError(
-            f"cannot use --subset {subset}: {source} is not divided into parts",
+            f"cannot use --subset {subset}: {source} is not divided into subsets",
             fix="omit --subset",
         )
     return found
 
 
 def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
-    """Return the images with their classes renamed, merged and left out as specified in a table.
+    """Return the images with classes renamed, merged or left out as specified in a table.
 
     The table may list classes that do not exist in the data.
 
     Raises:
         DataError: The table is invalid.
-        UsageError: The table is in Parquet, and pyarrow is not installed.
+        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     if data.labels:
         raise one_class_only("data.classes")
@@ -112,26 +112,26 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
 
 
 def choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
-    """Return the part to evaluate: `subset` or, by default, val if it exists and test otherwise.
+    """Return the subset to evaluate: `subset` or, by default, val if it exists and test otherwise.
 
     Raises:
-        UsageError: The data does not have the requested part.
+        UsageError: The data does not have the requested subset.
     """
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
         raise UsageError(
-            f"{source} has no {chosen} part; parts found: {', '.join(present)}",
+            f"{source} has no {chosen} subset; subsets found: {', '.join(present)}",
             fix=f"use --subset {next(part for part in present if part != 'train')}",
         )
     return cast("Part", chosen)
 
 
 def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a folder, and whether the folder is divided into parts.
+    """Return the labelled images of a folder, and whether the folder is divided into subsets.
 
     Raises:
         DataError: There are no labelled images, or a folder cannot be read.
-        UsageError: The folder does not have the requested part.
+        UsageError: The folder does not have the requested subset.
     """
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
@@ -165,19 +165,19 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
 
 
 def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a table, and whether the table divides them into parts.
+    """Return the labelled images of a table, and whether the table divides them into subsets.
 
     Paths may lead outside the base folder.
 
     Raises:
         DataError: The table cannot be read, is invalid or lists no images.
-        UsageError: The table does not have the requested part, or it is in Parquet and pyarrow is
-            not installed.
+        UsageError: The table does not have the requested subset, or it is a Parquet file and
+            pyarrow is not installed.
     """
     table = read_label_table(source, spec)
     parts = table.parts if len(table.parts) > 1 else ()
     part = choose_part(parts, subset, source) if parts else ""
-    notes = [f"evaluating the images in the part {part}"] if parts else []
+    notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
         source=source,
         root=os.fspath(table.root),

@@ -1,4 +1,4 @@
-"""Decode many images in threads, with results in input order.
+"""Decoding of many images in threads, with results in input order.
 
 Threads are sufficient because Pillow and hashlib release the GIL. Only a few images are in memory
 at a time.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
 PATIENCE_S = 30.0
-"""Seconds to wait for a file before a message names it."""
+"""Seconds to wait for a file before logging a message that names it."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 

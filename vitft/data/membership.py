@@ -1,4 +1,4 @@
-"""Which labels each label set contains, as an array."""
+"""Membership of labels in label sets, as an array."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from vitft.metrics.intervals import Flags
 
 
 def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
-    """Return which of the labels each set contains, as an array (sets, labels)."""
+    """Return whether each set contains each label, as an array (sets, labels)."""
     index = {name: number for number, name in enumerate(labels)}
     found = np.zeros((len(sets), len(labels)), dtype=bool)
     for row, text in enumerate(sets):

@@ -1,18 +1,18 @@
-"""The parts of a data set that has its own split, and their usual names."""
+"""Subsets of a dataset that has its own split, and their usual names."""
 
 from typing import Literal
 
 Part = Literal["train", "val", "test", ""]
-"""Part of a data set; empty if it is yet to be drawn."""
+"""Subset of a dataset; empty if the split has not been drawn yet."""
 
 PART_NAMES: tuple[tuple[Part, frozenset[str]], ...] = (
     ("train", frozenset({"train", "training", "trn"})),
     ("val", frozenset({"val", "valid", "validation", "dev", "eval"})),
     ("test", frozenset({"test", "testing", "tst"})),
 )
-"""Each part and its usual names in lower case."""
+"""Each subset and its usual names, in lower case."""
 
 
 def part_named(name: str) -> Part:
-    """Return the part that a name such as `Validation` means, or an empty string."""
+    """Return the subset to which a name such as `Validation` refers, or an empty string."""
     return next((part for part, names in PART_NAMES if name.lower() in names), "")

@@ -18,8 +18,8 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    An epoch has as many images as the data set. A balanced epoch uses the same number of images
-    from each class, so its size is rounded down to a multiple of the number of classes.
+    An epoch has as many images as the dataset. A balanced epoch uses the same number of images from
+    each class, so its size is rounded down to a multiple of the number of classes.
     """
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total

@@ -1,4 +1,4 @@
-"""Scan of a data folder, a table or an array data set: classes, image files and groups.
+"""Scan of a data folder, a table or an array dataset: classes, image files and groups.
 
 Image files are not opened.
 """
@@ -27,16 +27,17 @@ from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error
 
 
-def scan(data: Path, spec: DataSpec | None = None) -> Folder:
-    """Find the classes, images and groups of a data folder, a table or an array data set.
+def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False) -> Folder:
+    """Find the classes, images and groups of a data folder, a table or an array dataset.
 
-    Image files are not opened. If `spec` asks for the reference split, the rules of the reference
-    script apply. If it names fixes, class folders may be empty; `apply_fixes` checks these.
+    Image files are not opened. If `spec` requests the reference split, the rules of the reference
+    script apply. Class folders may be empty with `allow_empty`, and if `spec` names a table of
+    fixes; `apply_fixes` then checks them.
 
     Raises:
         DataError: The data cannot be read, has fewer than two classes, an empty class or
-            inconsistent parts, or does not allow the reference split.
-        UsageError: The data is a table in Parquet, and pyarrow is not installed.
+            inconsistent subsets, or does not allow the reference split.
+        UsageError: The data is a Parquet file, and pyarrow is not installed.
     """
     spec = spec or DataSpec()
     reference = spec.split == "reference"
@@ -47,13 +48,13 @@ def scan(data: Path, spec: DataSpec | None = None) -> Folder:
         folder = scan_table(data, spec)
     else:
         check_is_folder(data)
-        allow_empty = bool(spec.fixes or spec.classes)
-        folder = scan_folder(data, reference=reference, allow_empty=allow_empty)
+        may_be_empty = allow_empty or bool(spec.fixes or spec.classes)
+        folder = scan_folder(data, reference=reference, allow_empty=may_be_empty)
     if spec.classes and folder.labels:
         raise one_class_only("data.classes")
     if spec.classes:
         folder = change_classes(folder, Path(spec.classes).expanduser())
-        if folder.empty.content and not spec.fixes:
+        if folder.empty.content and not (spec.fixes or allow_empty):
             raise folder.empty.error(folder.root, folder.empty.content)
     if spec.group_by:
         folder = with_groups(folder, spec.group_by)
@@ -68,7 +69,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         DataError: The table is invalid, has fewer than two classes, no labels or no training
             images, lists files that are missing or outside the base folder, or is combined with the
             reference split.
-        UsageError: The table is in Parquet, and pyarrow is not installed.
+        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     if spec.split == "reference":
         raise DataError(
@@ -140,8 +141,24 @@ def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
                 "--set data.root=DIR",
             )
         if reason := reason_missing(f"{root}/{row.path}"):
+            if not is_utf8(row.path):
+                raise table.error(
+                    "the path is not UTF-8 and does not lead to a file",
+                    row,
+                    "path",
+                    fix="save the table in UTF-8 (in Excel: CSV UTF-8)",
+                )
             missing.append((row, reason))
     return missing
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a path contains no bytes that are invalid in UTF-8 (see `TableReader`)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def reason_missing(path: str) -> str:
@@ -156,7 +173,9 @@ def reason_missing(path: str) -> str:
 
 
 def with_groups(folder: Folder, pattern: str) -> Folder:
-    """Return the folder with the group of each file, found in its path by a regular expression.
+    """Return the folder with each file's group, extracted from the file's path by `pattern`.
+
+    `pattern` is a regular expression whose first group captures the name of the group.
 
     A file whose path does not match belongs to no group.
 
@@ -179,7 +198,7 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
 
 
 def check_groups(folder: Folder) -> None:
-    """Raise a DataError if a group has files in more than one part."""
+    """Raise a DataError if a group has files in more than one subset."""
     first: dict[str, File] = {}
     for file in folder.files:
         other = first.setdefault(file.group, file) if file.group else file
@@ -187,6 +206,6 @@ def check_groups(folder: Folder) -> None:
             raise DataError(
                 f"{folder.source}: the group {file.group} is in {other.part} ({other.path}) and in "
                 f"{file.part} ({file.path})",
-                fix="move all images of the group to one part, or remove the split so that vitft "
-                "draws it",
+                fix="move all images of the group to one subset, or remove the split so that vitft "
+                "draws one",
             )

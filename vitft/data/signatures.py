@@ -1,4 +1,4 @@
-"""Recognise file formats by their first bytes, without decoding.
+"""Recognition of file formats by their first bytes, without decoding.
 
 Only the formats in `SUPPORTED` are ever decoded (by `data.images`); the others are recognised so
 that messages can name them.
@@ -22,7 +22,7 @@ FORMAT_BY_SUFFIX: Mapping[str, str] = {
     ".heif": "HEIC", ".hif": "HEIC",
 }  # fmt: skip
 END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
-"""Bytes near the end of a complete file."""
+"""Bytes that occur near the end of every complete file of a format."""
 
 FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"%!PS": "EPS",

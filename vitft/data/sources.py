@@ -1,4 +1,4 @@
-"""Inputs of a prediction as a lazy sequence of images, with one `ImageSource` per output row.
+"""Inputs for prediction as a lazy sequence of images, with one `ImageSource` per output row.
 
 Inputs are files, folders (everything below them, sorted), globs that the shell did not expand, web
 addresses, lists of any of these, and standard input. Files are opened only when needed, and lists
@@ -276,7 +276,8 @@ def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
     if column is None and len(header) > 1:
         raise UsageError(
             f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-            fix=f"rename the path column to path or to one of {', '.join(LIST_COLUMNS[1:])}",
+            fix="rename the column that contains the paths to path or to one of "
+            f"{', '.join(LIST_COLUMNS[1:])}",
         )
     if column is None and header:
         yield header[0]
@@ -296,7 +297,7 @@ def csv_rows(file: TextIO, name: str) -> Iterator[list[str]]:
         yield from reader
     except csv.Error as error:
         raise DataError(
-            f"{name}, line {reader.line_num}: {error}", fix="save it as a valid CSV file"
+            f"{name}, line {reader.line_num}: {error}", fix="save the list as a valid CSV file"
         ) from error
 
 

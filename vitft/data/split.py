@@ -1,8 +1,9 @@
-"""Split of a data set into training and validation images, recorded in a manifest.
+"""Split of a dataset into training and validation images, recorded in a manifest.
 
-Of the n images of each class, `int(n * val_rate)` are held out for validation. Except for the
+Of the n images of each class, `int(n * val_rate)` are held out for validation. Except in the
 reference split, at least one image of each class with two or more images is held out, and identical
-images are kept on the same side. `data.draw` chooses the images. This module does not read images.
+images are kept on the same side of the split. `data.draw` chooses the images. This module does not
+read images.
 """
 
 import hashlib
@@ -40,9 +41,9 @@ from vitft.system.text import count, listing
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 GROUP_COLUMN = "group"
-"""Last column of the table, written only if an image has a group."""
+"""Last column of the table, written only if any image has a group."""
 SETS_COLUMNS = ("path", "labels", "split", "sha256")
-"""Columns of `split.csv` for images with several labels."""
+"""Columns of `split.csv` for multi-label data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,15 @@ class Manifest:
     rows: tuple[Row, ...]
     """Rows sorted by class, then by path as a string."""
     labels: tuple[str, ...] = ()
-    """Labels if images may have several labels; empty if each image has one class."""
+    """Labels of multi-label data; empty if each image has exactly one class."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs: the labels or, if each image has one class, the classes."""
+        """Names of the model's outputs: the classes or, for multi-label data, the labels."""
         return self.labels or self.classes
 
     def names(self, row: Row) -> tuple[str, ...]:
-        """Return the class of an image, or its labels."""
+        """Return the class of an image or, for multi-label data, its labels."""
         text = self.classes[row.label]
         return split_labels(text) if self.labels else (text,)
 
@@ -101,7 +102,10 @@ class Manifest:
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def targets(self, rows: Sequence[Row]) -> Sequence[int] | Flags:
-        """Return class indices (n,), or whether each image has each of several labels (n, C)."""
+        """Return class indices (n,) or, for multi-label data, flags (n, C).
+
+        Each flag indicates whether an image has a label.
+        """
         index = [row.label for row in rows]
         return membership(self.classes, self.labels)[index] if self.labels else index
 
@@ -179,7 +183,7 @@ def run_manifest(run: Path) -> Manifest | None:
 def row_problem(cells: Sequence[str], seen: Container[str], columns: int) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if len(cells) != columns:
-        return f"{count(len(cells), 'cell')} instead of {columns}"
+        return f"found {count(len(cells), 'cell')} instead of {columns}"
     name, _, part, sha256 = cells[: len(MANIFEST_COLUMNS)]
     if not name or name.startswith("/") or ".." in name.split("/"):
         return f"the path {name!r} does not point inside the data folder"
@@ -199,14 +203,14 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test part are always used for the final test. A folder with train and val parts
-    keeps these parts. Otherwise, validation images are chosen by content or at random, at least one
+    Images in a test subset are always used for the final test. A folder with train and val subsets
+    keeps this split. Otherwise, validation images are chosen by content or at random, at least one
     from every class with two or more readable images.
 
-    All images of a group are on the same side. Whole groups are drawn with `content` and if the
-    user has defined groups; otherwise, a group of near-duplicates moves to the side of its first
-    image. The reference split draws from all files, as the reference script does, and drops the
-    unreadable files afterwards.
+    All images of a group are on the same side of the split. Whole groups are drawn if `spec.split`
+    is `content` or the user has defined groups; otherwise, a group of near-duplicates is moved to
+    the side of its first image. The reference split draws from all files, as the reference script
+    does, and drops the unreadable files afterwards.
 
     Args:
         checked: The inspected images.
@@ -221,7 +225,9 @@ def split(
             validation images of a single class are enough.
     """
     folder, groups = checked.folder, groups or {}
-    assert folder.reference == (spec.split == "reference"), "scanned for a different kind of split"
+    assert folder.reference == (spec.split == "reference"), (
+        "the folder was scanned for a different kind of split"
+    )
     files: Sequence[InspectedFile] = checked.good
     if former is not None:
         files = former.assign(files, groups, divided=folder.layout == "split")
@@ -266,7 +272,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
     if lacking:
         unread = ""
         if drawn_here and any(file.group for file in checked.good):
-            unread = "; all images of a group must be on the same side"
+            unread = "; all images of a group must be on the same side of the split"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
             unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
@@ -305,16 +311,16 @@ def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> Data
 
 
 class Leaks(NamedTuple):
-    """Groups of identical files in more than one split or with different labels."""
+    """Groups of identical files in more than one subset or with different labels."""
 
     across: tuple[tuple[str, ...], ...]
-    """Paths in each group that spans more than one split, e.g. training and validation."""
+    """Paths in each group that spans more than one subset, e.g. training and validation."""
     labels: tuple[tuple[str, ...], ...]
-    """Paths in each group that has more than one label."""
+    """Paths in each group whose files have different labels."""
 
 
 def leaks(manifest: Manifest) -> Leaks:
-    """Return the groups of identical files in more than one split or with different labels."""
+    """Return the groups of identical files in more than one subset or with different labels."""
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)

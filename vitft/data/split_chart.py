@@ -9,7 +9,7 @@ from vitft.system.text import count, shortened
 log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
-"""Maximum number of classes for which the chart shows all classes, and number shown otherwise."""
+"""Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
 MOST_CHARACTERS = 28
 """Maximum number of characters of a class name in the chart."""
 
@@ -29,7 +29,7 @@ def log_split(manifest: Manifest) -> None:
     shown = list(counts)
     if len(shown) > MOST_CLASSES:
         shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
-        log.info(f"the {len(shown)} classes with the fewest images, of {len(counts):,} classes:")
+        log.info(f"the {len(shown)} of {len(counts):,} classes with the fewest images:")
     largest = max(sum(counts[name]) for name in shown)
     names = {name: shortened(visible(name), MOST_CHARACTERS) for name in shown}
     widest = max(map(len, names.values()))

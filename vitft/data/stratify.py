@@ -1,6 +1,6 @@
-"""Iterative stratification: division of images with several labels into parts, label by label.
+"""Iterative stratification: division of multi-label data into subsets, label by label.
 
-Notation: U units (images, or groups of images that must stay together), C labels, P parts.
+Notation: U units (images, or groups of images that must stay together), C labels, P subsets.
 
 Source: Sechidis, Tsoumakas & Vlahavas 2011, "On the stratification of multi-label data", ECML PKDD,
 algorithm 1.
@@ -28,18 +28,19 @@ def stratify(
     at_least: int = 0,
     fixed: Counts | None = None,
 ) -> Counts:
-    """Return the index of the part of each unit: (U,).
+    """Return the index of the subset to which each unit is assigned: (U,).
 
-    The rarest label is divided first: each of its units goes to the part that lacks the most images
-    with this label. Units without labels are assigned last, to the part that lacks the most images.
+    The rarest label is divided first: each of its units is assigned to the subset that lacks the
+    most images with this label. Units without labels are assigned last, to the subset that lacks
+    the most images.
 
     Args:
         counts: Number of images with each label in each unit, (U, C).
         sizes: Number of images in each unit, (U,).
-        fractions: Wanted fraction of the images in each part; they sum to 1.
-        seed: Seed of the order of the units; None to keep the given order.
-        at_least: Wanted minimum number of images with each label in each part.
-        fixed: Part of each unit that is already decided, -1 for the others, (U,).
+        fractions: Target fraction of the images in each subset; the fractions sum to 1.
+        seed: Seed for shuffling the units; None to keep the given order.
+        at_least: Target minimum number of images with each label in each subset.
+        fixed: Index of the subset of each unit that is already assigned, -1 for all others, (U,).
     """
     share = np.asarray(fractions)
     totals = counts.sum(axis=0)
@@ -77,12 +78,12 @@ def stratify(
 def draw_by_labels(
     folder: Folder, members: Sequence[Sequence[InspectedFile]], spec: DataSpec
 ) -> set[str]:
-    """Draw the validation images of data with several labels, and return their paths.
+    """Draw the validation images of multi-label data, and return their paths.
 
-    The fraction `spec.val_rate` of the images with each label is drawn, approximately, and at least
-    one. Each group in `members` stays together. The groups are dealt out in the given order, which
-    is shuffled with the seed unless `spec.split` is `content`. Files with the part `val` are always
-    drawn, and files with the part `train` never.
+    Approximately the fraction `spec.val_rate` of the images with each label is drawn; the target is
+    at least one image. Each group in `members` stays together. The groups are processed in the
+    given order, which is shuffled with the seed unless `spec.split` is `content`. Groups already
+    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
     """
     has = membership(folder.classes, folder.labels).astype(np.int64)
     counts = np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members])

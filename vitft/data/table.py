@@ -1,6 +1,6 @@
-"""Reading of tables (CSV, TSV, JSON Lines, Parquet) and writing of CSV files.
+"""Reader for tables (CSV, TSV, JSON Lines, Parquet) and encoder for CSV files.
 
-Cells may contain any file name, and errors name the line.
+Cells may contain any file name, and error messages name the line.
 """
 
 import csv
@@ -37,7 +37,7 @@ def quote_cell(cell: str) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path has the suffix of a table; the file may be missing."""
+    """Return whether a path has the suffix of a table; the file need not exist."""
     try:
         return path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()
     except OSError:  # e.g. no permission for a parent folder
@@ -45,7 +45,7 @@ def is_table(path: Path) -> bool:
 
 
 def base_folder(data: Path, root: str) -> Path:
-    """Return the folder to which the image paths of a data set are relative.
+    """Return the folder to which the image paths of a dataset are relative.
 
     For a table, this is `root` (the setting `data.root`) or, by default, the table's own folder. In
     all other cases, it is `data` itself.
@@ -56,13 +56,13 @@ def base_folder(data: Path, root: str) -> Path:
 
 
 class NotText(str):
-    """Text of a cell whose value cannot be shown: the kind of value, e.g. `list`."""
+    """Placeholder for a value without a textual form: the type of the value, e.g. `list`."""
 
     __slots__ = ()
 
 
 class TableReader:
-    """Reader of a table, row by row; the first row is the header.
+    """Row-by-row reader for a table; the first row is the header.
 
     The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything
     else for CSV. Values that are not text are converted: missing values to empty cells, numbers to
@@ -73,12 +73,12 @@ class TableReader:
         missing: Fix to suggest if the file cannot be read.
         fix: Fix to suggest if the file is invalid.
         error: Class of the errors to raise.
-        separators: Possible cell separators of CSV. The last one is used if the header contains it,
-            and the first one otherwise.
+        separators: Possible cell separators in CSV files. The last one is used if the header
+            contains it, and the first one otherwise.
 
     Raises:
         DataError: The file cannot be read. If `error` is given, that class is raised instead.
-        UsageError: The file is in Parquet, and pyarrow is not installed.
+        UsageError: The file is a Parquet file, and pyarrow is not installed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TableReader:
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure
         self.path, self.fix, self.kind = path, fix, error
         self.line = 1
-        """Line of the most recently read row (in Parquet, the row number), or 0 for none."""
+        """Line number (in Parquet, row number) of the row read last, or 0 before the first row."""
         self.unit = "line"
         suffix = path.suffix.lower()
         if suffix == ".parquet":
@@ -112,7 +112,8 @@ class TableReader:
         """Return the content as text; bytes that are not UTF-8 become surrogates.
 
         Raises:
-            DataError: The file is in UTF-16. If `error` was given, that class is raised instead.
+            DataError: The file is encoded in UTF-16. If `error` was given, that class is raised
+                instead.
         """
         if self.data.startswith(UTF_16_MARKS):
             raise self.error("the text is in UTF-16, not UTF-8")
@@ -196,14 +197,14 @@ class TableReader:
     def error(
         self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
     ) -> DataError | RunError:
-        """Return the error for a problem in a column of a line (default: the latest line)."""
+        """Return the error for a problem in a column of a line (default: the line read last)."""
         line = line or self.line
         places = [str(self.path), f"{self.unit} {line}" * bool(line)]
         places.append(f"column {column.strip()[:40]}" * bool(column))
         return self.kind(f"{', '.join(filter(None, places))}: {problem}", fix=fix or self.fix)
 
 
-def has_text(kind: Any) -> bool:  # noqa: ANN401 - a type of pyarrow, which is imported late
+def has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is imported late
     """Return whether the values of a pyarrow type have a textual form."""
     from pyarrow import types
 
@@ -213,7 +214,7 @@ def has_text(kind: Any) -> bool:  # noqa: ANN401 - a type of pyarrow, which is i
 
 
 def cell_text(value: object) -> str:
-    """Return a value of JSON or Parquet as the text of a cell."""
+    """Convert a JSON or Parquet value to the text of a cell."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,10 +1,11 @@
 """Small copies of images as JPEG, without metadata."""
 
+import base64
 import io
 
 from PIL import Image
 
-THUMBNAIL_SIDE = 112
+THUMBNAIL_SIDE = 160
 """Default length of a thumbnail's longer side in pixels."""
 
 
@@ -28,3 +29,8 @@ def thumbnail_size(size: tuple[int, int], side: int = THUMBNAIL_SIDE) -> tuple[i
     """Return a width and height scaled so that the longer side has `side` pixels."""
     longest = max(size)
     return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
+
+
+def jpeg_uri(jpeg: bytes) -> str:
+    """Return the bytes of a JPEG file as a data URI, for an HTML page."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

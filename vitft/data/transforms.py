@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # must not import torch
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
 Fit = Literal["crop", "squash", "pad"]
 CROP_MODES: Mapping[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
-"""Mapping from timm's names of the resizing methods to vitft's."""
+"""Mapping from timm's names for the resizing methods to vitft's."""
 
 RESAMPLING: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
@@ -34,10 +34,10 @@ DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
-"""Limits on the side ratio and on the number of pixels of the resized image. If resizing the whole
+"""Limits on the aspect ratio and the number of pixels of the resized image. If resizing the whole
 image would exceed either limit, only the part inside the crop is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Maximum in pixels of the longer side of `image_size` divided by `crop`."""
+"""Maximum value, in pixels, of the longer side of `image_size` divided by `crop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1 and normalise.
 
     With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
-    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This
-    requires that the longer side is at most 100 times the shorter side, and that the resized image
-    has at most 67 million pixels.
+    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This holds
+    for images whose longer side is at most 100 times the shorter side and that have at most 67
+    million pixels after resizing.
     """
 
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
@@ -126,7 +126,7 @@ class EvalTransform:
     def framed(
         self, resized: np.ndarray[Any, np.dtype[np.uint8]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Cut the centre of a resized image (h, w, 3) to the view (H, W, 3), or pad it.
+        """Centre-crop or pad a resized image (h, w, 3) to the size of the view (H, W, 3).
 
         Odd margins are rounded as in torchvision's CenterCrop (half to even), and odd borders as in
         timm.
@@ -150,14 +150,15 @@ class EvalTransform:
         return red, green, blue
 
     def shown(self, width: int, height: int) -> float:
-        """Return the fraction of the area of an image of this size that the view shows."""
+        """Return the fraction of an image's area that the view shows, given the image's size."""
         wide, tall = self.resized(width, height)
         return min(1.0, self.image_size[1] / wide) * min(1.0, self.image_size[0] / tall)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height in pixels to which an image is resized before the crop.
 
-        If both sides of the input differ, or with `pad`, they are those of timm's ResizeKeepRatio.
+        With the fit `pad`, and with the fit `crop` and a non-square `image_size`, the result is the
+        same as in timm's ResizeKeepRatio.
         """
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
         if self.fit == "squash":
@@ -182,7 +183,7 @@ class EvalTransform:
         return values.sub_(mean[:, None, None]).div_(std[:, None, None])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict, leaving out an empty grey range."""
+        """Return the fields as a dict, omitting an empty grey range."""
         return {k: v for k, v in asdict(self).items() if k != "grey_range" or v}
 
     @classmethod
@@ -265,7 +266,7 @@ class CropTransform:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Evaluation view of an image, or a random crop seeded by the view's name and the image."""
+    """Evaluation view of an image, or a random crop seeded with the view's name and the image."""
 
     name: str
     transform: EvalTransform
@@ -293,7 +294,7 @@ def eval_view(transform: EvalTransform) -> View:
 
 
 def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
-    """Return `count` augmented views: random resized crops and flips.
+    """Return `count` augmented views: random resized crops with random flips.
 
     Each crop is seeded with `seed`, the index of the view and the digest of the image.
     """

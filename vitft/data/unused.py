@@ -1,4 +1,4 @@
-"""Counts of a folder's unused files by suffix, with a reason and a fix for each suffix."""
+"""Number of unused files in a folder by suffix, with a reason and a fix for each suffix."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MOST_KINDS = 6
 
 @dataclass(frozen=True, slots=True)
 class UnusedKind:
-    """File suffixes that are unused for the same reason and have the same fix."""
+    """Suffixes of unused files that share a reason and a fix."""
 
     suffixes: frozenset[str]
     reason: str
@@ -109,7 +109,7 @@ def by_suffix(entries: Iterable[UnusedFiles]) -> str:
 
 
 def sub_folder_note(nested: Mapping[str, int]) -> str:
-    """Return the note on images in sub-folders, given their number in each class folder."""
-    found = [f"{count(n, 'image')} in sub-folders of {name}" for name, n in nested.items()]
+    """Return a note on images in subfolders, given the number of them in each class folder."""
+    found = [f"{count(n, 'image')} in subfolders of {name}" for name, n in nested.items()]
     verb = "is" if sum(nested.values()) == 1 else "are"
     return f"{listing(found, MOST_KINDS)} {verb} used" if found else ""

@@ -1,4 +1,4 @@
-"""How much of the images a model's view shows, for `vitft check` and the report."""
+"""Fraction of an image's area that a model's view shows, for `vitft check` and the report."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,14 @@ from vitft.metrics.results import ViewFacts
 from vitft.system.text import percent
 
 MOST_SHOWN = 0.75
-"""Fraction of the area above which `describe_view` does not name alternatives."""
+"""Mean fraction of the area above which `describe_view` suggests no alternatives."""
 
 
 def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:
-    """Return how much a view shows of images of these widths and heights; None without images."""
+    """Return the fraction of an image that a view shows, for images of these widths and heights.
+
+    The result is None if there are no images.
+    """
     shown = [transform.shown(*size) for size in sizes]
     if not shown:
         return None
@@ -25,7 +28,7 @@ def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> 
 
 
 def describe_view(facts: ViewFacts) -> str:
-    """Return a sentence that states how much of the images the view shows, and how to show more."""
+    """Return a sentence on how much of an image the view shows, and on how to show more of it."""
     height, width = facts["image_size"]
     how = f"{height} x {width} pixels, {facts['fit']} {facts['crop']:g}"
     mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)

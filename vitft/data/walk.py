@@ -1,4 +1,4 @@
-"""List a data folder: image files, entries that are not regular files, and unused entries.
+"""Listing of a data folder: image files, entries that are not regular files, and unused entries.
 
 Only the names and types of entries are used, and no file is opened. `data.folder` determines the
 classes and the layout.
@@ -26,19 +26,19 @@ class Walk:
 
     root: str
     reference: bool = False
-    """Whether the reference script's rules apply: four suffixes, any entry type, no sub-folders."""
+    """Whether the reference script's rules apply: four suffixes, any entry type, no subfolders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths with an image suffix that are not regular files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of unused entries in each folder, by suffix or by one of the kinds above."""
+    """Number of unused entries in each folder, by suffix or by kind, e.g. `HIDDEN`."""
     nested: dict[str, int] = field(default_factory=dict)
-    """Number of images in sub-folders, for each folder that has any."""
+    """Number of images in subfolders, for each folder that has any."""
     loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:
-        """Return the sorted names of the folders in `folder`, and the number of images beside them.
+        """Return the sorted names of the folders in `folder`, and the number of images in it.
 
         Hidden folders and links to the root are left out. The result is cached.
         """
@@ -60,7 +60,7 @@ class Walk:
     def images_in(self, folder: str) -> list[str]:
         """Return the sorted paths, relative to the root, of the image files in and below `folder`.
 
-        Under the reference script's rules, sub-folders are not searched.
+        Under the reference script's rules, subfolders are not searched.
         """
         found: list[str] = []
         start, left_out = folder, Counter[str]()
@@ -94,7 +94,7 @@ class Walk:
         return sorted(found)
 
     def is_used(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is visible; always False under the reference script's rules."""
+        """Return whether an entry is visible and the reference script's rules do not apply."""
         return not self.reference and not self.is_hidden(entry.name)
 
     def kind_of(self, entry: os.DirEntry[str]) -> str:
@@ -120,13 +120,13 @@ class Walk:
         return count(number, "hidden entry", "hidden entries") if number else ""
 
     def notes(self) -> list[str]:
-        """Return notes on unused entries, images in sub-folders and circular links."""
+        """Return notes on unused entries, images in subfolders and circular links."""
         total = self.total()
         notes = unused_notes(self.unused())
         if hidden := self.hidden():
             notes.append(f"not used: {hidden}")
         if number := total[FOLDER]:
-            notes.append(f"not used: {count(number, 'sub-folder')} (as in the reference script)")
+            notes.append(f"not used: {count(number, 'subfolder')} (as in the reference script)")
         if number := total[IMAGE]:
             fix = "move them into a class folder to use them"
             notes.append(f"not used: {count(number, 'image')} outside the class folders ({fix})")

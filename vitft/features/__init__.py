@@ -1,1 +1,1 @@
-"""Frozen features: extraction, caching, linear heads, label-error detection and OOD detection."""
+"""Frozen features: extraction, caching, linear heads, label errors and OOD detection."""

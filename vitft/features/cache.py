@@ -1,11 +1,11 @@
 """On-disk cache of fixed-size rows, keyed by digests of their inputs.
 
-A `Store` contains one row per key for one space, e.g. one combination of weights, cut, view and
-precision. It is a folder of shards, each written once and never changed, so several processes can
-fill it concurrently and a crash loses only unflushed rows. Every row has a checksum that is
-verified when the row is read: a damaged row counts as missing and is computed again. Rows are
-memory-mapped, not loaded. Each mapped shard uses a file descriptor, so only the most recently used
-shards are mapped.
+A `Store` contains the rows of one space, e.g. one combination of weights, cut, view and precision,
+and looks them up by key. On disk, a store is a folder of shards. Each shard is written
+once and never changed, so several processes can fill a store concurrently, and a crash loses only
+unflushed rows. Every row has a checksum that is verified when the row is read: a damaged row counts
+as missing and is recomputed. Rows are memory-mapped, not loaded. Each mapped shard uses a file
+descriptor, so only the most recently used shards are mapped.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def key_of(*parts: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """File consisting of a header, keys, checksums and rows."""
+    """A file that consists of a header, keys, checksums and rows."""
 
     path: Path
     keys: bytes  # 32 bytes per row
@@ -95,9 +95,9 @@ class Shard:
 
 
 class Store:
-    """Rows of one space, looked up by key.
+    """Cached rows of one space (all rows computed with the same settings), looked up by key.
 
-    The folder of the space contains the rows and, as JSON, the settings of the space.
+    The folder of the space contains the rows and, as JSON, the settings.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Store:
         return key in self.waiting or key in self.places
 
     def get(self, key: bytes) -> CachedRows | None:
-        """Return the row of a key, or None if it is missing or damaged."""
+        """Return the row for a key, or None if the row is missing or damaged."""
         if key in self.waiting:
             return self.waiting[key]
         place = self.places.get(key)
@@ -264,7 +264,7 @@ class JoinedStore:
         self.leading, self.rest = leading, rest
 
     def get(self, key: bytes) -> CachedRows | None:
-        """Return the row of a key, or None if either part is missing or damaged."""
+        """Return the row for a key, or None if either part is missing or damaged."""
         parts = [self.leading.get(key), self.rest.get(key)]
         if parts[0] is None or parts[1] is None:
             return None
@@ -282,7 +282,7 @@ class JoinedStore:
         self.rest.add({key: row[size:] for key, row in rows.items()})
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created since (see `Store.find_new_shards`)."""
+        """Add shards that other processes have created (see `Store.find_new_shards`)."""
         self.leading.find_new_shards()
         self.rest.find_new_shards()
 
@@ -340,7 +340,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A space in the cache, as listed by `vitft cache`."""
+    """The cached rows that were computed with the same settings, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
@@ -374,7 +374,7 @@ def remove_spaces(chosen: Iterable[Space]) -> int:
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
     """Delete the least recently used spaces until the others fit into `limit_gb` gigabytes.
 
-    Spaces used within the last `idle_s` seconds are kept. The result is the number of bytes freed.
+    Spaces used within the last `idle_s` seconds are kept. Return the number of bytes freed.
     """
     kept = 0.0
     removable = []

@@ -30,8 +30,8 @@ class Prefix(nn.Module):
         self.model, self.stop, self.autocast = model, stop, autocast
         self.pooled = stop == len(model.blocks)
         self.shape, self.leading = output_shape(model, stop)
-        """Shape of the output for one image, (D,) or (N, D), and the number of leading dimensions
-        that belong to the last block."""
+        """Shape of the output for one image, (D,) or (N, D), and how many leading values of the
+        last axis come from the last block."""
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -62,12 +62,12 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head().key} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return a bf16 version of the prefix if `precision` is `bf16`, otherwise the prefix.
+        """Return the prefix, converted to bf16 if `precision` is `bf16`.
 
-        Runs in fp16 cache float32 features, because activations of large Vision Transformers may
-        exceed the range of fp16. For bf16, vitft's own models are copied with bf16 weights: this
-        needs less memory than autocast and is equally accurate. timm models use autocast, because
-        some of their layers (BatchNorm) may need float32.
+        For fp16, features are cached in float32, because activations of large Vision Transformers
+        may exceed the range of fp16. For bf16, vitft's own models are copied with bf16 weights:
+        this needs less memory than autocast and is equally accurate. timm models use autocast,
+        because some of their layers (BatchNorm) may need float32.
         """
         if precision != "bf16":
             return self
@@ -80,9 +80,9 @@ def output_shape(model: Model, stop: int) -> tuple[tuple[int, ...], int]:
     """Describe the output of a `Prefix` that stops before block `stop`, for one image.
 
     Returns:
-        The shape, which is (D,) for pooled features and (N, D) for tokens, and the number of
-        leading dimensions that belong to the last block. In a timm model, tokens have the shape of
-        the block's input, and their last dimension is counted.
+        The shape, which is (D,) for pooled features and (N, D) for tokens, and how many leading
+        values of the last axis come from the last block. In a timm model, tokens have the shape of
+        the block's input, and all values of the last axis are counted.
     """
     pooled = stop == len(model.blocks)
     if isinstance(model, TimmModel):
@@ -149,7 +149,7 @@ class Cut(NamedTuple):
 
     @property
     def pooled(self) -> bool:
-        """Whether the suffix receives one feature vector per image, so that it is cheap to run."""
+        """Whether the suffix receives one feature vector per image, which makes it cheap to run."""
         return self.prefix is not None and self.prefix.pooled
 
 
@@ -166,7 +166,7 @@ def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
     """Run a prefix on normalised float32 pixels (B, channels, H, W), without TensorFloat-32.
 
     Returns:
-        The inputs of the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
+        The inputs to the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
         the prefix's weights.
     """
     if prefix.autocast:

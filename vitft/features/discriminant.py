@@ -19,7 +19,7 @@ from vitft.system.device import one_thread
 
 SINGLE_THREAD_VALUES = 10**7
 """Number of values in a feature matrix below which a single thread is used. More threads would save
-less than a second, and could be slower on a busy machine.
+less than a second and could even be slower on a busy machine.
 """
 SMALLEST_VARIANCE = 1e-6
 """Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
@@ -63,7 +63,7 @@ def inverse_products(
 
     Args:
         residual: Matrix R (n, D) such that R^T R is the covariance before shrinkage.
-        vectors: Columns (D, C).
+        vectors: Vectors (D, C), one per column.
         variance: Diagonal value of the matrix towards which the covariance is shrunk.
         shrinkages: Fractions s; the covariance is (1 - s) R^T R + s * variance * I.
     """

@@ -56,19 +56,19 @@ help (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]
-"""Function that returns True on the first call with a key in any thread or process of a pass; this
-caller computes the row.
+"""Function that returns True only for the first call with a given key in any thread or process of a
+pass; the caller that receives True computes the row.
 """
 
 
 @dataclass(slots=True)
 class ExtractedImage:
-    """File being processed by the extractor."""
+    """An image file and what has been computed from it so far."""
 
     found: InspectedFile | ImageError
     facts: InspectedFile | None = None  # facts to add to the cache
     fingerprint: FactsRow | None = None
-    pixels: Pixels | None = None  # input of the prefix; None if the output is known
+    pixels: Pixels | None = None  # input to the prefix; None if the output is known
     row: Any = None  # output of the prefix, as stored in the cache
 
 
@@ -78,10 +78,10 @@ class Extractor:
     Args:
         prefix: The frozen layers, converted to `precision` by `Prefix.in_precision`.
         folder: Cache folder; None for a temporary folder of this process.
-        precision: With `fp32`, images are decoded and resized as documented; with `bf16` or `fp16`,
-            the faster `data.jpeg` is used where possible.
+        precision: With `fp32`, images are decoded and resized by `EvalTransform`; with `bf16` or
+            `fp16`, the faster and slightly less exact `data.jpeg` is used where possible.
         max_pixels: Maximum number of pixels per image.
-        exact: Whether to decode and resize as documented even with `bf16` or `fp16`.
+        exact: Whether to avoid `data.jpeg` even with `bf16` or `fp16`.
         workers: Number of threads, each on one core (default: as many as torch uses).
     """
 
@@ -102,7 +102,7 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
-        libraries = ["torch", "pillow", "simplejpeg"]  # their versions affect the last bits
+        libraries = ["torch", "pillow", "simplejpeg"]  # affect the last bits of features
         libraries += ["timm"] * isinstance(prefix.model, TimmModel)
         self.space = {
             "vitft": FEATURES_VERSION,
@@ -165,7 +165,7 @@ class Extractor:
         claim: Claim | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file of a folder and cache its features, decoding each file at most once.
+        """Inspect every file in a folder and cache its features, decoding each file at most once.
 
         Raises:
             DataError: Too many files are unreadable (see `inspect_folder`).
@@ -337,7 +337,7 @@ class Extractor:
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
         """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D).
 
-        Above 2 GiB, the result is a memory-mapped temporary file.
+        A result larger than 2 GiB is a memory-mapped temporary file.
 
         Raises:
             DataError: A row is missing because the image or the cache has changed.

@@ -109,7 +109,7 @@ class Fingerprints:
     def merge(
         self, files: Sequence[InspectedFile], shards: Sequence[Mapping[str, FactsRow]]
     ) -> None:
-        """Add the fingerprints of shards of a folder, in the order of its readable files."""
+        """Add the fingerprints from all shards of a folder, in the order of its readable files."""
         found = {digest: row for shard in shards for digest, row in shard.items()}
         self.by_digest = {file.sha256: found[file.sha256] for file in files}
 
@@ -138,7 +138,7 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder and add its fingerprint to `fingerprints`.
+    """Inspect every file in a folder and add its fingerprint to `fingerprints`.
 
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).

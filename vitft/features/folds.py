@@ -1,7 +1,7 @@
 """Folds for cross-validation, stratified by class, that keep groups of images together.
 
-Notation: n images, C labels; the targets `y` are class indices (n,) or 0 and 1 for each label
-(n, C).
+Notation: n images, C labels; the targets `y` are class indices (n,) or, for multi-label data, 0 or
+1 for each label (n, C).
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     """Return, for each image, the index of the fold that holds it out: (n,).
 
     The folds are stratified by class. Images that share a number in `groups` (n,) form a group and
-    are in the same fold, unless a class would then be in a single fold (see `spread_classes`). With
-    several labels per image, the folds are approximately stratified by label.
+    are in the same fold, unless a class would then be in a single fold (see `spread_classes`). For
+    multi-label data, the folds are approximately stratified by label.
     """
     if y.ndim == 2:
         return folds_by_label(y, count, seed, groups)
@@ -39,7 +39,7 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
 
 
 def folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:
-    """Return the fold of each image (n,), stratified by label; groups are not divided."""
+    """Return the fold of each image (n,), stratified by label; groups are not split."""
     own = torch.arange(len(y)) if groups is None else groups
     _, unit = np.unique(own.numpy(), return_inverse=True)
     counts = np.zeros((unit.max() + 1, y.shape[1]), dtype=np.int64)
@@ -60,8 +60,8 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
     """Return folds (n,) in which every class with several groups is in at least two folds.
 
     With few groups, all images of a class may be in one fold by chance, and one head would be
-    fitted without the class. In this case, one of its groups moves to the smallest of the `count`
-    folds. Empty folds are removed, and the others are renumbered from 0.
+    fitted without the class. In this case, one of the class's groups is moved to the smallest of
+    the `count` folds. Empty folds are removed, and the others are renumbered from 0.
     """
     _, label = np.unique(labels, return_inverse=True)
     if not len(label):
@@ -75,7 +75,7 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
 
 
 def spread(values: Indices, label: Indices) -> Indices:
-    """Return the range (largest minus smallest) of the values of each label, by label."""
+    """Return the range (largest minus smallest) of the values for each label."""
     low = np.full(label.max() + 1, values.max())
     high = np.full(label.max() + 1, values.min())
     np.minimum.at(low, label, values)

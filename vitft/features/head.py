@@ -1,8 +1,7 @@
 """Linear heads on fixed features, and their cross-validation.
 
 Notation: n images, D feature dimensions, C classes or labels, K folds; the features `x` are (n, D),
-and the targets `y` are class indices (n,) or, if images may have several labels, 0 and 1 for each
-label (n, C).
+and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C).
 """
 
 import functools
@@ -99,7 +98,7 @@ def choose_penalty(
     number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
     together, and only the first view is scored.
 
-    Each of several labels gets the penalty with its own lowest loss.
+    For multi-label data, the penalty with the lowest loss is chosen separately for each label.
 
     Returns:
         The penalty, or the penalty of each label, and the scores of all penalties tried.
@@ -148,7 +147,7 @@ def cross_validate(
     seed: int,
     groups: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
-    """Cross-validate a method of fitting a head on increasing fractions of the images.
+    """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
     `groups` (n,).
@@ -235,7 +234,7 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
 
 
 def weakest_labels(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
-    """Return the three of several labels that are given to the fewest of their images."""
+    """Return the three labels with the lowest recall, for multi-label data."""
     given, found = logits >= 0, list[WeakClass]()
     for i, name in enumerate(names):
         if images := int(y[:, i].sum()):
@@ -257,7 +256,7 @@ def sample_rows(
 ) -> SampledRows:
     """Return a stratified sample of at most `most` images.
 
-    `y` consists of `views` blocks of class indices, one block for each view of the same images.
+    `y` consists of `views` blocks of targets, one block for each view of the same images.
     `groups` has one number per image.
     """
     images = len(y) // views
@@ -270,7 +269,7 @@ def sample_rows(
 class SolvedHead:
     """Linear layer on raw features, with the scores that determined how it was fitted."""
 
-    weight: Tensor  # (C, D), or (C, read) if the head reads the leading features only; float32
+    weight: Tensor  # (C, D), or (C, read) if the head reads only the leading features; float32
     bias: Tensor  # (C,), float32
     last: tuple[
         Tensor, Tensor
@@ -322,7 +321,8 @@ def solve_head(
     if l2 == 0 and len(some.first) < min(images, CV_FOLDS * classes):
         l2 = DEFAULT_L2
         log.info(
-            f"penalty {DEFAULT_L2:g}: too few images per class to choose one by cross-validation"
+            f"using the default penalty {DEFAULT_L2:g}: too few images per class to choose one by "
+            "cross-validation"
         )
     elif l2 == 0:
         l2, path = choose_penalty(
@@ -358,7 +358,7 @@ def solve_by_method(
     If `balanced` is set, every class has the same total weight.
 
     Returns:
-        The weight and bias of each head. Both heads are the same if `method` reads one block only.
+        The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
@@ -378,7 +378,7 @@ def fit_by_method(
     `weights` (1, n) contains the sample weights, and `standardizer` is fitted to `x`.
 
     Returns:
-        The weight and bias of each head. Both heads are the same if `method` reads one block only.
+        The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
     leading = standardizer.leading(method.read)
     logistic = fit_logistic(x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2)

@@ -1,13 +1,14 @@
-"""Detect probable label errors from out-of-fold predictions and nearest neighbours.
+"""Detection of probable label errors from out-of-fold predictions and nearest neighbours.
 
 For each image, the probabilities from a linear head that was not fitted to the image are multiplied
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
 alone, and better than the thresholds of confident learning (docs/experiments.md).
 
-If images may have several labels, each label of an image is checked on its own, given or not.
+For multi-label data, each label is checked separately for each image, including the labels that the
+image does not have.
 
 Notation: n images, C classes, D feature dimensions; the features `x` are (n, D), and the targets
-`y` are class indices (n,) or 0 and 1 for each label (n, C).
+`y` are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,9 +45,9 @@ def check_labels(
 
     Images with identical copies under other labels are neither used for fitting nor reported here,
     because the audit lists them separately. `groups` maps the digest of each image that has
-    near-duplicates to the name of its group. `features` is a function that returns the features (n,
-    D) of images, given their digests. If images may have several `labels`, `classes` are the label
-    sets.
+    near-duplicates to the name of its group. `features` is a function that returns the
+    features (n, D) of images, given their digests. For multi-label data, `labels` contains the
+    label names, and `classes` contains the label sets.
 
     Returns:
         The label errors, and a mapping from each path to the probabilities of the classes by name.
@@ -89,9 +90,9 @@ def find_mislabels(
 ) -> list[Mislabel]:
     """Return the files for which a class is at least `ODDS` times as probable as the label.
 
-    The clearest cases come first. With several labels, the suggestion is to add or to remove a
-    label. `paths` lists the files of each image; the list is empty if the
-    image must not be reported. `probabilities` is (n, C).
+    The clearest cases come first. For multi-label data, the suggestion is to add or remove a label.
+    `paths` lists the files of each image; the list is empty if the image must not be reported.
+    `probabilities` is (n, C).
     """
     if y.ndim == 2:
         return wrong_or_missing(probabilities, y, paths, classes)
@@ -141,7 +142,7 @@ def label_probabilities(
 
     Each row of `logits` (n, C) must come from a head that was not fitted to that image.
     Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
-    the result sum to 1, unless each label has its own probability.
+    the result sum to 1, except for multi-label data, where labels have independent probabilities.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
     if y.ndim == 2:
@@ -161,7 +162,7 @@ def out_of_fold_logits(
     sample_weight: Tensor | None = None,
     l2: "float | tuple[float, ...] | None" = None,
 ) -> Tensor:
-    """Return each image's logits (n, C) from a head fitted without it and its near-duplicates.
+    """Return each image's logits (n, C) from a head fitted without it or its near-duplicates.
 
     Near-duplicates share a number in `groups` (n,). If `sample_weight` (n,) is None, all weights
     are 1; if the penalty `l2` is None, cross-validation chooses the penalty.

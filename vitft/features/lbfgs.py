@@ -23,7 +23,8 @@ ARMIJO = 1e-4
 ROUNDING = 1e-6
 """Largest relative change in a function's value that rounding of float32 features may hide."""
 STALLED = 1e-12
-"""Decrease, relative to max(1, abs(value)), below which a function counts as converged."""
+"""Decrease, relative to max(1, abs(value)), below which the minimisation of a function is
+considered converged."""
 
 
 @dataclass(slots=True)

@@ -1,13 +1,14 @@
 """Logistic regression on fixed features, solved to the optimum by L-BFGS.
 
-It is multinomial if each image has one class. If images may have several labels, there is one
-binary regression per label, all of which are solved together.
+The regression is multinomial if each image has exactly one class. For multi-label data, there is
+one binary regression per label, and all of them are solved together.
 
 Problems that differ only in their sample weights (folds, subsets of the data) are solved together
 so that each pass over the features serves all of them.
 
 Notation: n images, D feature dimensions, C classes or labels, K problems; the features `x` are
-(n, D), and the targets `y` are class indices (n,) or 0 and 1 for each label (n, C).
+(n, D), and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for each label
+(n, C).
 """
 
 import functools
@@ -105,7 +106,7 @@ class CrossEntropyObjective:
         for begin in range(0, len(self.x), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            # Images are last: if classes were last, a few of them would leave SIMD lanes empty.
+            # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
             logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
             log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
             target = self.y[None, None, part].expand(problems, 1, -1)
@@ -125,7 +126,7 @@ class CrossEntropyObjective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsObjective:
-    """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K C heads.
+    """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K * C heads.
 
     The heads of a problem, one for each label, are independent functions of their own weights.
     """
@@ -136,7 +137,7 @@ class LabelsObjective:
     """Weight of each image in each problem, (K, n); each row sums to 1."""
     classes: int
     l2: "float | tuple[float, ...]"
-    """Penalty of all labels, or of each label."""
+    """One penalty for all labels, or one for each label."""
     standardizer: Standardizer | None
 
     @property
@@ -145,17 +146,17 @@ class LabelsObjective:
         return len(self.weights), self.classes, self.x.shape[1] + 1
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values (K C,) and gradients (K C, D + 1) as float64 on the CPU."""
+        """Return the values (K * C,) and gradients (K * C, D + 1) as float64 on the CPU."""
         problems = self.shape[0]
         head = flat.to(self.x)
         matrix, bias = head[:, :-1], head[:, -1]
-        l2 = torch.as_tensor(self.l2).to(head).expand(self.classes).repeat(problems)  # (K C,)
+        l2 = torch.as_tensor(self.l2).to(head).expand(self.classes).repeat(problems)  # (K * C,)
         slope, slope_bias = torch.zeros_like(matrix), torch.zeros_like(bias)
         loss = torch.zeros(len(flat), dtype=torch.float64)
         for begin in range(0, len(self.x), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            logits = matrix @ x.T + bias[:, None]  # (K C, n)
+            logits = matrix @ x.T + bias[:, None]  # (K * C, n)
             target = self.y[part].to(head).T.repeat(problems, 1)
             weights = self.weights[:, part].repeat_interleave(self.classes, dim=0)
             losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
@@ -185,8 +186,8 @@ def solve_logistic(
     Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
-    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`. Each of several labels may have
-    its own penalty.
+    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`. For multi-label data, each label
+    may have its own penalty.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.

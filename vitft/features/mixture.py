@@ -26,8 +26,7 @@ SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
 """Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Prior means of the two heads' log weights. A priori, the second head has little
-weight."""
+"""Prior means of the two heads' log weights. A priori, the second head has little weight."""
 PRIOR_STRENGTH = 3.0
 """Penalty per squared deviation from the prior means, in units of the loss of one image."""
 
@@ -38,10 +37,10 @@ LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMethod:
-    """Method of fitting a linear head to standardised features."""
+    """Method for fitting a linear head to standardised features."""
 
     l2: "float | tuple[float, ...]"
-    """L2 penalty of the logistic regression, or of the regression of each label."""
+    """L2 penalty of the logistic regression, or one penalty for each label's regression."""
     read: int
     """Number of leading features that the logistic regression reads."""
     logistic: float = 1.0

@@ -1,8 +1,8 @@
 """Nearest-neighbour classification of features by cosine similarity.
 
 Notation: n images, m queries, D feature dimensions, C classes; the features `x` are (n, D), and
-the class indices `y` are (n,). If images may have several labels, `y` is 0 or 1 for each (n, C),
-and the votes of a query for a label are the fraction of its neighbours, by weight, that have it.
+the class indices `y` are (n,). For multi-label data, `y` is 0 or 1 for each label (n, C), and a
+query's vote for a label is the weighted fraction of its neighbours that have the label.
 """
 
 import torch

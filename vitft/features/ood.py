@@ -103,7 +103,7 @@ class Reference:
 def power_text(unknown: float) -> str:
     """Return a phrase such as `about 40% of images from unknown classes`.
 
-    `unknown` is the fraction of such images that are classified as out of distribution.
+    `unknown` is the fraction of these images that are classified as out of distribution.
     """
     return f"about {percent(unknown, 0)} of images from unknown classes"
 
@@ -119,7 +119,7 @@ def fit_reference(
     """Fit a reference to features (n, D) and class indices (n,), and estimate detection rates.
 
     Args:
-        features: Inputs of the head.
+        features: Inputs to the head.
         labels: Class indices.
         held_out: Mask (n,) of the images that represent new images: all images if the layers before
             the head are frozen, otherwise the images not used for training.
@@ -160,7 +160,7 @@ def fit_reference(
 def no_reference(
     reason: str | None, images: int = 0, held_out: int = 0, *, trained: bool = False
 ) -> OodResults:
-    """Return results without any rates; `reason` says why the run cannot flag images."""
+    """Return results without detection rates; `reason` states why the run cannot flag images."""
     return {
         "images": images,
         "held_out": held_out,
@@ -222,8 +222,8 @@ class Folds:
         are too few distances to estimate the limit.
 
         Returns:
-            Two numbers for each left-out class: its held-out images that exceed the limit (mean
-            over the fits, rounded), and all its held-out images.
+            Two counts for each left-out class: its held-out images that exceed the limit (mean over
+            the fits, rounded), and all its held-out images.
         """
         counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)

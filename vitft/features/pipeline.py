@@ -57,7 +57,7 @@ class FrozenPipeline:
         """Return a caching extractor for the frozen layers, or None if nothing is frozen.
 
         Raises:
-            RunError, ResourceError: The cache folder specified in `spec` cannot be written.
+            RunError, ResourceError: The cache folder specified in `spec` cannot be written to.
         """
         if self.cut.prefix is None:
             return None
@@ -174,7 +174,7 @@ def build_pipeline(
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model does not have the layers of the stage, cannot be cut before them, or
+        UsageError: The model lacks the layers that the stage trains, cannot be cut before them, or
             does not support activation checkpointing.
     """
     set_checkpointing(model, spec.checkpointing)
@@ -212,7 +212,7 @@ def set_checkpointing(model: Model, enabled: bool) -> None:
             raise UsageError(
                 "train.checkpointing=true cannot be used: timm does not support it for "
                 f"{model.config.timm}",
-                fix="remove it; to save memory, use e.g. --set optim.micro_batch=8",
+                fix="omit train.checkpointing; to save memory, use e.g. --set optim.micro_batch=8",
             ) from error
 
 
@@ -226,7 +226,7 @@ def inspect_dataset(
     fingerprints: Fingerprints | None = None,
     claim: Claim | None = None,
 ) -> InspectedFolder:
-    """Inspect every image of a folder once, optionally computing features and fingerprints.
+    """Inspect every image in a folder once, optionally computing features and fingerprints.
 
     Features of `view` are extracted if both `extractor` and `view` are given; see
     `Extractor.extract` for `claim`. Fingerprints are computed and added to `fingerprints` if it is
@@ -255,7 +255,7 @@ def inspect_dataset(
 
 
 def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
-    """Log how many features were read from the cache, given the number of computed features."""
+    """Log how many features were read from the cache, given the number computed."""
     images = len({file.sha256 for file in inspected.good})
     if cached := images - computed:
         log.info(f"features from the cache: {cached:,} of {count(images, 'image')}")
@@ -294,5 +294,5 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes as text in a decimal unit, such as `1.5 GB`."""
+    """Return a number of bytes as text with a decimal unit, such as `1.5 GB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

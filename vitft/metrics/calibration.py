@@ -1,7 +1,7 @@
 """Probability calibration: temperature scaling, and the expected calibration error.
 
-If an image may have several labels, each label is calibrated like a classifier with two classes
-whose logits are 0 and the label's logit; `labels` is then (n, C), 1 where an image has a label.
+For multi-label data, each label is calibrated like a two-class classifier whose logits are 0 and
+the label's logit; `labels` is then (n, C), with 1 where an image has a label.
 
 Arithmetic is in float64, except in `softmax` and in the exponentials of `fit_temperature`. The
 temperature is merged into the head when a run is saved, so predictions and exports do not need to
@@ -30,7 +30,7 @@ BINS = 15
 same number of images: most bins of equal width would be empty if most confidences were close to
 1."""
 MIN_IMAGES_PER_BIN = 15
-"""Minimum number of images per bin, which limits the number of bins for small data sets. There is
+"""Minimum number of images per bin, which limits the number of bins for small datasets. There is
 always at least one bin."""
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
@@ -38,8 +38,8 @@ TEMPERATURES = (0.02, 50.0)
 PRIOR_SPREADS = (0.3, 0.5)
 """Standard deviations of the normal prior on the logarithm of the temperature, which has mean 0.
 The first is used for validation images alone, the second if cross-validated training images are
-added. Models trained in steps need temperatures near 1, and heads fitted by L-BFGS need 0.3 to 1.5
-(docs/experiments.md). With 150 images, the prior has hardly any effect.
+added. Models from the training loop need temperatures near 1, and heads fitted by L-BFGS need 0.3
+to 1.5 (docs/experiments.md). With 150 images, the prior has hardly any effect.
 """
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
@@ -59,7 +59,7 @@ class ScoredSet(NamedTuple):
         return len(self.labels)
 
     def of_each_label(self) -> "list[ScoredSet]":
-        """Return one set of two classes, without and with the label, for each of several labels."""
+        """Return one two-class set per label; class 1 contains the images that have the label."""
         return [
             ScoredSet(np.stack([np.zeros_like(z), z], axis=1), y.astype(np.int64))
             for z, y in zip(self.logits.T, self.labels.T, strict=True)
@@ -73,8 +73,8 @@ class FittedTemperature:
     value: "float | Floats"
     """Divisor of the logits, or of the logits of each label (C,); 1 if none was fitted."""
     held_out: Floats
-    """For each validation image, the temperature fitted without it (n,), or those of its labels
-    (n, C), for unbiased metrics."""
+    """Temperatures for unbiased metrics: for each validation image, the temperature fitted without
+    it (n,) or, for multi-label data, one temperature for each label (n, C)."""
     cross_validated: int = 0
     """Number of training images whose cross-validated logits were also used to fit `value`."""
     note: str = ""  # reason why none was fitted; empty if one was
@@ -85,12 +85,12 @@ def calibrate_temperature(
 ) -> FittedTemperature:
     """Fit the temperature to validation images and any cross-validated training predictions.
 
-    Each of several labels has its own temperature.
+    For multi-label data, a temperature is fitted to each label.
 
     The result is the most probable temperature, given the log losses and a prior. The prior matters
-    only for few images. Without it, the temperature would approach 0 whenever all images are
-    predicted correctly. If the most probable temperature is outside `TEMPERATURES`, the result is
-    1, with a note.
+    only if there are few images. Without it, the temperature would approach 0 whenever all images
+    are predicted correctly. If the most probable temperature is outside `TEMPERATURES`, the result
+    is 1, with a note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
@@ -120,7 +120,7 @@ def calibrate_temperature(
 
 
 def calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
-    """Fit a temperature for each of several labels, as `calibrate_temperature` does for one."""
+    """Fit a temperature to each label of multi-label data (see `calibrate_temperature`)."""
     others = [None] * validation.labels.shape[1] if training is None else training.of_each_label()
     pairs = zip(validation.of_each_label(), others, strict=True)
     fitted = [calibrate_temperature(one, other) for one, other in pairs]
@@ -138,7 +138,7 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
 
     The mean losses, at the temperature fitted to both sets, must differ by at most `MAX_DIFFERENCE`
     standard errors. They differ by more if, for example, the training images contain undetected
-    copies of each other. With several labels, this must hold for each label.
+    near-duplicates. For multi-label data, the condition must hold for each label.
     """
     if first.labels.ndim == 2:
         pairs = zip(first.of_each_label(), second.of_each_label(), strict=True)
@@ -212,7 +212,7 @@ def logsumexp(logits: Floats) -> Floats:
 
 
 def log_losses(logits: Floats, labels: Ints) -> Floats:
-    """Return the log loss of each image in nats (n,), summed over several labels."""
+    """Return the log loss of each image in nats (n,); multi-label losses are summed over labels."""
     if labels.ndim == 2:
         return np.asarray(np.logaddexp(0, np.where(labels, -logits, logits)).sum(axis=1))
     loss: Floats = logsumexp(logits) - logits[np.arange(len(labels)), labels]
@@ -220,9 +220,9 @@ def log_losses(logits: Floats, labels: Ints) -> Floats:
 
 
 def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Floats]:
-    """Return `confidence` (n,) and `right` (n,), as defined at the top of this file.
+    """Return `confidence` (n,) and `right` (n,), as defined in the module docstring.
 
-    With several labels, each label of each image counts as a prediction of its own: (n C,).
+    For multi-label data, each label of each image counts as a separate prediction: (n C,).
     """
     if labels.ndim == 2:
         right = (logits >= 0) == labels.astype(bool)
@@ -244,7 +244,7 @@ class Bins:
 
     @property
     def gap(self) -> float:
-        """The usual, uncorrected expected calibration error: `binned_error` of these bins."""
+        """Standard expected calibration error without bias correction (see `binned_error`)."""
         return float(binned_error(self.images, self.confidence, self.accuracy))
 
     def rows(self) -> list[CalibrationBin]:

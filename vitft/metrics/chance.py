@@ -1,4 +1,4 @@
-"""Detect models at chance level.
+"""Detection of models at chance level.
 
 Such a model is not measurably more accurate than always predicting the largest class. This module
 does not import torch.
@@ -15,9 +15,9 @@ def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
     A model is at chance level unless the 95% interval of its accuracy is above the accuracy of
-    always predicting the largest class. With several labels per image, it is unless the interval of
-    its mean average precision is above that of random scores. The phrase can follow the words `the
-    model`. The result is also empty for results of older runs, which do not contain the interval.
+    always predicting the largest class. A multi-label model is at chance level unless the interval
+    of its mean average precision is above that of random scores. The phrase can follow the words
+    `the model`. It is also empty for results of older runs, which do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""
@@ -25,7 +25,7 @@ def chance_level(results: RunResults) -> str:
         bounds = results["labels"]["map_interval"]
         if bounds is None or bounds[0] > results["labels"]["chance_map"]:
             return ""
-        return "does not measurably rank images better than random scores"
+        return "does not rank images measurably better than random scores"
     if results["top1_interval"][0] > results["majority"]:
         return ""
     if found := constant_class(results):
@@ -37,7 +37,7 @@ def chance_level(results: RunResults) -> str:
 
 
 def constant_class(results: RunResults) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images and the fraction predicted as this class.
+    """Return the class predicted for nearly all images, and the fraction of these images.
 
     The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction, if
     there are fewer than two classes, or if the results of an older run lack the confusion matrix.

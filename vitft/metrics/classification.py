@@ -1,7 +1,7 @@
 """Metrics from logits and labels: accuracy, per-class metrics, confusion matrix and calibration.
 
-Notation: n images, C classes; `logits` is (n, C), and `labels` (n,) are class indices or, if an
-image may have several labels, 0 or 1 for each label (n, C).
+Notation: n images, C classes; `logits` is (n, C), and `labels` are class indices (n,) or, for
+multi-label data, 0 or 1 for each label (n, C).
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from vitft.metrics.targets import are_right, chosen, mean_loss
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the numbers of images (C, C) by true class (row) and predicted class (column)."""
+    """Return the number of images (C, C) by true class (row) and predicted class (column)."""
     classes = logits.shape[-1]
     pairs = labels * classes + logits.argmax(dim=-1)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
@@ -52,9 +52,10 @@ def classification_metrics(
 ) -> Metrics:
     """Return `results.Metrics` with the metrics that are fast to compute.
 
-    `loss_interval` and `calibration` are None; `probability_metrics` computes them. The other
-    arguments are for several labels: the minimum probability at which each label is assigned, as a
-    number or an array (C,) or (n, C), and whether to compute the intervals of `labels`.
+    `loss_interval` and `calibration` are None; `probability_metrics` computes them. The last two
+    arguments apply only to multi-label data: `thresholds` are the minimum probabilities at which
+    labels are assigned, as a number or an array (C,) or (n, C), and `resampled` states whether to
+    compute the intervals in `labels`.
     """
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, resampled=resampled)
@@ -92,7 +93,7 @@ def several_label_metrics(
     *,
     resampled: bool,
 ) -> Metrics:
-    """Return the metrics of predictions of several labels, as `classification_metrics` does."""
+    """Return the metrics of multi-label predictions (see `classification_metrics`)."""
     given, truth = chosen(logits, thresholds), labels.bool()
     total, correct = len(labels), int(are_right(logits, labels, thresholds).sum())
     per_class = {

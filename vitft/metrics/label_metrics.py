@@ -1,7 +1,7 @@
-"""Metrics of predictions of several labels per image: average precision, F1 and exact matches.
+"""Metrics of multi-label predictions: average precision and F1.
 
-Notation: n images, C labels, R resamples; `scores` and `truth` are (n, C); `truth` is 1 where an
-image has a label and 0 elsewhere.
+Notation: n images, C labels, R resamples; `scores` and `truth` are (n, C); `truth` is True where an
+image has a label and False elsewhere.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,18 @@ from vitft.metrics.intervals import RESAMPLES, Flags, Floats
 from vitft.metrics.results import Interval, LabelMetrics, LabelResults
 
 MAX_VALUES = 2 * 10**8
-"""Maximum number of values to resample; with more, there are fewer resamples."""
+"""Maximum number of resampled values (images x labels x resamples). For larger data, there are
+fewer resamples, but at least 200."""
 
 
 def average_precision(scores: Floats, truth: Flags, weights: Floats) -> Floats:
     """Return the average precision of one label for R weightings of the images: (R,).
 
-    It is the mean, over the images with the label, of the precision among the images with scores
-    at least as high. It is NaN if the label has no weight.
+    The average precision is the mean, over the images with the label, of the precision among all
+    images with scores at least as high. It is NaN if the images with the label have no weight.
 
     Args:
-        scores: Scores (n,); equal scores are treated as one.
+        scores: Scores (n,); images with equal scores share one rank.
         truth: Whether each image has the label (n,).
         weights: How often each image counts, (R, n).
     """
@@ -36,10 +37,10 @@ def average_precision(scores: Floats, truth: Flags, weights: Floats) -> Floats:
 
 
 def f1_scores(given: Flags, truth: Flags, weights: Floats) -> tuple[Floats, Floats]:
-    """Return the micro- and the macro-averaged F1 for R weightings of the images: (R,) each.
+    """Return the micro- and macro-averaged F1 for R weightings of the images: (R,) each.
 
-    The micro average counts all decisions alike; the macro average is the mean over the labels that
-    some image has.
+    The micro average weights all decisions equally; the macro average is the mean over the labels
+    that at least one image has.
     """
     hits = weights @ (given & truth)  # (R, C)
     both = weights @ given + weights @ truth
@@ -50,7 +51,7 @@ def f1_scores(given: Flags, truth: Flags, weights: Floats) -> tuple[Floats, Floa
 
 
 def mean_defined(values: Floats) -> Floats:
-    """Return the means of the values that are not NaN along the last axis; 0 if there are none."""
+    """Return the means of the non-NaN values along the last axis; 0 where there are none."""
     known = ~np.isnan(values)
     return np.asarray(np.where(known, values, 0).sum(axis=-1) / np.maximum(1, known.sum(axis=-1)))
 
@@ -60,8 +61,8 @@ def label_results(
 ) -> LabelResults:
     """Return `results.LabelResults`; intervals are None unless `resampled` is set.
 
-    `given` (n, C) says which labels are predicted. The intervals are percentiles over images drawn
-    with replacement.
+    `given` (n, C) states which labels are predicted. The intervals are percentiles over bootstrap
+    resamples of the images.
     """
     one = np.ones((1, len(truth)))
     points = measure(scores, truth, given, one)
@@ -108,7 +109,7 @@ def resample(random: np.random.Generator, rounds: int, images: int) -> Floats:
 
 
 def interval_of(values: Floats) -> Interval | None:
-    """Return the central 95% of the values that are not NaN, or None if there are none."""
+    """Return the bounds of the central 95% of the non-NaN values, or None if there are none."""
     known = values[~np.isnan(values)]
     if not len(known):
         return None

@@ -65,46 +65,46 @@ class ProbabilityMetrics(TypedDict):
 
 
 class LabelMetrics(TypedDict):
-    """Ranking metrics and decision rule of one of several labels."""
+    """Ranking metrics and decision rule of one label of a multi-label model."""
 
     ap: Share | None  # average precision
     ap_interval: Interval | None
-    threshold: NotRequired[Share]  # probability at or above which an image gets the label
+    threshold: NotRequired[Share]  # minimum probability at which the label is assigned
     temperature: NotRequired[Positive]  # divisor of the logits of this label
 
 
 class LabelResults(TypedDict):
-    """Metrics of a model that gives an image several labels, or none."""
+    """Metrics of a multi-label model, which may assign any number of labels to an image."""
 
-    map: Share  # mean average precision over the labels that some image has
+    map: Share  # mean average precision over the labels that at least one image has
     map_interval: Interval | None
     chance_map: Share  # mean average precision of random scores
     micro_f1: Share  # F1 over all decisions
     micro_f1_interval: Interval | None
-    macro_f1: Share  # mean F1 of the labels that some image has
+    macro_f1: Share  # mean F1 over the labels that at least one image has
     macro_f1_interval: Interval | None
-    none: NotRequired[ClassMetrics]  # images without labels, as if this were a class
+    none: NotRequired[ClassMetrics]  # of images without labels, treated as a class
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
 
 
 class Metrics(ProbabilityMetrics):
     """Metrics of a model on labelled images.
 
-    If an image may have several labels, `labels` is present, an image is right if exactly its
-    labels are predicted, `per_class` has one entry per label, and `confusion` is empty.
+    For a multi-label model, `labels` is present, a prediction is correct if it consists of exactly
+    the image's labels, `per_class` has one entry per label, and `confusion` is empty.
     """
 
     images: Natural
     top1: Share
     top1_interval: Interval
-    top5: Share | None  # None for five or fewer classes
+    top5: Share | None  # None for five or fewer classes, and for multi-label models
     top5_interval: Interval | None
     balanced: Share  # mean recall over the classes that have images
     balanced_interval: Interval
     majority: Share  # accuracy of always predicting the largest class or label set
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
     confusion: list[list[Natural]]  # by true class (row) and predicted class (column)
-    labels: NotRequired[LabelResults]  # present if an image may have several labels
+    labels: NotRequired[LabelResults]  # present only for multi-label models
 
 
 class LearningCurvePoint(TypedDict):
@@ -148,9 +148,9 @@ class CrossValidation(TypedDict):
 
 
 class HeadChoice(TypedDict):
-    """Blocks that a head fitted by L-BFGS reads, and the scores used to choose them."""
+    """Blocks whose features a head fitted by L-BFGS uses, and the scores used to choose them."""
 
-    blocks: AtLeastOne  # number of last blocks that the head reads
+    blocks: AtLeastOne  # number of blocks that the head reads, counted from the last one
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
     last_block_top1: Share | None
@@ -173,8 +173,8 @@ class TrialResults(TypedDict):
     loss: Loss  # mean cross-entropy after temperature scaling
     head_loss: Loss
     error: Loss  # standard error of the difference between the losses
-    seconds: Loss  # time of the trial
-    final_seconds: Loss  # expected time of training on all training images
+    seconds: Loss  # duration of the trial
+    final_seconds: Loss  # expected duration of training on all training images
 
 
 class SkippedTrial(TypedDict):
@@ -185,7 +185,7 @@ class SkippedTrial(TypedDict):
 
 
 class BudgetResults(TypedDict):
-    """Trials of a run with a time budget, and the layers that it chose to train."""
+    """Trials of a run with a time budget, and the layers chosen for training."""
 
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
@@ -198,9 +198,9 @@ class BudgetResults(TypedDict):
 class SolvedHeadResults(TypedDict):
     """Additional results for a head fitted by L-BFGS."""
 
-    first_loss: Loss  # training loss of a head of zeros
+    first_loss: Loss  # training loss of a head whose weights are all zero
     l2: Positive  # penalty on the weights of the head; the median if each label has its own
-    label_l2: NotRequired[list[Positive]]  # penalty of each of several labels
+    label_l2: NotRequired[list[Positive]]  # penalty of each label of a multi-label model
     knn_top1: Share  # accuracy of nearest neighbours in feature space
     head: NotRequired[HeadChoice]  # absent if only the last block could be read
     cross_validation: NotRequired[CrossValidation]  # absent if classes have too few images
@@ -239,7 +239,7 @@ class FileRemark(TypedDict):
 
 
 class EvaluatedData(TypedDict):
-    """Data given to `vitft evaluate`, and how many images were left out or are known to the run."""
+    """Data given to `vitft evaluate`, and how many of its images the run had already used."""
 
     path: str
     unreadable: list[FileRemark]
@@ -266,7 +266,7 @@ class EvaluationResults(Metrics):
 
 
 class CopyMember(TypedDict):
-    """One image in a group of copies."""
+    """One image in a group of duplicates."""
 
     path: str
     label: str
@@ -278,7 +278,7 @@ class CopyGroup(TypedDict):
 
     kind: str  # `exact` or `near`
     members: list[CopyMember]
-    across_split: bool  # whether its images are in more than one part of the split
+    across_split: bool  # whether its images are in more than one subset of the split
     labels_differ: bool
 
 
@@ -301,7 +301,7 @@ class Imbalance(TypedDict):
 
 
 class UnusedFiles(TypedDict):
-    """Number of unused files with the same suffix, why they are unused, and a fix."""
+    """Number of unused files with the same suffix, the reason why they are unused, and a fix."""
 
     suffix: str  # in lower case, e.g. `.txt`
     files: Natural
@@ -310,9 +310,9 @@ class UnusedFiles(TypedDict):
 
 
 class OodResults(TypedDict):
-    """How often images are flagged as "unlike the training images" (see `features.ood`).
+    """Rates at which images are flagged as "unlike the training images" (see `features.ood`).
 
-    The fractions are None if the run cannot flag images; `reason` then contains the reason.
+    If the run cannot flag images, the fractions are None, and `reason` states why.
     """
 
     images: Natural  # number of images to which the class statistics were fitted
@@ -329,7 +329,7 @@ class OodResults(TypedDict):
 
 
 class ViewFacts(TypedDict):
-    """Fraction of the images that the input of a model shows."""
+    """Input size and cropping of a model, and the fraction of the image area that remains."""
 
     image_size: list[AtLeastOne]  # height and width in pixels
     fit: str
@@ -346,7 +346,7 @@ class AuditResults(TypedDict):
     """Files that are neither images nor hidden, most frequent suffix first; absent from older
     runs."""
     notes: NotRequired[list[str]]
-    """Other notes on the folder, e.g. on images in sub-folders; absent from older runs."""
+    """Other notes on the folder, e.g. on images in subfolders; absent from older runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

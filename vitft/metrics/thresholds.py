@@ -1,4 +1,4 @@
-"""Thresholds of several labels: the probability from which on an image gets a label.
+"""Multi-label thresholds: the minimum probability at which each label is assigned to an image.
 
 The thresholds maximise the F1 score of each label on images to which the model was not fitted.
 
@@ -15,7 +15,7 @@ from vitft.metrics.intervals import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedThresholds:
-    """The smallest logit with which an image gets each label, before temperature scaling."""
+    """Minimum logit at which each label is assigned, before temperature scaling."""
 
     value: Floats  # (C,)
     held_out: Floats
@@ -38,15 +38,16 @@ def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> 
 
 
 def best_thresholds(logits: Floats, labels: Ints) -> Floats:
-    """Return the logits (C,) that maximise the F1 scores of the labels, given targets (n, C).
+    """Return the logit thresholds (C,) that maximise the F1 scores of the labels.
 
-    A threshold is halfway between two logits. The threshold of a label that no image has is 0.
+    `labels` (n, C) is 1 where an image has a label, else 0. A threshold is halfway between two
+    logits. The threshold of a label that no image has is 0.
     """
     return np.array([best_threshold(z, y) for z, y in zip(logits.T, labels.T, strict=True)])
 
 
 def best_threshold(logits: Floats, has_label: Ints) -> float:
-    """Return the logit that maximises the F1 score of one label."""
+    """Return the logit threshold that maximises the F1 score of one label."""
     total = int(has_label.sum())
     if not total:
         return 0.0

@@ -1,4 +1,4 @@
-"""Whether a model gives each image one class, or several labels; read without torch."""
+"""Detection of multi-label models from their files, without importing torch."""
 
 from vitft.models.checkpoint_file import lacks_card, open_checkpoint
 from vitft.models.find import find_model
@@ -7,7 +7,7 @@ from vitft.predict.onnx_engine import OnnxEngine
 
 
 def gives_several(run: str | None) -> bool:
-    """Return whether a model may give an image several labels, or none.
+    """Return whether a model is multi-label, i.e. may assign an image several labels or none.
 
     Raises:
         RunError: The model does not exist, or its card or graph is damaged.

@@ -34,22 +34,26 @@ class Engine(Protocol):
     batch: int
     """Number of images per call to `scores`."""
     workers: int
-    """Number of threads that read and decode images; with 0, the calling thread does this."""
+    """Number of threads that read and decode images; if it is 0, the calling thread does so."""
     in_workers: bool
     """Whether each worker also scores the batch that it has decoded, using one core."""
 
     transform: EvalTransform
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]
-    """Probability from which on an image gets each of several labels; empty if each image has
-    exactly one class."""
+    """Minimum probability at which a multi-label model assigns each label; empty for other
+    models."""
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
-        """Decode and preprocess the bytes of an image file into (S, S, 3), or raise ImageError."""
+        """Decode and preprocess an image file, given as bytes; return (S, S, 3).
+
+        Raises:
+            ImageError: The bytes are not a usable image.
+        """
 
     def scores(self, views: Views) -> Scores:
-        """Return the float32 scores of views (B, S, S, 3)."""
+        """Return float32 scores for views (B, S, S, 3)."""
 
     def enter_worker(self) -> None:
         """Prepare the calling thread for a batch; called before each batch."""
@@ -146,7 +150,11 @@ def notes_on(data: bytes) -> tuple[str, ...]:
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
-    """Decode and preprocess the bytes of an image file into (S, S, 3), or raise ImageError."""
+    """Decode and preprocess an image file, given as bytes; return (S, S, 3).
+
+    Raises:
+        ImageError: The bytes are not a usable image.
+    """
     image = read_image(data, name, max_pixels=max_pixels, grey_range=transform.grey_range)
     return transform.pixels(image)
 

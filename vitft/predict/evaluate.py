@@ -1,4 +1,4 @@
-"""Evaluate a trained model on labelled images.
+"""Evaluation of a trained model on labelled images.
 
 The model's training images and their near-duplicates are recognised (`predict.run_images`) and
 left out, because results on them would measure memorisation rather than generalisation.
@@ -54,7 +54,7 @@ PREDICTION_COLUMNS = (
 
 
 class LabelledPrediction(NamedTuple):
-    """The label and prediction of an image; if it was left out, the prediction has no classes."""
+    """The label and prediction of an image; the prediction of a skipped image has no classes."""
 
     label: str
     prediction: Prediction
@@ -214,11 +214,10 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
 
 
 def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
-    """Return the data with the class changes of the run if the model does not know some classes.
+    """Apply the class changes of the run to the data if the model does not know some classes.
 
-    The data is returned unchanged if images may have several labels, if the model knows all
-    classes, or if the run has no table of
-    class changes or the table is gone.
+    The data is returned unchanged if it is multi-label, if the model knows all classes, or if the
+    run has no table of class changes or the table no longer exists.
 
     Raises:
         RunError: The file config.toml of the run is damaged.
@@ -230,22 +229,22 @@ def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -
     if not table.is_file():
         return data
     changed = with_changed_classes(data, table)
-    log.info(f"classes changed as in the run: {changed.notes[-1]}")
+    log.info(f"applied the class changes of the run: {changed.notes[-1]}")
     return changed
 
 
 def targets_by_label(
     data: LabelledImages, outputs: Sequence[str], *, several: bool
 ) -> Mapping[str, Any]:
-    """Return the target of each class or label set: a class index, or 0 and 1 per label (C,).
+    """Map each class to its index or, if `several` is set, each label set to 0 or 1 per label (C,).
 
     Raises:
-        DataError: The images have several labels, but the model gives each image one class.
+        DataError: The data is multi-label, but the model assigns each image one class.
     """
     if not several and data.labels:
         raise DataError(
-            f"the images of {data.source} have several labels, but the model gives one class",
-            fix="use a model trained on such images, or --set data.labels=one",
+            f"the data in {data.source} is multi-label, but the model assigns one class per image",
+            fix="use a multi-label model, or add --set data.labels=one",
         )
     if not several:
         return {name: number for number, name in enumerate(outputs)}
@@ -323,8 +322,8 @@ def before_temperature(
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's temperature.
 
-    Both are None if the run has no temperature; only the latter is None if each of several labels
-    has its own.
+    Both are None if the run has no temperature. For a multi-label model, only the temperature is
+    None, because each label has its own.
 
     Raises:
         RunError: The file eval.json of the run is damaged.
@@ -352,7 +351,7 @@ def evaluated_data(
     digests: Sequence[str],
     validated: int | None,
 ) -> EvaluatedData:
-    """Return the entry `data` of eval.json: the source, the unreadable files and several counts.
+    """Return the entry `data` of eval.json: the source, the unreadable files and numbers of images.
 
     `validated` is the number of evaluated images that are validation images of the run, or None if
     the images of the run are unknown.
@@ -375,7 +374,7 @@ def evaluated_data(
 
 
 def warn_of_bias(results: EvaluationResults) -> None:
-    """Log warnings about images left out and about anything that biases the results."""
+    """Log warnings about images that are left out and about anything that biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:MOST_NAMED]:
@@ -389,18 +388,18 @@ def warn_of_bias(results: EvaluationResults) -> None:
             "because there is no split.csv next to the model"
         )
     reasons = (
-        (data["trained"], "the model was trained on them"),
-        (data["trained_copies"], "they are nearly identical to training images"),
+        (data["trained"], "used to train the model"),
+        (data["trained_copies"], "nearly identical to training images"),
         (
             data["trained_paths"],
-            "they have the same paths as training images, and their contents could not be compared",
+            "same paths as training images, and the contents could not be compared",
         ),
-        (data["trained_groups"], "they belong to groups of training images"),
+        (data["trained_groups"], "in the same groups as training images"),
     )
     total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
     for number, reason in reasons:
         if number:
-            log.warning(f"skipped {number:,} of {count(total, 'image')} because {reason}")
+            log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
     if data["validated"]:
         log.warning(
             "the results may be slightly optimistic: the model was selected on some of these "
@@ -408,6 +407,6 @@ def warn_of_bias(results: EvaluationResults) -> None:
         )
     if data["copies"]:
         log.warning(
-            f"{count(data['copies'], 'duplicate')} among the images: the confidence intervals are "
-            "too narrow"
+            f"found {count(data['copies'], 'duplicate')} among the images, so the confidence "
+            "intervals are too narrow"
         )

@@ -102,7 +102,9 @@ def run_prediction(
 def chosen_thresholds(
     request: PredictRequest, run: Path, engine: Engine
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the threshold of the request (0 if there is none) and those of several labels.
+    """Return the requested threshold and the label thresholds of a multi-label model.
+
+    The threshold is 0 if none was requested; the label thresholds are empty for other models.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -110,8 +112,8 @@ def chosen_thresholds(
     """
     if engine.thresholds and request.top_k > 1:
         raise UsageError(
-            f"--top-k {request.top_k} has no effect: the model gives images several labels, and "
-            "predictions contain the probability of each label",
+            f"--top-k {request.top_k} has no effect: predictions of a multi-label model contain "
+            "the probability of every label",
             fix="remove --top-k",
         )
     precision = request.precision
@@ -170,8 +172,8 @@ def choose_engine(
 def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
-    If this process has finished its part but the output file does not exist yet, return 0. In this
-    case, the parts are merged if every process has finished.
+    If this process has finished its shard but the output file does not exist yet, return 0. In this
+    case, the shards are merged if every process has finished.
 
     Raises:
         RunError: A row of the output file was not written by vitft.
@@ -204,7 +206,7 @@ def open_destination(
     """
     style, top_k = request.style, request.top_k
     if request.out is None:
-        rows = RowWriter(style, top_k, write, labels)
+        rows = RowWriter(style, top_k, write, labels, bom=request.bom)
         yield rows, images
         rows.close()
         return
@@ -218,7 +220,7 @@ def open_destination(
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
-    with open_rows(out, style, top_k, shard, start, labels=labels) as rows:
+    with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
         yield rows, own
 
 

@@ -1,7 +1,7 @@
-"""Choose a threshold for each of several labels at which it reaches a requested precision.
+"""Choice of a threshold for each label of a multi-label model, given a requested precision.
 
-The rule for a label is that of `threshold` for predictions: the images are those on which the
-model was not fitted, and a prediction is right if the image has the label.
+The rule, defined in `threshold`, is applied to each label separately. It uses only images that were
+not used to fit the model; a prediction is right if the image has the label.
 """
 
 import logging
@@ -25,11 +25,15 @@ from vitft.system.text import count, listing, percent
 log = logging.getLogger(__name__)
 
 NEVER = 1.0
-"""Threshold of a label that is never given, because no threshold reaches the precision."""
+"""Threshold of a label that is never assigned, because no threshold reaches the precision."""
 
 
 def thresholds_for(run: Path, precision: float, engine: Engine) -> tuple[float, tuple[float, ...]]:
-    """Return the threshold, or the thresholds of several labels, for a precision, and log them.
+    """Choose and log the threshold or, for a multi-label model, the threshold of each label.
+
+    Returns:
+        The threshold (0 for a multi-label model) and the threshold of each label (empty for other
+        models).
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -45,9 +49,9 @@ def thresholds_for(run: Path, precision: float, engine: Engine) -> tuple[float, 
 def choose_label_thresholds(
     run: Path, precision: float, labels: Sequence[str]
 ) -> tuple[float, ...]:
-    """Return the smallest threshold at which each label reaches a requested precision, and log it.
+    """Return and log the smallest threshold at which each label reaches a requested precision.
 
-    A label that does not reach the precision is never given.
+    A label that does not reach the precision at any threshold is never assigned.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -81,13 +85,13 @@ def choose_label_thresholds(
         )
     if len(unreachable) == len(labels):
         raise UsageError(
-            f"no threshold of any label reaches a precision of {percent(precision)} on "
+            f"no label reaches a precision of {percent(precision)} at any threshold on "
             f"{count(len(values), 'image')}",
             fix="use a lower --precision, or set one threshold directly, e.g. --threshold 0.8",
         )
     if unreachable:
         log.warning(
-            f"never given, because no threshold reaches a precision of {percent(precision)}: "
-            f"{listing(unreachable)}"
+            "labels that are never assigned, because no threshold reaches a precision of "
+            f"{percent(precision)}: {listing(unreachable)}"
         )
     return tuple(thresholds)

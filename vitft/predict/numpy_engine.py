@@ -2,8 +2,8 @@
 
 The checkpoint is mapped into memory. Its digest is computed in a thread while images are decoded
 and scored, and no scores are returned until it has been verified. Each image uses one core. The
-command line limits OpenBLAS to one thread, because waiting threads use CPU time: on two cores of a
-busy machine, a matrix product took ten times as long.
+command line limits OpenBLAS to one thread, because waiting threads use CPU time: on a busy
+machine with two cores, a matrix product with two threads took ten times as long as with one.
 """
 
 import contextlib

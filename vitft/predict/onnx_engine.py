@@ -30,7 +30,7 @@ class OnnxEngine:
 
     Raises:
         UsageError: onnxruntime is not installed.
-        RunError: The file is damaged, or vitft did not write it.
+        RunError: The file is damaged or was not written by vitft.
     """
 
     in_workers = False
@@ -50,7 +50,7 @@ class OnnxEngine:
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-            raise unreadable_graph(path, f"its description is incomplete: {error}") from error
+            raise unreadable_graph(path, f"its vitft metadata is incomplete: {error}") from error
         self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
 
     def running(self) -> contextlib.AbstractContextManager[None]:
@@ -129,9 +129,9 @@ def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any
     try:
         facts = json.loads(metadata["vitft"])
     except (ValueError, RecursionError) as error:
-        raise unreadable_graph(path, f"its description is not JSON: {error}") from error
+        raise unreadable_graph(path, f"its vitft metadata is not JSON: {error}") from error
     if not isinstance(facts, dict):
-        raise unreadable_graph(path, "its description is not a JSON object")
+        raise unreadable_graph(path, "its vitft metadata is not a JSON object")
     return facts
 
 

@@ -1,8 +1,8 @@
 """Output of predictions, one row per image, to the terminal and to files.
 
-A text file is first written as `NAME.part`. An interrupted run can be resumed from this file if it
-is JSONL or CSV. With several processes, each one writes its own file, such as `NAME.part-0-of-2`;
-the last process to finish merges the rows in the order of the images.
+A text file is first written as `NAME.part`, from which an interrupted run can be resumed if the
+format is JSONL or CSV. With several processes, each one writes its own file, such as
+`NAME.part-0-of-2`; the last process to finish merges the rows in the order of the images.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from vitft.predict.prediction import column_names
-from vitft.predict.rows import ParquetRowWriter, RowWriter
+from vitft.predict.rows import BYTE_ORDER_MARK, ParquetRowWriter, RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_file, writing
@@ -81,7 +81,7 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     if out.exists():
         raise RunError(
             f"{out} already exists",
-            fix="choose another file with --out, because files are never overwritten",
+            fix="choose another file with --out (existing files are never overwritten)",
         )
     part = part_path(out, shard)
     if part.exists() or finished_path(out, shard).exists():
@@ -116,7 +116,7 @@ def find_resume_point(
     """Check the rows of an unfinished file against `names`, and return the point to resume from.
 
     Raises:
-        RunError: The file contains other images or columns than the request, or a row was not
+        RunError: The images or columns differ from those of the request, or a row was not
             written by vitft.
     """
     size = done = errors = 0
@@ -127,7 +127,8 @@ def find_resume_point(
             header = next(records, None)
             if header is None:
                 return point
-            if header != (expected := encode_line(csv_line(column_names(top_k, labels)), style)):
+            expected = encode_line(csv_line(column_names(top_k, labels)), style)
+            if header.removeprefix(BYTE_ORDER_MARK.encode()) != expected:
                 found = header.decode("utf-8", "replace").strip()[:100]
                 raise cannot_resume(
                     path,
@@ -142,7 +143,9 @@ def find_resume_point(
             name = next(names, None)
             if name is None or found != (escape_formula(name) if style == "csv" else name):
                 wanted = (
-                    "there are no more images" if name is None else f"should be for {visible(name)}"
+                    "the request has fewer images"
+                    if name is None
+                    else f"should be for {visible(name)}"
                 )
                 raise cannot_resume(path, f"row {done + 1} is for {visible(found)}, but {wanted}")
             if style == "jsonl" and not is_error and classes > (len(labels) or top_k):
@@ -208,6 +211,7 @@ def open_rows(
     start: ResumePoint,
     *,
     labels: Sequence[str] = (),
+    bom: bool = False,
 ) -> Iterator[RowWriter]:
     """Open an output file that is renamed to its final name once all rows are written.
 
@@ -228,7 +232,11 @@ def open_rows(
         if file.tell() > start.size:  # mode "ab" starts at the end of the file
             file.truncate(start.size)
         rows = RowWriter(
-            style, top_k, lambda line: write_all(file, part, encode_line(line, style)), labels
+            style,
+            top_k,
+            lambda line: write_all(file, part, encode_line(line, style)),
+            labels,
+            bom=bom,
         )
         rows.count, rows.errors = start.rows, start.errors
         rows.has_begun = start.size > 0
@@ -257,8 +265,8 @@ def write_all(file: FileIO, path: Path, data: bytes) -> None:
 def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     """Merge the rows of all shards in the order of the images, if every shard is finished.
 
-    The parts are removed only after the merged file has received its final name. If two processes
-    finish at the same time, both merge the rows and write the same bytes.
+    The files of the shards are removed only after the merged file has received its final name. If
+    two processes finish at the same time, both merge the rows and write the same bytes.
     """
     shards = [ProcessShard(rank=rank, world=shard.world) for rank in range(shard.world)]
     parts = [finished_path(out, other) for other in shards]
@@ -284,13 +292,13 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             os.fsync(merged.fileno())
         temporary.replace(out)
     for part in parts:
-        with contextlib.suppress(OSError):  # a leftover part does no harm
+        with contextlib.suppress(OSError):  # a leftover file does no harm
             part.unlink()
 
 
 @contextlib.contextmanager
 def open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
-    """Open a Parquet file that has the same columns as CSV and float64 probabilities.
+    """Open a Parquet file with the same columns as CSV output and float64 probabilities.
 
     Raises:
         ResourceError: The disk is full.

@@ -22,7 +22,7 @@ from vitft.system.errors import RunError
 
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
 Targets = Sequence[int] | Flags
-"""Class indices (B,), or whether each image has each of several labels (B, C)."""
+"""Class indices (B,) or, for a multi-label model, whether each image has each label (B, C)."""
 
 
 class Scores(NamedTuple):
@@ -31,7 +31,7 @@ class Scores(NamedTuple):
     logits: ScoreArray
     """Logits (B, C)."""
     features: ScoreArray = np.empty((0, 0), np.float32)
-    """Inputs of the head (B, D), used only for out-of-distribution notes; empty if not computed."""
+    """Inputs to the head (B, D), used only for out-of-distribution notes; empty if not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,8 @@ class Postprocess:
     threshold: float = 0.0
     """Probability below which a prediction is marked `not sure`."""
     thresholds: Sequence[float] = ()
-    """Minimum probability at which each of several labels is assigned; empty if each image has
-    exactly one class.
-    """
+    """Minimum probability at which a multi-label model assigns each label; empty for other
+    models."""
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
     run: RunInfo | None = None
@@ -70,12 +69,12 @@ class Postprocess:
                 run.
             classes: Class names in the order of the logits.
             feature_size: Number of dimensions of a feature, or 0 if the engine does not return
-                features; there are then no out-of-distribution notes.
+                features, in which case there are no out-of-distribution notes.
             top_k: Number of classes per prediction.
-            threshold: Probability below which a prediction is marked `not sure`. If images may have
-                several labels, labels with at least this probability are assigned; 0 for the
+            threshold: Probability below which a prediction is marked `not sure`. For a multi-label
+                model, minimum probability at which every label is assigned, or 0 to use the
                 model's own thresholds.
-            thresholds: Thresholds of the labels, if an image may have several of them.
+            thresholds: Thresholds of the labels of a multi-label model; empty for other models.
 
         Raises:
             RunError: The run does not exist, or the statistics are damaged or belong to another
@@ -112,8 +111,8 @@ class Postprocess:
     ) -> list[Prediction]:
         """Return one prediction for each of B paths.
 
-        If targets are given, as class indices (B,) or as labels (B, C), each prediction includes
-        the probability of its target.
+        If targets are given, as class indices (B,) or label indicators (B, C), each prediction
+        includes the probability of its target.
 
         Raises:
             RunError: Some logits are not finite.
@@ -147,7 +146,7 @@ class Postprocess:
     def with_labels(
         self, paths: Sequence[str], scores: Scores, targets: Targets | None
     ) -> list[Prediction]:
-        """Return the predictions of a model that assigns several labels, or none."""
+        """Return the predictions of a multi-label model."""
         logits = scores.logits.astype(np.float64)
         probabilities = sigmoid(logits)
         given = logits >= logit_of(np.asarray(self.thresholds))  # (B, C)

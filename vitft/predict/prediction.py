@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from vitft.data.label_sets import join_labels
+from vitft.system.console import visible
+from vitft.system.text import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +24,7 @@ class PredictionDict(TypedDict, total=False):
 
     path: str
     run: str
-    labels: list[str]  # labels given to the image; absent if each image has exactly one class
+    labels: list[str]  # labels assigned to the image; absent if each image has exactly one class
     classes: list[ClassProbability]
     notes: list[str]
     error: str
@@ -34,10 +36,10 @@ class Prediction:
 
     path: str
     classes: tuple[str, ...] = ()
-    """Class names, most probable first; all labels if images may have several labels."""
+    """Class names, most probable first; all labels of a multi-label model."""
     probabilities: tuple[float, ...] = ()
     """Probability of each of `classes`; the probabilities of all classes of the model sum to 1,
-    unless an image may have several labels."""
+    unless it is a multi-label model."""
     labels: tuple[str, ...] | None = None
     """Labels assigned to the image, most probable first; None if each image has exactly one
     class.
@@ -56,9 +58,12 @@ class Prediction:
     )
     """The preprocessed image (S, S, 3), if requested."""
 
+    def __repr__(self) -> str:
+        return f"Prediction({visible(self.path)!r}: {summarise(self)})"
+
     @property
     def answer(self) -> str:
-        """The most probable class, or the assigned labels as sorted text."""
+        """The most probable class, or the assigned labels joined in sorted order."""
         return self.classes[0] if self.labels is None else join_labels(self.labels)
 
     @property
@@ -90,7 +95,7 @@ class Prediction:
     def to_cells(self, top_k: int, labels: Sequence[str] = ()) -> list[str | float | None]:
         """Return the cells of a CSV or Parquet row, with None for missing values.
 
-        `labels` are the labels of the model; empty if each image has exactly one class.
+        `labels` contains all labels of a multi-label model; it is empty for other models.
         """
         if labels:
             known = dict(zip(self.classes, self.probabilities, strict=True))
@@ -106,11 +111,23 @@ class Prediction:
 def column_names(top_k: int, labels: Sequence[str] = ()) -> list[str]:
     """Return the column names of CSV and Parquet output with `top_k` classes per image.
 
-    If an image may have several labels, there is a column with its labels and one probability for
-    each of the labels of the model, `labels`.
+    For a multi-label model, `labels` contains all its labels. The columns are then the assigned
+    labels and the probability of each label.
     """
     if labels:
         return ["path", "labels", *(f"probability_{name}" for name in labels), "notes", "error"]
     ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
     columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
     return ["path", *columns, "notes", "error"]
+
+
+def summarise(prediction: Prediction) -> str:
+    """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
+    if prediction.error:
+        return visible(f"error: {prediction.error}")
+    pairs = [*zip(prediction.classes, prediction.probabilities, strict=True)]
+    if prediction.labels is not None:
+        pairs = [pair for pair in pairs if pair[0] in prediction.labels]
+    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
+    best = best or "no label"
+    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best

@@ -28,10 +28,12 @@ class PredictRequest:
     top_k: int = 1
     """Number of classes per image."""
     format: str | None = None
-    """One of `ROW_FORMATS`. None infers the format from the suffix of `out`, or selects a table if
-    there is no output file."""
+    """One of `ROW_FORMATS`. If None, the format is inferred from the suffix of `out`, or is a table
+    if there is no output file."""
     out: str | None = None
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
+    bom: bool = False
+    """Whether a CSV file begins with a byte order mark."""
     resume: bool = False
     threshold: float | None = None
     """Probability below which a prediction is marked `not sure`."""
@@ -46,12 +48,12 @@ class PredictRequest:
     engine: str = "auto"
     """One of `ENGINES`."""
     allow_private_addresses: bool = False
-    """Whether images may be fetched from this machine and its network."""
+    """Whether images may be fetched from this machine and its local network."""
     shard: ProcessShard = field(default_factory=ProcessShard)
 
     @property
     def style(self) -> str:
-        """The format of the rows."""
+        """Format of the rows: `format` or, if it is None, the default."""
         return choose_format(self.format, self.out)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ class PredictRequest:
 
     def check_combinations(self) -> None:
         """Raise UsageError if options conflict with each other."""
+        if self.bom and self.style != "csv":
+            raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
         is_resumable = self.out is not None and self.style in RESUMABLE
         if self.resume and not is_resumable:
             raise UsageError(

@@ -1,23 +1,34 @@
-"""Rows of predictions: as a table, JSON, JSONL, CSV or Parquet."""
+"""Rows of predictions as a table, JSON, JSONL, CSV or Parquet."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitft.predict.prediction import DECIMALS, Prediction, column_names
+from vitft.predict.prediction import DECIMALS, Prediction, column_names, summarise
 from vitft.system.console import visible
-from vitft.system.text import csv_line, json_line, percent
+from vitft.system.text import csv_line, json_line
+
+BYTE_ORDER_MARK = "\ufeff"
+"""First character of a CSV file that Excel is to read as UTF-8."""
 
 
 class RowWriter:
     """Writer of predictions as a table, JSON, JSONL or CSV.
 
-    It passes each line, without its line break, to the function `write`. `labels` are the labels of
-    the model, if images may have several labels.
+    It passes each line, without its line break, to the function `write`. `labels` contains all
+    labels of a multi-label model; it is empty for other models. With `bom`, a CSV file begins with
+    a byte order mark.
     """
 
     def __init__(
-        self, style: str, top_k: int, write: Callable[[str], object], labels: Sequence[str] = ()
+        self,
+        style: str,
+        top_k: int,
+        write: Callable[[str], object],
+        labels: Sequence[str] = (),
+        *,
+        bom: bool = False,
     ) -> None:
+        self.mark = BYTE_ORDER_MARK if bom else ""
         self.style, self.top_k, self.write, self.labels = style, top_k, write, labels
         self.count = self.errors = 0
         self.has_begun = False
@@ -30,9 +41,8 @@ class RowWriter:
     def begin(self) -> None:
         """Write the CSV header or the opening bracket of JSON, if not yet written."""
         if not self.has_begun and self.style in ("csv", "json"):
-            self.write(
-                csv_line(column_names(self.top_k, self.labels)) if self.style == "csv" else "["
-            )
+            header = self.mark + csv_line(column_names(self.top_k, self.labels))
+            self.write(header if self.style == "csv" else "[")
         self.has_begun = True
 
     def add(self, prediction: Prediction) -> None:
@@ -86,18 +96,6 @@ class RowWriter:
 def format_csv_cell(cell: str | float | None) -> str:
     """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
     return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
-
-
-def summarise(prediction: Prediction) -> str:
-    """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
-    if prediction.error:
-        return visible(f"error: {prediction.error}")
-    pairs = [*zip(prediction.classes, prediction.probabilities, strict=True)]
-    if prediction.labels is not None:
-        pairs = [pair for pair in pairs if pair[0] in prediction.labels]
-    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
-    best = best or "no label"
-    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 
 class ParquetRowWriter(RowWriter):

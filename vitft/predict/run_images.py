@@ -1,4 +1,4 @@
-"""Recognise images that a run has already used for training or validation.
+"""Recognition of images that a run has already used for training or validation.
 
 An identical image is recognised by its digest, and a near-duplicate by its fingerprint. If the
 fingerprint of a training image is not known, an image with the same path is assumed to be the same
@@ -34,11 +34,12 @@ TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
 """Note on an image that has the path of a training image with an unknown fingerprint."""
-GROUP_NOTE = "image of a training group of this model"
+GROUP_NOTE = "same group as training images of this model"
 """Note on a new image of a group (patient, video, camera) that was used for training."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
 MAX_COMPARED = 50_000
-"""Maximum number of images of a run whose fingerprints are compared, to limit time and memory."""
+"""Maximum number of images of a run for which fingerprints are compared, to limit time and memory.
+If a run has more images, no near-duplicates are recognised."""
 
 
 class Recognised(NamedTuple):
@@ -114,7 +115,8 @@ class RunImages:
         Args:
             path: Path relative to the data folder.
             content: Bytes of the file.
-            group: Name of the image's group; if empty, it is found in the path as in the run.
+            group: Name of the image's group; if empty, the group is found in the path, as in the
+                run.
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in

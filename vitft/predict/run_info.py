@@ -1,7 +1,7 @@
 """Facts about the run that produced a model: name, classes, accuracy and age.
 
 The facts are read from files next to the checkpoint. Predictions do not depend on these files: if
-one is missing or damaged, its facts are unknown, and damage is logged. Does not import torch.
+one is missing or damaged, its facts are unknown. Damaged files are logged. Does not import torch.
 """
 
 import contextlib
@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from vitft.config.run import read_run_config
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import read_results
+from vitft.metrics.results import Interval, read_results
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, read_environment
 from vitft.system.text import count, days_and_hours, percent
@@ -33,8 +34,8 @@ class RunInfo:
     classes: int
     """Number of classes."""
     top1: float | None
-    """Accuracy on the validation images, i.e. the fraction of images with exactly the right labels
-    if there are several; None if unknown."""
+    """Accuracy on the validation images; for a multi-label model, the fraction of images with
+    exactly the right labels. None if unknown."""
     images: int
     """Number of validation images; 0 if unknown."""
     trained_at: float
@@ -42,9 +43,15 @@ class RunInfo:
     at_chance: str
     """Phrase such as `always predicts 7` for a model at chance level (`metrics.chance`), otherwise
     an empty string."""
+    top1_interval: Interval | None = None
+    """95% interval of `top1`; None if unknown."""
+    majority: float | None = None
+    """Accuracy of always predicting the largest class or label set; None if unknown."""
+    weights: str = ""
+    """Name of the pretrained weights, or the path of their file; empty if unknown."""
     mean_ap: float | None = None
-    """Mean average precision of several labels on the validation images; None if each image has
-    one class, or if unknown."""
+    """Mean average precision of a multi-label model on the validation images; None for other
+    models, or if unknown."""
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
@@ -57,6 +64,7 @@ class RunInfo:
         """
         folder = checkpoint.parent
         results = or_warn(read_results, folder / "eval.json")
+        settings = or_warn(config_at, folder / "config.toml")
         return cls(
             name=run_name(run, checkpoint),
             classes=classes,
@@ -64,6 +72,9 @@ class RunInfo:
             images=results["images"] if results else 0,
             trained_at=end_of_run(folder, checkpoint),
             at_chance=chance_level(results) if results else "",
+            top1_interval=results["top1_interval"] if results else None,
+            majority=results["majority"] if results else None,
+            weights=str((settings or {}).get("weights", {}).get("name", "")),
             mean_ap=results["labels"]["map"] if results and "labels" in results else None,
         )
 
@@ -78,7 +89,7 @@ class RunInfo:
         if self.mean_ap is not None:
             classes, on = count(self.classes, "label"), count(self.images, "validation image")
             accuracy = f"mean average precision {percent(self.mean_ap)} on {on}"
-        chance = f"; at chance level: it {self.at_chance}" if self.at_chance else ""
+        chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
         return f"run {self.name}: {classes}, {accuracy}, {days_and_hours(age)} old{chance}"
 
 
@@ -90,6 +101,15 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     if run is not None and run.startswith("hf:"):
         return run
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
+
+
+def config_at(path: Path) -> dict[str, dict[str, Any]] | None:
+    """Return the settings of a run from the path of its config.toml; None if it does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    return read_run_config(path.parent) if path.exists() else None
 
 
 def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:

@@ -1,4 +1,4 @@
-"""Choose a probability threshold at which predictions reach a requested precision.
+"""Choice of a probability threshold at which predictions reach a requested precision.
 
 The threshold is chosen from predictions for images that were not used to fit the model. These are
 the validation images and, if the head was fitted by L-BFGS, the training images with their

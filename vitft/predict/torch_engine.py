@@ -56,8 +56,7 @@ class Predictor:
 
     Raises:
         RunError: The model has no classes.
-        UsageError: The device cannot be used, or bf16 is requested for a model with several labels
-            per image.
+        UsageError: The device cannot be used, or bf16 is requested for a multi-label model.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Predictor:
         Raises:
             RunError: The model does not exist, is damaged or has no classes.
             WeightsError: The repository `hf:owner/name` cannot be found.
-            UsageError: The device cannot be used.
+            UsageError: The device cannot be used, or bf16 is requested for a multi-label model.
         """
         state, card = load_classifier(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
@@ -161,17 +160,17 @@ class Predictor:
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Return features and logits in bf16, or in float32 if the top two logits are close.
+        """Return features and logits, computed in float32 if the top two logits are close in bf16.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
         the norm of the feature. For the gap between two logits, the typical error is this norm
-        times the distance between their rows in the head, divided by the square root of the row
-        length. If the gap between the two largest logits of an image is below `CLOSE_CALL` times
-        its typical error, the image is computed again in float32. The estimate for an image does
-        not depend on the rest of the batch. In contrast, `training.finish` recomputes validation
-        images and uses the largest change that it observes.
+        times the distance between their rows in the head, divided by the square root of the number
+        of dimensions. If the gap between the two largest logits of an image is below `CLOSE_CALL`
+        times its typical error, the image is computed again in float32. The estimate for an image
+        does not depend on the rest of the batch. In contrast, `training.finish` recomputes
+        validation images and uses the largest change that it observes.
         """
-        from vitft.features.cut import run_prefix  # it imports torch's optimisers
+        from vitft.features.cut import run_prefix  # imports torch's optimisers
 
         features = run_prefix(prefix, inputs).float()
         logits = self.model.classify(features)
@@ -188,15 +187,15 @@ class Predictor:
 def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
     """Return the typical bf16 error (B,) of the gap between the logits of class pairs (B, 2)."""
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
-    weights = [cast("Tensor", head.weight) for head in heads]  # each (C, inputs of the head)
-    parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, inputs)
+    weights = [cast("Tensor", head.weight) for head in heads]  # each (C, head inputs)
+    parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, head inputs)
     rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
     return BF16_ERROR * inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
 
 
 def bf16_copy(model: Model) -> "Prefix":
     """Return a copy of the model that computes features in bf16, as feature extraction does."""
-    from vitft.features.cut import Prefix  # it imports torch's optimisers
+    from vitft.features.cut import Prefix  # imports torch's optimisers
 
     return Prefix(model, len(model.blocks)).in_precision("bf16")
 

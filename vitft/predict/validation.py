@@ -37,7 +37,7 @@ class ValidationPrediction:
     """Probability of the predicted class or label set."""
     label_probability: float
     most_probable: str = ""
-    """The most probable output of the model: the predicted class, or a single label."""
+    """The most probable output of the model: the predicted class, or the most probable label."""
 
     @property
     def is_correct(self) -> bool:
@@ -50,7 +50,7 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
 
 
 def read_classes(run: Path) -> tuple[str, ...]:
-    """Return the class names in the order of the logits; () if class_indices.json does not exist.
+    """Return the class names in logit order, or () if class_indices.json does not exist.
 
     Raises:
         RunError: The file is damaged.
@@ -69,8 +69,8 @@ def read_classes(run: Path) -> tuple[str, ...]:
 def read_split(run: Path, classes: Sequence[str]) -> Manifest:
     """Return the content of split.csv; it has no rows if the file is missing.
 
-    `classes` are the names of the model's outputs. If each image has one class, the labels of the
-    rows are indices into them.
+    `classes` contains the names of the model's outputs. If each image has one class, the labels of
+    the rows are indices into `classes`.
 
     Raises:
         RunError: The table is damaged, or contains a class that is not in `classes`.
@@ -89,7 +89,7 @@ def read_split(run: Path, classes: Sequence[str]) -> Manifest:
 
 
 def read_thresholds(run: Path, labels: Sequence[str]) -> tuple[float, ...]:
-    """Return the threshold of each of several labels, or () if `labels` is empty.
+    """Return the threshold of each label of a multi-label model, or () if `labels` is empty.
 
     Raises:
         RunError: The file eval.json is damaged or has no thresholds.
@@ -134,8 +134,8 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
 
     Returns:
         The probability of each predicted class (m,), and whether each prediction is correct (m,).
-        If images may have several labels, the probability of each label (m, C), and whether each
-        image has it (m, C). Both arrays are empty if the run has no such predictions.
+        For a multi-label model, the probability of each label (m, C), and whether each image has
+        the label (m, C). Both arrays are empty if the run has no such predictions.
 
     Raises:
         RunError: The arrays are damaged.
@@ -211,6 +211,17 @@ def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPred
     """Return the wrong predictions, most confident first."""
     wrong = (p for p in predictions if not p.is_correct)
     return sorted(wrong, key=lambda p: (-p.probability, p.path))
+
+
+def most_confident(
+    predictions: Sequence[ValidationPrediction], *, most: int
+) -> list[ValidationPrediction]:
+    """Return up to `most` correct predictions, at most one per class, most confident first."""
+    best: dict[str, ValidationPrediction] = {}
+    correct = (p for p in predictions if p.is_correct)
+    for prediction in sorted(correct, key=lambda p: (-p.probability, p.path)):
+        best.setdefault(prediction.label, prediction)
+    return [*best.values()][:most]
 
 
 def least_confident(

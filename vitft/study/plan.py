@@ -58,13 +58,13 @@ def check_study(
     out: str | None,
     allow_pickle: bool = False,
 ) -> Plan:
-    """Check the data, weights, numbers and output folder of a study, and return its plan.
+    """Check the arguments of a study, including its data and output folder, and return its plan.
 
     Raises:
         UsageError: A number is out of range, the weights cannot be combined, the output folder is
-            inside the data folder, or the data has groups but no parts.
+            inside the data folder, or the data has groups but no test set.
         DataError: The data folder cannot be used, or contains too few images.
-        WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
+        WeightsError: The weights are unknown, or their file is missing or in an unsupported format.
         RunError: The output folder contains files or is not writable.
     """
     if not 1 <= seeds <= 100:
@@ -85,8 +85,8 @@ def check_study(
         raise one_class_only("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.files):
         raise UsageError(
-            f"a study draws single images, but {data} defines groups of images",
-            fix="add a split column with train and test, so that each group is in one part",
+            f"a study samples individual images, but {data} defines groups of images",
+            fix="add a split column that assigns each group to either train or test",
         )
     counts = Counter(file.label for file in folder.files if file.part != "val")
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
@@ -106,8 +106,8 @@ def check_study(
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     """Return the feature source for each name.
 
-    `none` means a randomly initialised model with the architecture of the first weights in the
-    list.
+    `none` means a randomly initialised model with the architecture of the first of the other
+    weights in the list.
 
     Raises:
         UsageError: There are no names, a name is given twice, or `none` cannot be combined with the
@@ -122,7 +122,8 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none has the architecture of the first other weights, but there are none",
+            "--weights none uses the architecture of the first of the other weights, but there are "
+            "none",
             fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
@@ -160,5 +161,5 @@ def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
         f"class {folder.classes[label]} in {folder.source} has only "
         f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
         "--shots",
-        fix="use smaller --shots, e.g. 1 2 5, or add images to this class",
+        fix="use smaller numbers for --shots, e.g. 1 2 5, or add images to this class",
     )

@@ -134,7 +134,7 @@ def write_results(study: StudyResults, command: str) -> None:
 
     Raises:
         RunError: The folder is not writable or is no longer empty.
-        ResourceError: The disk is full or broken.
+        ResourceError: The disk is full or faulty.
     """
     leads = study.leads()
     figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
@@ -223,7 +223,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         for name, points in leads.items()
     ]
     lines = [
-        f"# {name}: accuracy by training images per class",
+        f"# {name}: accuracy by number of training images per class",
         "",
         f"    {visible(command)}",
         "",
@@ -245,7 +245,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         many = ", ".join(map(str, plan.left_out))
         lines += [
             "",
-            f"Left out, because the smallest class is too small: {many} training images per class.",
+            f"Left out because the smallest class is too small: {many} training images per class.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -253,10 +253,12 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
 def heading(study: StudyResults) -> str:
     """Return a description of the accuracies, the test images and the baseline."""
     has_tests = study.plan.folder.layout == "split"
-    origin = "the val part of the folder" if has_tests else "all images not used for training"
+    origin = (
+        "the folder's validation or test set" if has_tests else "all images not used for training"
+    )
     return (
-        f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95% "
-        f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
+        f"accuracy in % by number of training images per class, {mean_of(study.plan.seeds)}, with "
+        f"95% intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
         f"class): {percent(study.majority)}"
     )
 

@@ -1,8 +1,9 @@
-"""Run a study: select images, compute features, fit linear heads and measure their accuracies.
+"""Execution of a study: selection of images, features, linear heads and their accuracies.
 
-For each seed, the training sets are nested: the images for 5 shots are a subset of the images for
-10. The test images are the same for all feature sources and numbers of shots. They are used only to
-measure accuracy: the penalty of each head is selected by cross-validation on its training images.
+For each seed, the training sets are nested: the images for 5 shots are a subset of those for 10
+shots. The test images are the same for all feature sources and numbers of shots. They are used only
+to measure accuracy: the penalty of each head is selected by cross-validation on its training
+images.
 """
 
 import functools
@@ -51,7 +52,7 @@ class FewShotSplit:
 def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
     """Return each distinct image of a folder once, leaving out images with conflicting labels.
 
-    An image in both the training and the test part of the folder is kept in the test part. The
+    An image in both the training set and the test set of the folder stays in the test set only. The
     number of files left out is logged.
     """
     labels: dict[str, set[int]] = {}
@@ -64,7 +65,7 @@ def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
             kept.setdefault(file.sha256, file)
     if left := len(inspected.good) - len(kept):
         log.info(
-            f"skipped {count(left, 'file')}: duplicates or identical images with different labels"
+            f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
         )
     return list(kept.values())
 
@@ -168,8 +169,8 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.source} has no usable test images",
-            fix="add readable images to the val folder; identical images with different labels are "
-            "not used",
+            fix="add readable images to the val or test folder; identical images with different "
+            "labels are not used",
         )
     if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))

@@ -1,4 +1,4 @@
-"""Recovery from out-of-memory errors: compute the same images again in smaller batches."""
+"""Recovery from out-of-memory errors by processing the same images again in smaller batches."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 class BatchLimit:
-    """Maximum number of images computed at a time, halved whenever memory runs out.
+    """Maximum number of images processed at a time, halved whenever memory runs out.
 
     A reduced limit also applies to later batches.
 
@@ -45,7 +45,7 @@ class BatchLimit:
         self.images, self.fix = images, fix
 
     def halve(self, tried: int, error: RuntimeError) -> None:
-        """Halve the limit after computing `tried` images raised `error`.
+        """Halve the limit after processing `tried` images raised `error`.
 
         Raises:
             ResourceError: A single image does not fit in memory.
@@ -63,7 +63,7 @@ class BatchLimit:
     def split(self, compute: Callable[[slice], Computed], images: int) -> list[Computed]:
         """Call `compute` for consecutive slices of `images` images, each within the limit.
 
-        If a slice runs out of memory, it is computed again in smaller slices. If there are no
+        If memory runs out, the slice is processed again in smaller slices. If there are no
         images, `compute` is called once with an empty slice.
 
         Raises:
@@ -81,6 +81,6 @@ class BatchLimit:
         return found
 
     def join(self, compute: Callable[[slice], Tensor], images: int) -> Tensor:
-        """Return the rows that `split` yields as one tensor (`images`, ...)."""
+        """Return the results of `split`, concatenated into one tensor (`images`, ...)."""
         found = self.split(compute, images)
         return found[0] if len(found) == 1 else torch.cat(found)

@@ -42,8 +42,8 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
 def pick_precision(wanted: str, device: torch.device) -> str:
     """Return the precision of a run, given `train.precision` (see docs/training.md, Precision).
 
-    `auto` is bf16 where the hardware computes in it natively, fp16 on older GPUs that compute
-    faster in fp16, and fp32 elsewhere.
+    `auto` is bf16 where the hardware supports it natively, fp16 on older GPUs that compute faster
+    in fp16, and fp32 elsewhere.
     """
     if wanted != "auto":
         return wanted
@@ -56,9 +56,9 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
-    """Return the fastest precision of a CUDA GPU, given its compute capability.
+    """Return the fastest precision for a CUDA GPU, given its compute capability.
 
-    fp16 is faster than fp32 from 7.0 (Volta, Turing), which has tensor cores.
+    GPUs from 7.0 (Volta, Turing) have tensor cores, which make fp16 faster than fp32.
     """
     if has_bf16:
         return "bf16"
@@ -71,7 +71,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
 
     By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, which has a
     10-bit mantissa like fp16. The setting applies to the whole process, so it is restored on exit.
-    It is changed only for CUDA GPUs, because several threads may compute on other devices.
+    On other devices, it has no effect and is left unchanged, because several threads may use this
+    function at once.
     """
     cudnn: Any = torch.backends.cudnn
     backends = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
@@ -99,7 +100,7 @@ def describe_device(device: torch.device) -> str:
 def worker_threads() -> int:
     """Return the number of worker threads for this process: as many as torch uses.
 
-    Torchrun limits torch to one thread; the number is then this process's share of the cores.
+    Under torchrun, which limits torch to one thread, return this process's share of the cores.
     """
     return usable_cores() if local_processes() > 1 else torch.get_num_threads()
 
@@ -137,7 +138,7 @@ def peak_resident() -> int | None:
     On Linux, getrusage may include the memory of the parent program; /proc does not.
     """
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     try:

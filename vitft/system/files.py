@@ -54,7 +54,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
-    """Write the file `path` atomically: after a crash it has either the old or the new content.
+    """Write the file `path` atomically: after a crash, it has either the old or the new content.
 
     The content may be a sequence of parts, which avoids copying large parts to join them.
 

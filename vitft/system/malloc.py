@@ -67,7 +67,7 @@ def return_memory() -> None:
 
 
 def glibc(name: str) -> Any:  # noqa: ANN401 - a ctypes function
-    """Return a function of glibc, or None if the C library is not glibc."""
+    """Return a glibc function by name, or None if the C library is not glibc."""
     if sys.platform != "linux":
         return None
     try:

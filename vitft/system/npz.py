@@ -18,11 +18,11 @@ AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 
 def read_npz(path: Path) -> dict[str, AnyArray]:
-    """Return the arrays of numbers in a .npz file.
+    """Return the arrays in a .npz file, all of which must be numeric.
 
     Raises:
         OSError: The file is missing, not regular, or cannot be read.
-        ValueError: The file is damaged, contains anything other than arrays of numbers, or unpacks
+        ValueError: The file is damaged, contains anything other than numeric arrays, or unpacks
             to an implausible size.
     """
     with open(path, "rb", opener=open_regular) as file:

@@ -1,4 +1,4 @@
-"""Remove passwords and tokens from URLs in anything that is shown or written."""
+"""Redaction of passwords and tokens from URLs in anything that is shown or written."""
 
 import re
 

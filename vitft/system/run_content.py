@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Content = TypeVar("Content")
 MAX_TEXT_BYTES = 256 * 2**20
-"""Maximum size of a text file, enough for a confusion matrix of 5,000 classes."""
+"""Maximum size of a text file in bytes, enough for a confusion matrix of 5,000 classes."""
 
 
 def damaged_file(path: Path, reason: str) -> RunError:
@@ -43,7 +43,7 @@ def read_run_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes | None:
 
 
 def read_run_json(path: Path, kind: type[Content]) -> Content | None:
-    """Return the content of a run's JSON file converted to `kind`; None if there is no such file.
+    """Read a run's JSON file and convert its content to `kind`; return None if it does not exist.
 
     Raises:
         RunError: The file cannot be read, is too large or is not strict JSON, or a value does not

@@ -2,14 +2,14 @@
 
     config.toml         settings, with defaults resolved
     split.csv           path, label, split and SHA-256 of every image
-    model.safetensors   best weights, with a card in the metadata
+    model.safetensors   best weights, with a model card in the metadata
     class_indices.json  mapping from index to class name
     metrics.jsonl       one line per epoch and, if L-BFGS fitted the head, per penalty tried
     eval.json           final metrics (`metrics.results`)
     validation.npz      `logits` (n, C) of the saved model for the validation images, in the order
                         of split.csv; also `train_probability` (m,) and `train_correct` (m,) of the
                         cross-validated predictions for training images if calibration used them
-    thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
+    thumbs/             thumbnails of images shown in the report (`training.thumbnails`)
     report.html         HTML report (`report`)
     reference.npz       statistics of the training features (`features.ood`)
     audit.json          problems found in the images (`training.audit`)
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from vitft.system.errors import LockedError, RunError
-from vitft.system.files import free_name, write_atomically, write_json, writing
+from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
 from vitft.system.run_content import read_run_json
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RunDir:
         import numpy as np  # imported late: most commands do not need it
 
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type] # numpy 2.0: no allow_pickle
         if self.writes:
             write_atomically(self.path / name, buffer.getvalue())
 
@@ -136,7 +136,7 @@ class RunDir:
             )
         with writing(self.path):
             try:
-                with path.open("a", encoding="utf-8") as file:
+                with path.open("a", encoding="utf-8", newline="\n") as file:
                     file.write(json.dumps(fields, allow_nan=False) + "\n")
             except OSError:
                 with contextlib.suppress(OSError):
@@ -249,18 +249,37 @@ def check_empty(path: Path, option: str = "--out") -> None:
 def point_latest(run: RunDir) -> None:
     """Atomically point the link `runs/latest` to the run.
 
-    Do nothing if the run is not in `runs`, or if `latest` is a folder that the user has created.
+    If links cannot be created (on Windows, most users lack the permission), write the name of the
+    run to a file `runs/latest` instead; `run_path` reads it. Do nothing if the run is not in
+    `runs`, or if `latest` is a folder that the user has created.
     """
     if run.path.parent != BASE:
         return
     link = run.path.parent / LATEST
-    if link.exists() and not link.is_symlink():
-        return  # a folder created by the user
+    if link.is_dir() and not link.is_symlink():
+        return
     temporary = link.with_name(f".{LATEST}.{os.getpid()}")
     with writing(link):
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(run.path.name, target_is_directory=True)
-        temporary.replace(link)
+        try:
+            temporary.symlink_to(run.path.name, target_is_directory=True)
+        except OSError:
+            write_atomically(link, f"{run.path.name}\n")
+        else:
+            temporary.replace(link)
+
+
+def run_path(run: str | None) -> Path:
+    """Return the path of a run as given by the user; None means the latest run.
+
+    If `latest` is a file that contains the name of a run, return the path of that run.
+    """
+    path = Path(run).expanduser() if run is not None else BASE / LATEST
+    if path.name == LATEST and path.is_file():
+        with contextlib.suppress(OSError, ValueError):
+            name = read_regular(path, limit=1000).decode().strip()
+            return path.with_name(name)  # raises a ValueError if it is not a name
+    return path
 
 
 def read_environment(path: Path) -> RunEnvironment | None:

@@ -1,4 +1,4 @@
-"""Reader of safetensors files that checks the header and memory-maps the bytes of the tensors.
+"""Safetensors reader that checks the header and memory-maps the tensor data.
 
 The safetensors library validates the header (offsets, sizes, no gaps); this module also rejects
 duplicate names, huge headers and files that are not regular. Does not import torch.
@@ -21,7 +21,7 @@ MAX_TENSORS = 50_000
 
 
 class TensorFacts(NamedTuple):
-    """Type and shape of a tensor; the type has the name used in safetensors headers."""
+    """Type and shape of a tensor; the type is named as in safetensors headers, e.g. `F32`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ def read_header(path: Path) -> SafetensorsHeader:
         OSError: The file cannot be read or is not a regular file.
         ValueError: The header is damaged, contains a name twice, or is unreasonably large.
     """
-    from safetensors import SafetensorError, safe_open  # its `torch` part is not imported
+    from safetensors import SafetensorError, safe_open  # does not import `safetensors.torch`
 
     with open(path, "rb", opener=open_regular) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -99,7 +99,7 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Sort the metadata in the content of a safetensors file by name.
+    """Return the content of a safetensors file with its metadata entries sorted by name.
 
     The safetensors library writes the metadata in a random order, so files with the same metadata
     and tensors would otherwise differ in their bytes.

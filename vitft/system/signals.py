@@ -112,7 +112,7 @@ class Stopper:
         """Return whether an error is the consequence of a signal that this object has handled.
 
         A library may convert Stopped into its own error, as safetensors and torch.compile do. A
-        signal to the whole process group may also end a compiler that torch.compile has started.
+        signal to the whole process group may also terminate a compiler started by torch.compile.
         """
         if self.exit_code is None or not isinstance(error, Exception):
             return False

@@ -9,22 +9,23 @@ import time
 from vitft.system.cores import usable_cores
 
 GPU_SPEED = 3000.0
-"""Speed assumed for a GPU in billions of multiply-adds per second; slow GPUs reach it in fp16."""
+"""Assumed speed of a GPU, in billions of multiply-adds per second; even slow GPUs reach it in
+fp16."""
 
 
 def has_gpu() -> bool:
-    """Return whether torch will probably find a GPU: an NVIDIA driver or an Apple chip."""
+    """Return whether torch will probably find a GPU (there is an NVIDIA driver or Apple chip)."""
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     return is_apple or shutil.which("nvidia-smi") is not None
 
 
 @functools.cache
 def cpu_speed() -> float:
-    """Return billions of float32 multiply-adds per second in a large matrix product on the CPU.
+    """Return the speed of the CPU in billions of multiply-adds per second.
 
-    The matrices have the shapes of the first MLP layer of a ViT-B/16 for four images. Processor
-    time is measured, so that other jobs on the machine make no difference. The best of three runs
-    is used; together, they take 0.1 to 0.5 s.
+    The benchmark is a product of float32 matrices with the shapes of the first MLP layer of a
+    ViT-B/16 for four images. CPU time is measured, so that other jobs on the machine do not affect
+    the result. The best of three runs is used; together, they take 0.1 to 0.5 s.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Validate JSON values against annotated types: dataclasses, TypedDicts, lists and ranges.
+"""Validation of JSON values against annotated types: dataclasses, TypedDicts, lists and ranges.
 
 The types are the only definition of what a file may contain. JSON itself is read strictly: no
 duplicate keys, no NaN, no unencodable text, and a limited depth.
@@ -136,7 +136,7 @@ def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 def is_encodable(text: str) -> bool:
     """Return whether text can be encoded as UTF-8.
 
-    Invalid bytes of file names, which Python escapes as surrogates, are allowed.
+    Invalid bytes in file names, which Python escapes as surrogates, are allowed.
     """
     try:
         text.encode("utf-8", "surrogateescape")
@@ -162,7 +162,7 @@ def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
 
     Raises:
         StructureError: The value does not conform to any of the types; the message refers to the
-            last one.
+            last type.
     """
     if value is None and types.NoneType in kinds:
         return None
@@ -269,7 +269,7 @@ def mismatch(value: object, wanted: str, place: str) -> StructureError:
 def check_ranges(settings: object) -> None:
     """Check the numbers in a dataclass against their annotated ranges.
 
-    Call this function for a dataclass that was not created by `structured`.
+    Call this function for dataclass instances that were not created by `structured`.
 
     Raises:
         UsageError: A number is out of range.

@@ -1,10 +1,12 @@
-"""Format numbers, lists, rows and errors as text for messages, tables and pages."""
+"""Formatting of numbers, lists, rows and errors as text for messages, tables and pages."""
 
 import contextlib
 import csv
 import io
 import json
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def whole_percent(probability: float | None) -> str:
-    """Return a probability in whole percent, or a dash for None.
+    """Return a probability as a whole percentage, or a dash for None.
 
     Probabilities that would be rounded to 0% or 100% become `< 1%` and `> 99%`.
     """
@@ -50,7 +52,7 @@ def listing(names: Iterable[str], most: int = 6) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; the end of a longer text is replaced by `…`."""
+    """Return `text`, shortened to at most `most` characters; a shortened text ends with `…`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -62,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds in a duration such as `90s`, `10m`, `2h` or `90`; None for other text."""
+    """Return the seconds in a duration such as `90s`, `10m`, `2h` or `90`, or None if invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
@@ -73,6 +75,22 @@ def days_and_hours(seconds: float) -> str:
         if seconds >= 2 * size:
             return count(int(seconds / size), unit)
     return count(int(seconds / 60), "minute")
+
+
+def shell_quote(word: str) -> str:
+    """Quote a word of a command to be copied into a terminal, if necessary.
+
+    On Windows, double quotes are used: all shells support them, and paths cannot contain them.
+    Single quotes do not quote in all shells, and backslashes separate folders.
+    """
+    if os.name != "nt":
+        return shlex.quote(word)
+    return f'"{word}"' if re.search(r"[^\w@:./\\+=-]", word) or not word else word
+
+
+def shell_join(words: Iterable[str]) -> str:
+    """Return the words of a command, quoted for a terminal where necessary."""
+    return " ".join(map(shell_quote, words))
 
 
 def describe_os_error(error: OSError) -> str:

@@ -6,7 +6,6 @@ read again, to compare their fingerprints. The trained model does not depend on 
 """
 
 import logging
-import shlex
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +26,7 @@ from vitft.features.label_errors import (
 )
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
+from vitft.system.text import shell_join
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.stages import ScoredImages
 
@@ -50,13 +50,14 @@ def audit_run(
     """Return the contents of audit.json.
 
     Args:
-        inputs: The inputs of the first stage.
+        inputs: The inputs to the first stage.
         inspected: The loaded images and the files that could not be read.
         scored: Features and held-out logits of the distinct images, or None if they have not been
             computed.
         seed: Seed for the cross-validation folds, used if `scored` is None.
         cache: The setting `train.cache`, which determines where fingerprints are cached.
-        find_copies: Whether to search for near copies instead of reusing those found for the split.
+        find_copies: Whether to search for near-duplicates instead of reusing those found for the
+            split.
     """
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
@@ -86,12 +87,12 @@ def audit_run(
 
 
 def log_audit(audit: AuditResults, data: str, run: RunDir) -> None:
-    """If there are findings to review, log their number and the command that lists them.
+    """Log the number of findings to review, if any, and the command that lists them.
 
     `data` is the path of the data folder or table.
     """
     if summary := audit_summary(audit):
-        words = shlex.join(["vitft", "check", data, "--run", str(run.path)])
+        words = shell_join(["vitft", "check", data, "--run", str(run.path)])
         log.info(f"found {summary}; for details, run: {words}")
 
 
@@ -118,7 +119,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return index pairs of near copies among the distinct images, given their features (n, D).
+    """Return index pairs of near-duplicates among distinct images, given their features (n, D).
 
     The list is empty if there are more than `CV_IMAGES` images or a candidate file has changed.
     """
@@ -169,9 +170,9 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 
 
 def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
-    """Return the probable label errors, with one path per distinct image.
+    """Return the probable label errors among the distinct images, each with one path.
 
-    Images with identical copies under other labels are left out.
+    An image is left out if an identical image has another label.
     """
     if scored.held_out is None:
         return []

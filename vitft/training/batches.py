@@ -43,10 +43,10 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 
 
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
-    """Return the views of a training image to cache.
+    """Return the views to cache for each training image.
 
-    With augmentation, the views are one random crop per epoch; otherwise, they are one
-    unaugmented view and `train.views` random crops.
+    If `train.augment` is `none`, these are the unaugmented view and `train.views` random crops;
+    otherwise, they are one random crop per epoch.
     """
     crop = training_crop(transform, train)
     if train.augment != "none":
@@ -142,7 +142,7 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
 
 
 def prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
-    """Return the float32 inputs of the trained layers, on the device, for normalised pixels."""
+    """Return the float32 inputs to the trained layers, on the device, for normalised pixels."""
     found = extractor.limit.join(
         lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
     )

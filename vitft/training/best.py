@@ -124,9 +124,9 @@ class BestWeights:
 def is_better(new: Metrics, best: Metrics) -> bool:
     """Return whether the metrics `new` are better than `best` on the same validation images.
 
-    The accuracy decides if the two accuracies differ by more than a standard error; otherwise, the
-    loss decides. With few images, the accuracy stays the same for many epochs or changes by chance,
-    while the loss keeps changing.
+    If the accuracies differ by more than one standard error, the higher accuracy is better;
+    otherwise, the lower loss is better. With few images, the accuracy stays the same for many
+    epochs or changes by chance, while the loss keeps changing.
     """
     difference = new["top1"] - best["top1"]
     if abs(difference) > accuracy_noise(min(new["top1"], best["top1"]), best["images"]):

@@ -1,7 +1,7 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first fits its head. It then tries candidates, i.e. further layers with their
-settings. A candidate is trained on two thirds of the training images, starting from a head fitted
+A run with a budget first fits its head. It then tries candidates, each of which trains further
+layers. A candidate is trained on two thirds of the training images, starting from a head fitted
 to the same images, and is compared with this head on the remaining third. If a candidate is clearly
 better, the best one is trained again on all training images, starting from the head of the run.
 Otherwise, only the head is trained. The choice does not use validation images.
@@ -80,7 +80,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
 
 
 def resume_budget(context: RunContext) -> None:
-    """Restore the time used by a stopped run and, if already made, its choice of layers."""
+    """Restore the time used by a stopped run, and the layers that it had chosen, if any."""
     found = shared_budget(context)
     if found is None:
         return
@@ -93,7 +93,8 @@ def resume_budget(context: RunContext) -> None:
 def shared_budget(context: RunContext) -> BudgetResults | None:
     """Return the saved trials and the chosen layers, or None if there are none.
 
-    Only the main process reads the file, because a slower process could find newer content.
+    Only the main process reads the file, because the file could change before a slower process
+    reads it.
     """
     group = context.inputs.data.group
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
@@ -157,7 +158,7 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
 def used_seconds(context: RunContext) -> float:
     """Return the time in seconds that the run has used, excluding interruptions.
 
-    All processes get the value of the main process.
+    All processes receive the value of the main process.
     """
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 

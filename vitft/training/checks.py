@@ -1,4 +1,4 @@
-"""Checks of data, weights, settings and run directory that are made before torch is imported."""
+"""Checks of the data, weights, settings and run directory, made before torch is imported."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ images.
 def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
     """Check data, weights, trackers and run directory; return the settings and the run directory.
 
-    If the settings do not name any weights, default weights are chosen.
+    If the settings do not name any weights, the returned settings name default weights.
 
     Raises:
         UsageError: The data is missing, no weights can be chosen, settings cannot be combined, the
@@ -103,8 +103,8 @@ def with_weights(config: Config, *, images: int) -> Config:
     """Return the settings, with weights chosen by the number of images if none are named.
 
     Raises:
-        UsageError: No weights can be chosen (see `default_weights`), or several processes of
-            torchrun might choose differently.
+        UsageError: No weights can be chosen (see `default_weights`), or several torchrun processes
+            might choose different weights.
     """
     if config.weights.name:
         return config
@@ -113,15 +113,15 @@ def with_weights(config: Config, *, images: int) -> Config:
             "no weights given", fix="choose weights with --weights NAME (see `vitft weights list`)"
         )
     if config.data.path == str(DEMO_FOLDER):
-        name, why = "demo", "demo, which this project trained on drawn images"
+        name, why = "demo", "demo, trained by this project on drawn images"
     else:
         name, why = default_weights(images, device=config.train.device)
-    log.info(f"weights:    {why} (--weights chooses others)")
+    log.info(f"weights:    {why} (choose others with --weights)")
     return replace(config, weights=replace(config.weights, name=name))
 
 
 def check_table_settings(data: Path, spec: DataSpec) -> None:
-    """Raise a UsageError if a setting names a column although the data is not a table."""
+    """Raise a UsageError if a setting names a table column but the data is not a table."""
     named = {key: getattr(spec, key.partition(".")[2]) for key in SETTING_OF.values()}
     useless = [f"{key}={value}" for key, value in named.items() if value]
     if useless and not is_table(data):
@@ -132,11 +132,11 @@ def check_table_settings(data: Path, spec: DataSpec) -> None:
 
 
 def check_val_from(folder: Folder, spec: DataSpec) -> None:
-    """Raise a UsageError if test images would be used although there are validation images."""
+    """Raise a UsageError if test images would replace existing validation images."""
     present = {file.part for file in folder.files}
     if spec.val_from == "test" and {"val", "test"} <= present:
         raise UsageError(
-            f"data.val_from=test cannot be used: {spec.path} has a validation part",
+            f"data.val_from=test cannot be used: {spec.path} has its own validation set",
             fix="remove --val-from: the test images are then evaluated once, after training",
         )
 

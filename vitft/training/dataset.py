@@ -1,4 +1,4 @@
-"""Images of a run, and the inputs that the trained part of the model receives."""
+"""Images of a run, and the inputs to its trained layers."""
 
 import contextlib
 import logging
@@ -63,7 +63,7 @@ class Dataset:
     group: ProcessGroup
     """Process group across which each batch is divided."""
     duplicates: Mapping[str, str]
-    """Mapping from the digest of each image with near copies to the name of its group."""
+    """Mapping from the digest of each image with near-duplicates to the name of its group."""
     groups: Mapping[str, str]
     """Mapping from digests to the names of groups that cross-validation keeps together (see
     `fold_groups`); images without a group may be missing.
@@ -78,7 +78,7 @@ class Dataset:
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Return the targets of `rows` on the device: class indices (n,), or labels (n, C).
 
-        If images may have several labels, the targets are 0 and 1 for each label, in float32.
+        For multi-label data, the targets are 0 or 1 for each label, in float32.
         """
         kind = torch.float32 if self.manifest.labels else torch.long
         return torch.as_tensor(self.manifest.targets(rows), dtype=kind, device=self.device)
@@ -126,7 +126,7 @@ class Dataset:
     def load_images(self) -> ImageTable | None:
         """Return a table of all decoded images, or None if they would use too much memory.
 
-        Each process decodes its shard of the files, and all processes get the whole table.
+        Each process decodes its shard of the files, and all processes receive the whole table.
 
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.
@@ -155,8 +155,8 @@ def fold_groups(
     """Return the groups (by digest) that cross-validation keeps together.
 
     These are `groups`, with one exception: cross-validation needs at least two groups per class. If
-    all training images of a class are in one group, only near copies among them (`duplicates`) are
-    kept together, and a note is logged. With several labels per image, there is no exception.
+    all training images of a class are in one group, only near-duplicates among them (`duplicates`)
+    are kept together, and a message is logged. For multi-label data, there is no exception.
     """
     if groups is duplicates or manifest.labels:
         return groups
@@ -167,9 +167,9 @@ def fold_groups(
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
         log.info(
-            "the cross-validated accuracy may be too high: in "
-            f"{listing(manifest.classes[label] for label in sorted(alone))}, all training images "
-            "of a class are in one group, which cross-validation has to divide"
+            "the cross-validated accuracy may be too high: all training images of a class are in "
+            "one group, which cross-validation has to divide "
+            f"({listing(manifest.classes[label] for label in sorted(alone))})"
         )
     rest = {digest: name for digest, name in groups.items() if digest not in divided}
     return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
@@ -177,7 +177,7 @@ def fold_groups(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
-    """Inputs of one stage: cached outputs of the frozen prefix, images in memory, or files."""
+    """Inputs to one stage: cached outputs of the frozen prefix, images in memory, or files."""
 
     data: Dataset
     cut: Cut

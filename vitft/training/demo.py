@@ -35,7 +35,7 @@ class DemoResults:
     export: Path
     """Folder with the exported pretrained model."""
     export_difference: float
-    """Largest absolute difference between the exported model's logits and the run's."""
+    """Largest absolute difference between the logits of the exported model and of the run."""
     export_images: int
     """Number of images on which the export and the run were compared."""
     report: Path

@@ -60,7 +60,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard(self, items: Sequence[Value], unit: int = 1) -> Sequence[Value]:
-        """Return this rank's shard of the items: every `size`-th run of `unit` consecutive items.
+        """Return this rank's shard of the items: every `size`-th block of `unit` items.
 
         If the items are processed in batches of `unit`, the batches are the same as with one
         process.
@@ -156,10 +156,10 @@ class ProcessGroup:
         return gathered
 
     def claims(self) -> Callable[[bytes], bool] | None:
-        """Return a function that returns True for the first process that calls it with a key.
+        """Return a function that returns True only in the first process that calls it with a key.
 
         Every process must call this method the same number of times, because each call starts a new
-        set of claims. The result is None with a single process or without a common store.
+        set of claims. The result is None if there is a single process or no common store.
         """
         if self.store is None:
             return None
@@ -234,7 +234,7 @@ def rendezvous_store(timeout: timedelta) -> Store:
 
 @contextlib.contextmanager
 def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[ProcessGroup]:
-    """Join the process group described by torchrun's environment variables, or a group of one.
+    """Join torchrun's process group, or use a group of one process without torchrun.
 
     A process that has not responded for `timeout_s` seconds is considered lost. `device` is the
     name of the device that the run uses, as in `train.device`.

@@ -1,7 +1,7 @@
 """Passes over the image files of a run, divided among its processes.
 
-Each file is read by one process. The results are gathered, so every process has the facts and the
-features of all images.
+Each file is read by one process. The results are gathered, so every process has the inspection
+results and the features of all images.
 """
 
 import logging
@@ -29,12 +29,12 @@ from vitft.training.distributed import ProcessGroup
 log = logging.getLogger(__name__)
 
 UNIT = 16
-"""Number of consecutive files that one process reads. It is a multiple of the batch sizes on CPUs,
-so the batches, which can affect the last bits of features, do not depend on the number of
+"""Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
+CPUs, so the batches, which can affect the last bits of features, do not depend on the number of
 processes.
 """
 MESSAGE_BYTES = 2**26
-"""Approximate maximum size of a message that sends rows to the other processes."""
+"""Approximate maximum size in bytes of a message that sends feature rows to other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class Inspection:
 
     inspected: InspectedFolder
     duplicates: Mapping[str, str]
-    """Mapping from the digests of images that have near copies to the names of their groups; empty
-    if `data.group_duplicates` is not set."""
+    """Mapping from the digests of images that have near-duplicates to the names of their groups;
+    empty if `data.group_duplicates` is not set."""
     fingerprints: Fingerprints | None
     """Fingerprints of the readable images, if they were computed."""
     computed: int
-    """Number of images whose features were computed, by any process."""
+    """Number of images whose features were computed, summed over all processes."""
 
 
 def shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -> GreyRange:

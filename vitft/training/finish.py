@@ -43,7 +43,7 @@ from vitft.training.stages import ScoredImages, image_logits
 log = logging.getLogger(__name__)
 
 MIN_THRESHOLD = 1e-6
-"""Smallest distance of a threshold from 0 and 1, the precision of probabilities in output."""
+"""Minimum distance of a threshold from 0 and 1, equal to the resolution of output probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FinalEvaluation:
     """Final results of a run, and the temperature that calibrates the logits."""
 
     temperature: "float | Floats"
-    """Divisor of the logits, or of the logits of each of several labels (C,)."""
+    """Divisor of the logits; one per label (C,) for a multi-label model."""
     logits: Tensor
     """Calibrated logits (n, C) of the validation images, in manifest order."""
     results: RunResults
@@ -59,7 +59,8 @@ class FinalEvaluation:
     """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
     were not used for calibration."""
     thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each of several labels is assigned."""
+    """Minimum probability at which a multi-label model assigns each label; empty for other
+    models."""
 
 
 def evaluate_run(
@@ -108,25 +109,26 @@ def evaluate_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRule:
-    """Rule that turns logits into answers: the largest logit or, for several labels, thresholds."""
+    """Rule that turns logits into predictions: the largest logit, or a threshold per label."""
 
     thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each label is assigned; empty for one class per image."""
+    """Minimum probability at which each label is assigned; empty if each image has one class."""
     held_out: "float | Floats" = 0.5
-    """Probabilities, before calibration, of the thresholds chosen without each image (n, C)."""
+    """Thresholds (n, C) for probabilities before calibration; each row was chosen without the image
+    to which it applies."""
 
     @classmethod
     def fit(
         cls, validation: ScoredSet, training: ScoredSet | None, fitted: FittedTemperature
     ) -> Self:
-        """Choose the thresholds of several labels for logits before calibration."""
+        """Choose the label thresholds of a multi-label model, given logits before calibration."""
         found = fit_thresholds(validation, training)
         # The largest float below 1 is above every probability that is not rounded to 1.
         values = sigmoid(found.value / fitted.value).clip(MIN_THRESHOLD, 1 - MIN_THRESHOLD)
         return cls(thresholds=tuple(values.tolist()), held_out=sigmoid(found.held_out))
 
     def described(self, metrics: Metrics, fitted: FittedTemperature) -> Metrics:
-        """Add the threshold and the temperature of each of several labels to the metrics."""
+        """Return the metrics, with the thresholds and temperatures of a multi-label model added."""
         if "labels" in metrics:
             rows = metrics["labels"]["per_label"].values()
             scales = np.broadcast_to(fitted.value, len(self.thresholds)).tolist()
@@ -147,14 +149,14 @@ def calibrate(
 ) -> tuple[FittedTemperature, ScoredSet | None]:
     """Fit a temperature, and return it with the cross-validated set that it was fitted to, if any.
 
-    The temperature is fitted to the validation images and, if they are comparable, to the training
-    images with their cross-validated logits.
+    The temperature is fitted to the logits of the validation images and, if comparable, to the
+    cross-validated logits of the training images.
     """
     training = None if scored is None else cross_validated_set(data, scored)
     if training is not None and not are_comparable(validation, training):
         log.info(
-            "probabilities are calibrated on the validation images alone, because their loss "
-            "clearly differs from the cross-validated loss on the training images"
+            "probabilities are calibrated on the validation images alone, because the validation "
+            "loss clearly differs from the cross-validated loss on the training images"
         )
         training = None
     return calibrate_temperature(validation, training), training
@@ -218,19 +220,19 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
 def final_logits(
     inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
 ) -> tuple[Tensor, int | None]:
-    """Return logits with the same top classes as `vitft predict` and exported models (float32).
+    """Return logits whose top classes match those of `vitft predict` and exported models.
 
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
-    times the largest change observed. If images may have several labels, all images are recomputed
-    because the thresholds are not known yet. Each process recomputes one batch at a time, and the
-    batches are used in order, so the result does not depend on the number of processes.
+    times the largest change observed. For multi-label models, all images are recomputed because the
+    thresholds are not known yet. Each process recomputes one batch at a time, and the batches are
+    used in order, so the result does not depend on the number of processes.
 
     Returns:
         Logits (n, C) of the images in the order of `rows`, and the number of recomputed images. The
-        number is None if the precision is fp32 or nothing is frozen, because no image needs to be
-        recomputed.
+        number is None if the precision is fp32 or nothing is frozen, in which case no image needs
+        to be recomputed.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the run.
@@ -295,7 +297,7 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
     arrays = {"logits": calibrated.logits.numpy()}
     if calibrated.training is not None:
         probability, correct = confidence_and_correctness(*calibrated.training)
-        if calibrated.thresholds:  # of each label, and whether the image has it: (m, C)
+        if calibrated.thresholds:  # per label (m, C)
             probability = sigmoid(calibrated.training.logits)
             correct = calibrated.training.labels.astype(np.float64)
         arrays |= {"train_probability": probability, "train_correct": correct.astype(bool)}

@@ -52,7 +52,7 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
 
 
 class HeadSolver:
-    """Fits and scores the head of a run; used in the main process only."""
+    """Solver that fits and scores the head of a run, in the main process only."""
 
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.inputs = context, context.config, context.inputs
@@ -63,7 +63,7 @@ class HeadSolver:
 
     @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs of the head (see `head_features`), read once."""
+        """Inputs to the head (see `head_features`), read once."""
         return head_features(self.context.best.model, self.inputs, self.views)
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class HeadSolver:
     def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
         """Score the solved head, and score all images by cross-validation.
 
-        The features and held-out logits of the distinct images are kept in the context.
+        The features and held-out logits of the distinct images are stored in the context.
         """
         data, read = self.data, solved.method.read
         training, validation, distinct = self.features
@@ -123,7 +123,7 @@ class HeadSolver:
 
 
 def logits_of_votes(votes: Tensor, targets: Tensor) -> Tensor:
-    """Return the votes (n, C) as logits; several labels are predicted at logits of at least 0."""
+    """Convert nearest-neighbour votes (n, C) to logits; for multi-label targets, 0.5 becomes 0."""
     return votes - 0.5 if targets.ndim == 2 else votes
 
 
@@ -160,7 +160,7 @@ def describe_choice(choice: HeadChoice) -> str:
         return f"the head reads the last block (cross-validated accuracy {percent(last)})"
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
     return (
-        f"the head reads {count(choice['blocks'], 'block')} (cross-validated accuracy "
+        f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated accuracy "
         f"{percent(best['cv_top1'])}; the last block alone: {percent(last)})"
     )
 
@@ -191,7 +191,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
 
     Cross-validation fits heads to unaugmented views of 80% of the images, without a training loop.
     The result is None if the head of the best weights was fitted differently, and in all processes
-    except the main one. `first` contains the inputs of the first stage; a run resumed after that
+    except the main one. `first` contains the inputs to the first stage; a run resumed after that
     stage uses them to compute the logits again.
     """
     config, best = context.config, context.best
@@ -210,7 +210,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
 def head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of the head, in float32 on the CPU.
+    """Return the inputs to the head, in float32 on the CPU.
 
     Returns:
         Three tensors: features of the training images (views * n, D), one view after the other;

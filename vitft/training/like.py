@@ -1,13 +1,12 @@
 """The setting `data.like`: images that an earlier run held out are held out again.
 
-Images are recognised by the digest of their bytes, near-duplicates of held-out images by their
+Images are recognised by the digests of their bytes, and near-duplicates of held-out images by their
 fingerprints. If the fingerprint of a held-out image is not known, an image with the same path is
 assumed to be the same image, as in `vitft evaluate`. This module does not import torch.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from vitft.data.draw import FormerSplit
 from vitft.data.duplicates import KnownImages
@@ -17,6 +16,7 @@ from vitft.data.parts import Part
 from vitft.data.split import Manifest, run_manifest
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system.errors import DataError, RunError
+from vitft.system.rundir import run_path
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def like_manifest(like: str) -> Manifest:
     Raises:
         RunError: The path is not a run directory, or a file in it is damaged.
     """
-    manifest = run_manifest(Path(like).expanduser())
+    manifest = run_manifest(run_path(like))
     if manifest is None:
         raise RunError(
             f"{like} is not a run directory: config.toml or split.csv is missing",
@@ -46,7 +46,7 @@ def former_split(
         like: Directory of the earlier run.
         inspected: The images of the new run.
         fingerprints: Fingerprints of these images.
-        max_pixels: Maximum number of pixels of an image of the earlier run.
+        max_pixels: Maximum number of pixels in an image of the earlier run.
 
     Raises:
         RunError: The directory is not a run directory, a file in it is damaged, or the cache cannot
@@ -55,13 +55,15 @@ def former_split(
     """
     manifest = like_manifest(like)
     held = [row for row in manifest.rows if row.split != "train"]
-    rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out ones prevail
+    rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
     copies = held_out_copies(manifest, parts, inspected.good, fingerprints, max_pixels=max_pixels)
     digests = {row.sha256 for row in held}
     again = len(digests & {file.sha256 for file in inspected.good})
-    also = f", and {count(len(copies), 'copy', 'copies')} of such images" if copies else ""
-    log.info(f"held out as in {like}: {again:,} of {count(len(digests), 'image')}{also}")
+    also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
+    log.info(
+        f"held out again: {again:,} of {count(len(digests), 'image')} held out by {like}{also}"
+    )
     groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
     return FormerSplit(parts=parts | copies, groups=groups)
 
@@ -74,17 +76,17 @@ def held_out_copies(
     *,
     max_pixels: int,
 ) -> dict[str, Part]:
-    """Map the digests of copies of held-out images to the parts of these images.
+    """Return a mapping from the digests of copies of held-out images to the originals' splits.
 
     Held-out images that are not among `files` are read from the data folder of their run, if they
     are still there, and their fingerprints are added to `fingerprints`.
 
     Args:
         manifest: Split of the earlier run.
-        parts: Part of each image of the earlier run, by digest.
+        parts: Split (train, val or test) of each image of the earlier run, by digest.
         files: The images of the new run.
         fingerprints: Fingerprints of these images.
-        max_pixels: Maximum number of pixels of an image.
+        max_pixels: Maximum number of pixels in an image.
     """
     held = [row for row in manifest.rows if parts[row.sha256] != "train"]
     gone = tuple(

@@ -38,11 +38,11 @@ are class indices (B,) or class probabilities (B, C)."""
 
 
 class Batch(NamedTuple):
-    """Inputs of the trained part (pixels, tokens or pooled features) and their labels."""
+    """Inputs to the trained layers (pixels, tokens or pooled features) and their labels."""
 
     inputs: Tensor
     labels: Tensor
-    """Class indices (B,), class probabilities (B, C), or 0 and 1 for several labels (B, C)."""
+    """Class indices (B,), class probabilities (B, C), or multi-label targets of 0 and 1 (B, C)."""
     images: int = 0
     """Size of the whole batch if this is one rank's slice of it; otherwise 0."""
 
@@ -287,7 +287,7 @@ def predict_logits(
     precision: str = "fp32",
     limit: BatchLimit | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return float32 logits (n, C) and labels (n,) of all batches, both on the CPU.
+    """Return float32 logits (n, C) and labels (n,) or (n, C) of all batches, on the CPU.
 
     The model is switched to eval mode. `limit` is the number of images at a time (default: whole
     batches); it is lowered if memory runs out.

@@ -29,7 +29,7 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
 def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
     """Return an SGD or AdamW optimiser for the trainable parameters.
 
-    Each parameter group has its learning-rate factor in `lr_scale`. SGD is not fused if the
+    Each parameter group stores its learning-rate factor as `lr_scale`. SGD is not fused if the
     parameters are sharded, because torch 2.15 does not support this.
     """
     groups = parameter_groups(model, spec)

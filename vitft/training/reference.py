@@ -32,7 +32,7 @@ from vitft.training.dataset import StageInputs
 
 log = logging.getLogger(__name__)
 
-NEVER_FLAGGED = "this is not supported for several labels per image"
+NEVER_FLAGGED = "this is not supported for multi-label models"
 
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
 """Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
@@ -46,7 +46,7 @@ def write_reference(
 
     Args:
         run: The run directory.
-        inputs: Inputs of the last stage.
+        inputs: Inputs to the last stage.
         model: The trained model.
         frozen: Whether training has left the features unchanged.
         seed: Seed of the sample.
@@ -117,9 +117,9 @@ def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Featu
 
 
 def trained_features(inputs: StageInputs, model: Model, batch: Tensor, part: slice) -> Tensor:
-    """Return the features (B, D) of the trained model on the CPU for a part of a batch of inputs.
+    """Return the features (B, D) of the trained model on the CPU for a slice of a batch.
 
-    The batch contains inputs of the trained layers: pixels, or tokens of the frozen layers.
+    The batch contains inputs to the trained layers: pixels, or tokens from the frozen layers.
     """
     with exact_float32(inputs.data.device):
         if inputs.cut.prefix is None:

@@ -17,8 +17,9 @@ from vitft.data.split import write_class_indices
 from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import BudgetResults, RunResults
 from vitft.models.lora import merge_adapters
+from vitft.report.notebook import result_card
 from vitft.system.device import describe_device, peak_memory
-from vitft.system.errors import Stopped
+from vitft.system.errors import RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
 from vitft.system.run_content import damaged_file
 from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
@@ -74,11 +75,17 @@ class Result:
         top1 = self.figures.get("top1")
         return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
 
+    def _repr_html_(self) -> str | None:
+        try:
+            return result_card(self.run)
+        except RunError:  # deleted or damaged since
+            return None
+
 
 def run_finetuning(
     config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
 ) -> Result:
-    """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
+    """Fine-tune pretrained weights on labelled images and write the run directory `out`.
 
     On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the training state and any
     best weights are saved, so that the run can be resumed. Random number generators, thread counts
@@ -249,7 +256,7 @@ def load_saved(context: RunContext) -> State | None:
     The stage loads the rest of the state.
 
     Raises:
-        RunError: All states are damaged, or the newest one belongs to a stage that the run lacks.
+        RunError: All states are damaged, or the newest one belongs to a stage that does not exist.
     """
     group = context.inputs.data.group
     if group.is_main:

@@ -1,4 +1,4 @@
-"""Setup of a run: data, model, features and split, then the inputs of each stage.
+"""Setup of a run: data, model, features and split, then the inputs to each stage.
 
 Weights may be downloaded and caches filled, but nothing else is written. `--dry-run` stops
 before any image is opened.
@@ -42,6 +42,7 @@ from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.device import describe_device
+from vitft.system.rundir import run_path
 from vitft.system.text import count
 from vitft.training.batches import caches_views, training_views
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
@@ -76,7 +77,7 @@ class Start:
     setup: Setup
     inspection: Inspection
     inputs: StageInputs
-    """Inputs of the first stage."""
+    """Inputs to the first stage."""
     extraction_s: float
     """Time in seconds spent on checking the images and extracting their features."""
 
@@ -84,8 +85,9 @@ class Start:
     def full_training_s(self) -> float | None:
         """Estimated time in seconds to fine-tune all weights; None if it cannot be estimated.
 
-        Training on an image is counted as three forward passes. There is no estimate if nothing is
-        frozen or most features were cached, because too few forward passes were timed.
+        Training on an image is assumed to take as long as three forward passes. There is no
+        estimate if nothing is frozen or most features were cached, because too few forward passes
+        were timed.
         """
         computed, manifest = self.inspection.computed, self.inputs.data.manifest
         if self.inputs.extractor is None or computed < len(manifest.rows) / 2:
@@ -96,7 +98,7 @@ class Start:
 
 
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
-    """List the images, load the weights on the device and cut the model for the first stage.
+    """List the images, load the weights onto the device and cut the model for the first stage.
 
     Raises:
         DataError: The data folder or its classes cannot be used.
@@ -136,12 +138,12 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
 
 
 def with_absolute_paths(spec: DataSpec) -> DataSpec:
-    """Return the settings with absolute paths of the data, its base folder, and other files."""
+    """Return the settings with absolute paths to the data, its base folder and other files."""
     data = data_path(spec.path, spec.root).resolve()
     root = (
         str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
     )
-    like = str(Path(spec.like).expanduser().resolve()) if spec.like else ""  # `latest` moves on
+    like = str(run_path(spec.like).resolve()) if spec.like else ""  # `latest` may change
     classes = str(Path(spec.classes).expanduser().resolve()) if spec.classes else ""
     return replace(spec, path=str(data), root=root, classes=classes, like=like)
 
@@ -267,7 +269,7 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
 def next_inputs(
     model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
 ) -> StageInputs:
-    """Unfreeze the parameters that the next stage trains, and return the inputs of that stage."""
+    """Unfreeze the parameters that the next stage trains, and return the inputs to that stage."""
     log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
@@ -296,7 +298,7 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     labels = expected_training_labels(folder, config.data)
     test = sum(file.part == "test" for file in folder.files)
     held_back = len(folder.files) - len(labels) - test
-    tested = f", {test:,} for the final test" if test else ""
+    tested = f", and {test:,} for the final test" if test else ""
     what = f"in {len(folder.classes)} classes"
     if folder.labels:
         what = f"with {count(len(folder.labels), 'label')}"
@@ -324,8 +326,8 @@ def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
     images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
     steps = math.ceil(images / spec.batch_size)
     return (
-        f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')} of "
-        f"{count(steps, 'step')} of {count(spec.batch_size, 'image')}"
+        f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
+        f"{count(steps, 'step')} per epoch, {count(spec.batch_size, 'image')} per step"
     )
 
 

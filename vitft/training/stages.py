@@ -51,7 +51,7 @@ class ScoredImages:
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """Objects shared by all stages of a run, and their results so far."""
+    """Objects shared by all stages of a run, and the results so far."""
 
     run: RunDir
     config: Config
@@ -60,7 +60,7 @@ class RunContext:
     stopper: Stopper
     trackers: Trackers
     inputs: StageInputs
-    """Inputs of the current stage."""
+    """Inputs to the current stage."""
     started: float
     """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
     time used earlier is subtracted."""
@@ -290,7 +290,7 @@ def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[
 def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:
     """Return the logits (n, C) of images, in the order of `rows`."""
     data = inputs.data
-    unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # the batches of a single process, if quick
+    unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # if pooled: same batches as with one process
     batches = evaluation_batches(inputs, data.group.shard(rows, unit))
     logits, _ = predict_logits(
         inputs.cut.suffix, batches, device=data.device, precision=precision, limit=inputs.limit

@@ -78,8 +78,8 @@ class State:
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     """Return the complete state of a trainer before its next step, as tensors and JSON values.
 
-    If the model is sharded, every rank must call this function, but only the main process gets the
-    tensors.
+    If the model is sharded, every rank must call this function, but only the main process receives
+    the tensors.
     """
     weights = trainer.average.trained
     tensors = {f"weights/{name}": weights[name].detach() for name in trainer.parameters}
@@ -171,8 +171,8 @@ def save_state(
     States other than the two newest are deleted.
 
     Returns:
-        The name of the file with the best weights, as recorded in the state; empty if there are no
-        best weights.
+        The name of the file with the best weights, as recorded in the state, or an empty string if
+        there are no best weights.
 
     Raises:
         ResourceError: The disk is full; older states are intact.
@@ -261,7 +261,7 @@ def list_states(folder: Path) -> list[Path]:
 def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     """Return the newest intact state and its best weights, or None if there are no states.
 
-    A state is intact only if the file with its best weights is intact, too.
+    A state is intact only if the file with its best weights is intact as well.
 
     Damaged files are renamed to `*.damaged`, with a log message.
 

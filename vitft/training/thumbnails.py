@@ -1,7 +1,8 @@
 """Thumbnails of images for the report, written to the run directory.
 
-They show mistakes, correct predictions of low probability and images listed in the audit. The most
-confident mistakes also get attention overlays. Metadata of the original files is not copied.
+They show mistakes, correct predictions with low probability and images listed in the audit. For the
+most confident mistakes, attention overlays are written as well. Metadata of the original files is
+not copied.
 """
 
 import copy
@@ -31,6 +32,7 @@ from vitft.predict.validation import (
     THUMBS,
     least_confident,
     mistakes,
+    most_confident,
     read_validation_predictions,
     thumb_name,
 )
@@ -109,9 +111,9 @@ class ThumbnailMaker:
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
-        """Yield the digest of each view, and a JPEG that shows relevance to the predicted class.
+        """Yield each view's digest and a JPEG of its relevance to the predicted class.
 
-        If relevance cannot be drawn, this is logged and the iteration ends.
+        If relevance cannot be computed, the reason is logged and the iteration ends.
         """
         if not views:
             return
@@ -196,7 +198,8 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
         named += [member["path"] for member in group["members"][:6]]
     unsure = least_confident(predictions, per_class=3, most=60)
     by_path = {row.path: row for row in manifest.rows}
-    paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure]
+    sure = most_confident(predictions, most=8)
+    paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure + sure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     index = {name: number for number, name in enumerate(manifest.outputs)}
     predicted = {p.sha256: index[p.most_probable] for p in wrong[:12]}

@@ -1,4 +1,4 @@
-"""Log a run to experiment trackers: TensorBoard, MLflow, Weights & Biases.
+"""Logging of runs to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
 metrics.jsonl is always written. Trackers never affect training: they only receive metrics, and a
 tracker that fails is dropped with one warning. Metrics are sent in batches, before each state is
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import shlex
 import time
 import uuid
 import warnings
@@ -27,6 +26,7 @@ from vitft.system.imports import require_extra
 from vitft.system.redaction import redacted
 from vitft.system.rundir import RunDir
 from vitft.system.structure import parse_json
+from vitft.system.text import shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class TrackedRun:
     settings: Mapping[str, Any]
     """Settings of the run by dotted key."""
     id: str = ""
-    """Id of the run in the tracker if the run is resumed; empty for a new run."""
+    """ID of the run in the tracker if the run is resumed; empty for a new run."""
     last_moment: int = -1
-    """Moment of the last metrics sent; -1 if none were sent."""
+    """Moment (see `MetricPoints`) of the last metrics sent; -1 if none were sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Connection:
     location: str
     """URL of the tracked run, or instructions for finding, viewing or uploading it."""
     last_moment: int = -1
-    """Moment of the last metrics that the tracker has received; -1 if unknown."""
+    """Moment (see `MetricPoints`) of the last metrics received by the tracker; -1 if unknown."""
 
 
 class TrackerClient(Protocol):
@@ -98,7 +98,7 @@ class TensorBoard:
         if run.last_moment < 0:
             rows = "\n".join(f"    {key} = {value!r}" for key, value in run.settings.items())
             self.writer.add_text("settings", rows, 0)
-        location = f"tensorboard --logdir {shlex.quote(str(folder))}"
+        location = f"tensorboard --logdir {shell_quote(str(folder))}"
         return Connection(id="tensorboard", location=location)
 
     def log(self, points: MetricPoints) -> None:
@@ -133,12 +133,12 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return twice the last step of the metric `key` on the server, or -2 if there is none."""
+        """Return `2 * n` for the last step `n` of the metric `key` on the server, or -2 if none."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
     def create_run(self, run: TrackedRun) -> str:
-        """Create a run with the settings as parameters, and return its id."""
+        """Create a run with the settings as parameters, and return its ID."""
         from mlflow.entities import Param
 
         found = self.experiment
@@ -236,11 +236,11 @@ def short_timeouts() -> Iterator[None]:
 
 @dataclass(slots=True)
 class ActiveTracker:
-    """Connected tracker, with the id of its run and the moment of the last metrics sent."""
+    """Connected tracker, with the ID of its run and the moment of the last metrics sent."""
 
     client: TrackerClient
     id: str = ""
-    """Id of the run in the tracker; empty before the run is started."""
+    """ID of the run in the tracker; empty before the run is started."""
     last_moment: int = -1
 
     def start(self, name: str, run: TrackedRun) -> None:
@@ -276,7 +276,7 @@ class Trackers:
         self.write_progress()
 
     def log_step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Queue the values of every `STEP_INTERVAL`-th step for sending."""
+        """Queue the values of a step for sending if `step` is a multiple of `STEP_INTERVAL`."""
         if self.active and step % STEP_INTERVAL == 0:
             self.pending.append((2 * step, finite_numbers(values)))
 
@@ -327,7 +327,7 @@ class Trackers:
         return True
 
     def write_progress(self) -> None:
-        """Write each tracker's run id and the moment of its last metrics to trackers.json."""
+        """Write each tracker's run ID and the moment of its last metrics to trackers.json."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
             self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)

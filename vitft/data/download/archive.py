@@ -1,4 +1,4 @@
-"""Unpack tar and zip archives from untrusted sources safely.
+"""Safe unpacking of tar and zip archives from untrusted sources.
 
 All entries are checked before the first is written, and each is checked again when it is written.
 An archive is refused if it contains a link, a device or a path that leads out of the folder, or if

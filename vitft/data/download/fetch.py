@@ -1,8 +1,8 @@
 """Download of an image folder as an archive (`vitft data fetch`).
 
-The archive is downloaded to a `.part` file beside the target folder. Once its size and
-digest have been checked, it is unpacked into a hidden folder. This folder is renamed to the target
-if it contains an image folder.
+The archive is downloaded to a `.part` file next to the target folder. Once its size and
+digest have been checked, the archive is unpacked into a hidden folder. If this folder contains an
+image folder, it is renamed to the target.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ def locked_target(target: Path) -> Iterator[None]:
         return
     path = target.with_name(f".{target.name}.lock")
     with writing(path, option="--to"):
-        file = path.open("a")
+        file = path.open("ab")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +173,7 @@ def image_root(folder: Path, name: str) -> Path:
     """Return the topmost image folder in an unpacked archive.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: The archive contains no image folder.
     """
     place, problem = folder, ""
     for _ in range(5):  # maximum number of nested folders to try

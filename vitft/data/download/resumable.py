@@ -1,8 +1,8 @@
 """Resumable download of one large file.
 
-The data is written to a `.part` file. A `.part.json` file beside it records the address and version
-(ETag or Last-Modified) of the remote file. This allows a later process to resume the download, or
-to start over if the remote file has changed.
+The data is written to a `.part` file. A `.part.json` file next to it records the address and
+version (ETag or Last-Modified) of the remote file. This allows a later process to resume the
+download, or to start over if the remote file has changed.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def fetch_to_part(
         except BrokeOffError as broke:
             failures = failures + 1 if file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
-                kept = f"; {file_size(part) / 1e6:.1f} MB were kept" if file_size(part) else ""
+                kept = f"; {file_size(part) / 1e6:.1f} MB was kept" if file_size(part) else ""
                 again = "check the address and the network, and run the command again"
                 raise DataError(
                     f"cannot fetch {url}: {broke}{kept}",
@@ -171,7 +171,7 @@ def receive(
     limits: DownloadLimits,
     clock: Deadline,
 ) -> None:
-    """Append the body of a response to the part, or overwrite a part that cannot be continued."""
+    """Append the body of a response to the part, or overwrite a part that cannot be resumed."""
     total, start = body_range(answer, start)
     if size is not None and total not in (None, size):
         raise DataError(

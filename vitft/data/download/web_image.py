@@ -32,7 +32,7 @@ class WebLimits:
     """Limits on a request."""
 
     max_bytes: int = 64 * 2**20
-    seconds: float = 30.0  # from first connection to last byte, including redirects
+    seconds: float = 30.0  # from the first connection to the last byte, including redirects
     redirects: int = 5
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""

@@ -1,0 +1,177 @@
+"""What the commands need of the operating system: nothing that Windows lacks.
+
+The tests run on any system. `support.like_windows` lists what they hide, and what they cannot
+show.
+"""
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path, PureWindowsPath
+
+import pytest
+
+from tests.support.like_windows import RESERVED
+from vitft.cli.streams import SafeStream
+from vitft.config.run import config_from_table, to_toml
+from vitft.data.demo import draw_demo
+from vitft.explain.explainer import safe_stem
+from vitft.models.find import find_model
+from vitft.report.run_files import find_run
+from vitft.system.rundir import create_run, plan_run, point_latest, run_path
+from vitft.system.text import shell_join
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = """
+import os, sys
+from tests.support import like_windows
+
+like_windows.hide()
+from vitft.cli.main import main
+
+def run(*arguments):
+    if code := main([*arguments, "--debug"]):
+        sys.exit(f"{arguments} ended with {code}")
+
+def main_path():
+    start = ["finetune", "--data", "flowers", "--weights", "demo", "--cache", "cache"]
+    run(*start)
+    run(*start, "--freeze", "blocks:1", "--epochs", "1")
+    run("predict", "flowers/rose", "--format", "csv", "--out", "answers.csv")
+    run("predict", "flowers/rose", "--format", "csv", "--out", "answers.csv", "--resume")
+    run("evaluate", "--data", "flowers", "--out", "evaluated", "--run", "runs/latest")
+    run("check", "flowers", "--weights", "demo", "--cache", "cache", "--out", "checked")
+    run("explain", "flowers/rose/0001.jpg", "--out", "explained")
+    run("export", "--safetensors", "--onnx", "--html", "--preprocessing", "--out", "exported")
+    run("report", "--run", "runs/latest")
+    run("compare", *sorted(f"runs/{name}" for name in os.listdir("runs") if name != "latest"))
+
+if __name__ == "__main__":
+    main_path()
+"""
+
+
+def test_the_commands_run_where_windows_is_stricter(tmp_path: Path) -> None:
+    draw_demo(tmp_path / "flowers", per_class=8)
+    (tmp_path / "commands.py").write_text(COMMANDS, encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "commands.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252"},
+        capture_output=True,
+        encoding="cp1252",
+        timeout=240,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "\\u" not in done.stdout + done.stderr
+    latest = tmp_path / "runs" / "latest"
+    assert latest.is_file()
+    assert not latest.is_symlink()
+    for table in tmp_path.rglob("*.csv"):
+        paths = [line.split(b",")[0] for line in table.read_bytes().splitlines()]
+        assert not any(b"\\" in path for path in paths), table
+
+
+def test_latest_is_a_file_where_links_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(1, "A required privilege is not held by the client")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    for name in ("one", "two"):
+        run = create_run(Path("runs") / name)
+        run.model.write_bytes(b"")
+        run.eval.write_text("{}")
+        point_latest(run)
+
+    for run_name in (None, "runs/latest"):
+        assert find_model(run_name) == Path("runs/two/model.safetensors")
+        assert find_run(run_name) == Path("runs/two")
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "one", "two"]
+
+
+@pytest.mark.parametrize("content", ["../elsewhere", "", "a/b", "\udcff"])
+def test_a_file_latest_leads_only_to_a_run_beside_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "latest").write_bytes(content.encode("utf-8", "surrogateescape"))
+
+    assert run_path(str(tmp_path / "latest")) == tmp_path / "latest"
+
+
+@pytest.mark.parametrize("data", ["a:b?.csv", "C:\\photos", "train*|<>", "con", "aux.csv", 'x"y'])
+def test_names_of_runs_and_pictures_are_allowed_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert not RESERVED.search(plan_run(None, data).name)
+    assert not RESERVED.search(f"001-{safe_stem(data)}.png")
+
+
+def test_a_windows_path_in_the_settings_is_read_as_it_was_written() -> None:
+    path = str(PureWindowsPath("C:\\Users\\new", "photos", "table.csv"))
+    config = config_from_table({"data": {"path": path, "root": "\\\\server\\share"}})
+
+    read = config_from_table(tomllib.loads(to_toml(config)))
+
+    assert (read.data.path, read.data.root) == (path, "\\\\server\\share")
+
+
+@pytest.mark.parametrize(
+    ("system", "command"),
+    [
+        pytest.param("posix", "vitft check 'my photos' 'runs\\a' x_1.csv ''", id="POSIX"),
+        pytest.param("nt", 'vitft check "my photos" runs\\a x_1.csv ""', id="Windows"),
+    ],
+)
+def test_suggested_commands_are_quoted_as_the_shell_expects(
+    monkeypatch: pytest.MonkeyPatch, system: str, command: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "name", system)
+        joined = shell_join(["vitft", "check", "my photos", "runs\\a", "x_1.csv", ""])
+
+    assert joined == command
+
+
+def test_characters_that_a_terminal_lacks_are_replaced_by_similar_ones() -> None:
+    inner = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+
+    stream = SafeStream(inner)
+    stream.write("███░ −2.5 × 3 … 花")
+    stream.flush()
+
+    assert inner.buffer.getvalue().decode("cp1252") == "###. -2.5 × 3 … \\u82b1"
+
+
+def test_text_files_have_an_encoding_and_written_ones_a_newline() -> None:
+    found = []
+    for path in sorted((ROOT / "vitft").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else ""
+            name = function.id if isinstance(function, ast.Name) else name
+            given = {keyword.arg for keyword in node.keywords}
+            modes = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            mode = next(
+                (m for m in modes if isinstance(m, str) and {*m} <= {*"rwaxbt+"} and m), "r"
+            )
+            if name == "open" and "b" in mode:
+                continue
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            if name == "read_text" and not given & {"encoding"} and not node.args:
+                found.append(f"{where}: read_text without encoding")
+            if name == "open" and {*mode} & {*"wax"} and not {"encoding", "newline"} <= given:
+                found.append(f"{where}: open for writing without encoding and newline")
+
+    assert found == []
