@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs clean bench-frozen bench-heads bench-train bench-predict \
+.PHONY: demo test check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
 	bench-finetuned bench-scratch kills campaign mutants pretrain-demo
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
@@ -67,11 +67,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.testing: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs,test]'
 	touch $@
 
 docs: $(VENV)/.installed  ## write docs/settings.md from the settings in the code
 	$(BIN)/python docs/settings.py
+
+docs-site: $(VENV)/.testing  ## build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.installed  ## execute the notebooks in examples and write their outputs
+	$(BIN)/python examples/execute.py examples/*.ipynb
 
 clean:  ## delete the environment; runs and exports stay
 	rm -rf $(VENV)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def merge_splits(data: Path, into: Path) -> Path:
-    """Return a folder with one sub-folder per class.
+    """Return a folder with one subfolder per class.
 
     A folder without train/ and validation/ is returned as it is; otherwise `into` receives links to
     the images of both.

@@ -1,6 +1,8 @@
 """The Python API."""
 
 import inspect
+import pydoc
+import re
 import runpy
 import subprocess
 import sys
@@ -252,6 +254,15 @@ def test_a_misspelt_option_is_refused_by_python_and_by_the_type_checker() -> Non
 def test_only_public_names_are_listed() -> None:
     assert dir(vitft) == sorted(vitft.__all__)
     assert all(getattr(vitft, name) for name in vitft.__all__)
+
+
+def test_help_describes_only_public_names() -> None:
+    text = pydoc.plain(pydoc.render_doc(vitft))
+
+    described = re.findall(r"^    (?:class )?(\w+)\(", text, re.MULTILINE)
+    assert {*described} >= {*vitft.__all__}
+    assert {*described} - {*vitft.__all__} <= {"builtins"}  # base class of VitftError
+    assert "\nDATA\n" not in text
 
 
 def test_results_and_models_have_short_reprs(trained: Trained) -> None:

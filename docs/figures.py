@@ -1,0 +1,252 @@
+"""Draw the figures of docs/teach.md and docs/tutorials.md.
+
+    python docs/figures.py runs docs        # after the commands of docs/teach.md
+
+The run digits gives patches, positions and its curve, the run first the attention, the runs pre and
+post (and pre1, post1, ... with other seeds) the norms. The curves of docs/tutorials.md are those of
+its tables.
+"""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitft.explain.attribution import attention_maps, explain, scale_maps
+from vitft.explain.heatmaps import overlay
+from vitft.explain.method import Method
+from vitft.explain.model import ExplainedModel, load_run_model, validation_files
+from vitft.explain.model_figures import position_similarity
+
+PAGE = Path(__file__).with_name("tutorials.md")
+BLUE, ORANGE, GREY = "#0969da", "#bc4c00", "#818b98"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure without the date and the version of matplotlib."""
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(path, dpi=150, metadata=metadata, bbox_inches="tight")
+
+
+def picture(axes: Axes, image: NDArray[np.generic], title: str = "", **how: object) -> None:
+    """Show an image without ticks."""
+    axes.imshow(image, interpolation="nearest", **how)
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=9)
+
+
+def digit(run: Path) -> tuple[ExplainedModel, torch.Tensor, NDArray[np.uint8]]:
+    """Return the model of a run, and the first digit of its data as input and as pixels."""
+    model = load_run_model(str(run), device="cpu")
+    data = tomllib.loads((run / "config.toml").read_text())["data"]["path"]
+    with np.load(data) as file:
+        pixels = file["x"][3]
+    return model, model.inputs(model.transform.pixels(Image.fromarray(pixels))[None]), pixels
+
+
+@torch.no_grad()
+def draw_patches(run: Path, out: Path) -> None:
+    """Draw an image, its patches in order, and the tokens that the model makes of them."""
+    model, inputs, pixels = digit(run)
+    net, size = model.net, model.net.config.patch_size[0]
+    rows, columns = net.config.grid
+    patches = [
+        pixels[r * size : (r + 1) * size, c * size : (c + 1) * size]
+        for r in range(rows)
+        for c in range(columns)
+    ]
+    tokens = net.embed(inputs)[0, net.config.num_prefix :].numpy()  # (P, D)
+    count = len(patches)
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 2.6))
+    axes = left.subplots()
+    picture(axes, pixels, f"{pixels.shape[1]} x {pixels.shape[0]} pixels", cmap="gray")
+    for edge in range(size, pixels.shape[0], size):
+        axes.axhline(edge - 0.5, color=ORANGE, linewidth=1.5)
+        axes.axvline(edge - 0.5, color=ORANGE, linewidth=1.5)
+    for index in range(count):
+        place = (index % columns * size - 0.4, index // columns * size - 0.1)
+        axes.annotate(str(index + 1), place, color=ORANGE, fontsize=8, va="center")
+    grid = right.add_gridspec(2, count, height_ratios=(1, 5))
+    for index, patch in enumerate(patches):
+        axes = right.add_subplot(grid[0, index])
+        picture(axes, patch, str(index + 1), cmap="gray", vmin=0, vmax=255)
+    axes = right.add_subplot(grid[1, :])
+    limit = float(np.abs(tokens).max())
+    axes.imshow(tokens.T, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
+    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=8)
+    axes.set_xlabel("token", fontsize=9)
+    axes.set_ylabel(f"{tokens.shape[1]} values", fontsize=9)
+    axes.set_yticks([])
+    save(figure, out / "teach_patches.png")
+
+
+def draw_positions(run: Path, out: Path) -> None:
+    """Draw the similarity of each position embedding to all others, as a grid of maps."""
+    net = load_run_model(str(run), device="cpu").net
+    similar = position_similarity(net.config, net.pos_embed)  # (gh, gw, gh, gw)
+    rows, columns = net.config.grid
+    figure = Figure(figsize=(4.2, 4.2), layout="constrained")
+    grid = figure.subplots(rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            axes = grid[row, column]
+            picture(axes, similar[row, column], cmap="viridis", vmin=float(similar.min()), vmax=1)
+            axes.plot(column, row, "o", color=ORANGE, markersize=4)
+    save(figure, out / "teach_positions.png")
+
+
+@torch.no_grad()
+def draw_attention(run: Path, out: Path) -> None:
+    """Draw the attention of every head for a drawn flower: what the mean over all tokens reads."""
+    model = load_run_model(str(run), device="cpu")
+    pixels = opened(model, chosen(run, "sunflower"))
+    maps, _ = attention_maps(model.net, model.inputs(pixels[None]))
+    config = model.net.config
+    figure = Figure(figsize=(1.9 * (config.heads + 1), 1.9 * config.depth), layout="constrained")
+    grid = figure.subplots(config.depth, config.heads + 1)
+    for block, weights in enumerate(maps):
+        picture(grid[block, 0], pixels, "image" if block == 0 else "")
+        grid[block, 0].set_ylabel(f"block {block + 1}", fontsize=9)
+        for head in range(config.heads):
+            heat = weights[0, head].mean(dim=0)[config.num_prefix :].unflatten(0, config.grid)
+            title = f"head {head + 1}" if block == 0 else ""
+            picture(grid[block, head + 1], heat.numpy(), title, cmap="magma")
+    save(figure, out / "teach_heads.png")
+
+
+def draw_methods(run: Path, out: Path) -> None:
+    """Draw rollout and relevance of one flower of each kind."""
+    model = load_run_model(str(run), device="cpu")
+    methods = {"rollout": Method(name="rollout"), "relevance": Method()}
+    figure = Figure(figsize=(1.75 * len(model.classes), 5.4), layout="constrained")
+    grid = figure.subplots(3, len(model.classes))
+    for column, name in enumerate(model.classes):
+        pixels = opened(model, chosen(run, name))
+        picture(grid[0, column], pixels, name)
+        for row, method in enumerate(methods.values(), 1):
+            found = explain(model.net, model.inputs(pixels[None]), method)
+            blended = overlay(Image.fromarray(pixels), scale_maps(found.values)[0])
+            picture(grid[row, column], np.asarray(blended))
+    for row, label in enumerate(("image", *methods)):
+        grid[row, 0].set_ylabel(label, fontsize=9)
+    save(figure, out / "teach_rollout.png")
+
+
+def chosen(run: Path, name: str) -> str:
+    """Return the first validation image of a class."""
+    return next(path for path in validation_files(run) if f"/{name}/" in path)
+
+
+def opened(model: ExplainedModel, path: str) -> NDArray[np.uint8]:
+    """Return the view (S, S, 3) of an image file."""
+    return model.transform.pixels(Image.open(path).convert("RGB"))
+
+
+def curves(
+    axes: Axes, lines: Mapping[str, tuple[Sequence[float], str, str]], **how: object
+) -> None:
+    """Draw accuracies in percent by epoch; a line is its values, colour and style."""
+    for label, (values, colour, style) in lines.items():
+        epochs = how.get("epochs", range(1, len(values) + 1))
+        axes.plot(epochs, values, style, color=colour, label=label, linewidth=1.8)
+    axes.set(ylim=(0, 100), xlabel="epoch", ylabel="accuracy, %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#d1d9e0", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def accuracy(run: Path, part: str) -> list[float]:
+    """Return the accuracy of each epoch in percent."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [100 * row[f"{part}_top1"] for row in map(json.loads, lines) if "epoch" in row]
+
+
+def draw_scratch(runs: Path, out: Path) -> None:
+    """Draw the learning curve of the digits."""
+    figure = Figure(figsize=(6, 3.2))
+    curves(
+        figure.subplots(),
+        {
+            "training images": (accuracy(runs / "digits", "train"), GREY, "--"),
+            "validation images": (accuracy(runs / "digits", "val"), BLUE, "-"),
+        },
+    )
+    save(figure, out / "teach_scratch.svg")
+
+
+def draw_norms(runs: Path, out: Path) -> None:
+    """Draw the learning curves of pre-norm and post-norm, a line per seed."""
+    figure = Figure(figsize=(6, 3.2))
+    axes = figure.subplots()
+    for name, label, colour in (("pre", "pre-norm", BLUE), ("post", "post-norm", ORANGE)):
+        for run in sorted(runs.glob(f"{name}*")):  # a line per seed
+            curves(axes, {label: (accuracy(run, "val"), colour, "-")})
+            label = "_"  # once in the legend
+    save(figure, out / "teach_norm.svg")
+
+
+def recorded(section: str) -> list[tuple[list[int], dict[str, list[float]]]]:
+    """Return the tables of accuracies by epoch in a section of docs/tutorials.md."""
+    page = PAGE.read_text()
+    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        rows = [
+            [cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()
+        ]
+        if rows[0][0] == "epoch":
+            values = {row[0].removesuffix(", %"): [float(x) for x in row[1:]] for row in rows[2:]}
+            found.append(([int(x) for x in rows[0][1:]], values))
+    return found
+
+
+def draw_tutorials(out: Path) -> None:
+    """Draw the recorded learning curves of the tutorials' experiments."""
+    pictures = {
+        "tutorials_cifar10.svg": ("From scratch on CIFAR-10", ("cifar10-tutorial", "cifar10")),
+        "tutorials_mnist.svg": ("From scratch on MNIST", ("",)),
+        "tutorials_norm.svg": ("Pre-norm and post-norm", ("",)),
+    }
+    styles = {"training images": "--", "test images": "-"}
+    colours = {"cifar10-tutorial": ORANGE, "cifar10": BLUE, "pre-norm": BLUE, "post-norm": ORANGE}
+    for name, (section, labels) in pictures.items():
+        figure = Figure(figsize=(6, 3.2))
+        axes = figure.subplots()
+        for label, (epochs, rows) in zip(labels, recorded(section), strict=True):
+            for row, values in rows.items():
+                kind, _, images = row.rpartition(", ")
+                what = kind or label
+                line = (values, colours.get(what, BLUE), styles[images])
+                curves(axes, {f"{what}, {images}".removeprefix(", "): line}, epochs=epochs)
+        axes.set_ylim(0 if "cifar" not in name else 20, 100)
+        save(figure, out / name)
+
+
+def main(runs: Path, out: Path) -> None:
+    """Draw all figures into a folder."""
+    mpl.rcParams["svg.hashsalt"] = "vitft"
+    out.mkdir(parents=True, exist_ok=True)
+    draw_tutorials(out)
+    draw_patches(runs / "digits", out)
+    draw_positions(runs / "digits", out)
+    draw_scratch(runs, out)
+    draw_attention(runs / "first", out)
+    draw_methods(runs / "first", out)
+    draw_norms(runs, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,80 @@
+"""Execute notebooks, without Jupyter, and keep the outputs of their cells.
+
+    python examples/execute.py examples/first_run.ipynb examples/look_inside.ipynb
+
+A notebook runs in a new, temporary folder. The text and HTML of each cell's last expression are
+written to the notebook. Magics, shell commands and rich outputs of other types are not supported.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+Cell = dict[str, Any]
+
+
+def main(*notebooks: str) -> None:
+    """Execute notebooks and write their outputs to them."""
+    for name in notebooks:
+        path = Path(name).resolve()
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            execute(notebook)
+        text = json.dumps(notebook, ensure_ascii=False, indent=1)
+        path.write_text(f"{text}\n", encoding="utf-8", newline="\n")
+        print(f"{name}: {path.stat().st_size:,} bytes")
+
+
+def execute(notebook: dict[str, Any]) -> None:
+    """Execute the code cells of a notebook in order, and replace their outputs."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    number = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            number += 1
+            cell["outputs"] = execute_cell("".join(cell["source"]), names, number)
+            cell["execution_count"] = number
+
+
+def execute_cell(source: str, names: dict[str, Any], number: int) -> list[Cell]:
+    """Execute the source of a cell and return its outputs."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    value = None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, f"<cell {number}>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"<cell {number}>", "eval"), names)
+    outputs: list[Cell] = []
+    if text := printed.getvalue():
+        outputs.append({"output_type": "stream", "name": "stdout", "text": lines(text)})
+    if value is not None:
+        data = {"text/plain": lines(repr(value))}
+        if (markup := getattr(value, "_repr_html_", lambda: None)()) is not None:
+            data["text/html"] = lines(markup)
+        outputs.append(
+            {
+                "output_type": "execute_result",
+                "execution_count": number,
+                "data": data,
+                "metadata": {},
+            }
+        )
+    return outputs
+
+
+def lines(text: str) -> list[str]:
+    """Return a text as the lines of the notebook format, each with its line break."""
+    return text.splitlines(keepends=True)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # outputs then repeat
+    main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+"""The documentation: the site builds, its links lead somewhere, its pictures state their source."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. A warning, e.g. of a broken link or a page that is in no menu, fails."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_every_link_of_the_site_leads_to_a_file_and_a_heading_of_it(site: Path) -> None:
+    pages = {path: path.read_text() for path in site.rglob("*.html") if path.name != "404.html"}
+    broken = []
+    for page, text in pages.items():
+        for link in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (
+                anchor and target in pages and f'id="{anchor}"' not in pages[target]
+            ):
+                broken.append(f"{page.relative_to(site)}: {link}")
+
+    assert len(pages) > 30
+    assert not broken
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"(http[^\"]*)", page.read_text()
+        )
+        assert not [url for url in loaded if "squidfunk" not in url], page  # the generator's name
+
+
+def test_the_search_finds_every_page(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text()
+
+    assert '"location":"fix_labels/"' in index
+    assert "post-norm" in index.lower()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_lists_and_tables_stand_apart_from_the_text_before_them(page: Path) -> None:
+    """Otherwise the site, unlike GitHub, shows them as text."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.S).splitlines()
+
+    for above, line in pairwise(lines):
+        starts = re.match(r"(- |\d+\. |\|)", line)
+        if starts and above.strip() and not re.match(r"(- |\d+\. |\||\s)", above):
+            pytest.fail(f"needs an empty line above it: {line}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_of_the_pages_also_work_in_the_repository(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text())
+
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_every_figure_of_the_chart_is_recorded_in_the_experiments() -> None:
+    chart = runpy.run_path(str(ROOT / "docs" / "chart.py"))
+    page = (ROOT / "docs" / "experiments.md").read_text()
+
+    for _, seconds in chart["TIMES"]:
+        assert f" {seconds} (" in page
+    for _, seconds, percent in chart["ACCURACIES"]:
+        assert re.search(rf"\b{seconds:g} s \([^)]*\), {percent}%", page)
+    assert chart["chart"]() == (ROOT / "docs" / "speed.svg").read_text()
+
+
+def test_the_program_on_the_page_is_the_one_that_is_tested() -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+
+    assert (ROOT / "docs" / "deploy" / "classify.py").read_text() in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_benchmarks_that_a_page_names_exist(page: Path) -> None:
+    modules = re.findall(r"python -m (benchmarks[\w.]*\w)", page.read_text())
+
+    assert not [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()]
