@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.support.pictures import contents, encoded, read, scene, scenes_folder
+from tests.support.run_files import make_run
+from vitft.check.folder import compare_with_run
 from vitft.cli.main import main
 from vitft.config.run import read_toml
 
@@ -201,8 +204,51 @@ def test_the_next_command_uses_the_weights_of_the_check_and_the_images_of_the_ru
 
     shown = capsys.readouterr().err
     assert f"--weights {tiny_weights} --like run --fixes fixes.csv" in shown
-    assert "the run applied" in shown
     assert f"--weights {tiny_weights} --like run --fixes" in (here / "check.html").read_text()
+
+
+def test_a_check_applies_the_fixes_of_the_run_and_adds_to_them(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+    shutil.copy(data / "red" / "004.png", data / "red" / "copy.png")
+    decisions = "blue/moved.png,move,red\nred/copy.png,drop,\n"
+    Path("fixes.csv").write_text(f"path,action,new_label\n{decisions}")
+    assert finetune(data, tiny_weights, "run", "--fixes", "fixes.csv") == 0
+    shutil.copy(data / "green" / "004.png", data / "green" / "later.png")
+
+    audit = checked(capsys, str(data), "--run", "run", "--out", "again")
+    unfixed = checked(capsys, str(data), "--weights", str(tiny_weights), "--out", "unfixed")
+    fixed = checked(
+        capsys, str(data), "--weights", str(tiny_weights), "--fixes", "fixes.csv", "--out", "fixed"
+    )
+
+    assert (audit["images"], unfixed["images"]) == (76, 77)
+    assert "fixes applied: 1 image left out, 1 relabelled" in audit["notes"]
+    assert [item["path"] for item in unfixed["mislabels"]] == ["blue/moved.png"]
+    assert audit["mislabels"] == fixed["mislabels"] == []
+    copies = [group["members"][0]["path"] for group in audit["duplicates"]]
+    assert copies == ["green/004.png"]
+    rows = table(here / "again" / "fixes.csv")
+    actions = {path: row["action"] for path, row in rows.items() if row["action"] != "keep"}
+    assert actions == {"blue/moved.png": "move", "red/copy.png": "drop", "green/later.png": "drop"}
+    assert rows["blue/moved.png"]["new_label"] == "red"
+    assert rows == table(here / "fixed" / "fixes.csv")
+    assert '"former": [["blue/moved.png"' in unescape((here / "again" / "check.html").read_text())
+
+
+def test_fixes_of_a_run_that_are_gone_do_not_end_its_check(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    Path("fixes.csv").write_text("path,action\nred/001.png,drop\n")
+    assert finetune(data, tiny_weights, "run", "--fixes", "fixes.csv") == 0
+    Path("fixes.csv").write_text("path,action\n")
+
+    assert main(["check", str(data), "--run", "run"]) == 0
+    assert "the fixes of the run are not applied" in capsys.readouterr().err
+    assert main(["check", str(data), "--fixes", "none.csv"]) == 3
 
 
 def test_an_option_of_finetune_is_not_suggested(
@@ -302,8 +348,9 @@ def test_a_run_logs_the_findings_about_its_images(
 
     assert finetune(data, tiny_weights, "run") == 0
 
-    said = [line for line in capsys.readouterr().err.splitlines() if "vitft check" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "run/report.html" in line]
     assert len(said) == 1
+    assert "decide on them in" in said[0]
     assert "1 probable label error" in said[0]
     assert "1 group of duplicates with different labels" in said[0]
     audit = json.loads((here / "run" / "audit.json").read_text())
@@ -350,6 +397,18 @@ def test_a_check_with_a_run_uses_its_split_and_weights(
 
     assert [group["across_split"] for group in audit["duplicates"]] == [True]
     assert table(here / "fixes.csv")[train]["action"] == "drop"
+
+
+def test_a_check_says_how_many_label_errors_it_shares_with_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    audit = json.loads((run / "audit.json").read_text())
+    assert compare_with_run(audit, str(run)) == ""
+    (one,) = audit["mislabels"]
+    audit["mislabels"] = [{**one, "path": "other.jpg"}]
+
+    said = compare_with_run(audit, str(run))
+
+    assert "lists 1 probable label error, 0 of them listed here too" in said
 
 
 def test_a_run_on_another_folder_is_refused(

@@ -94,9 +94,10 @@ def test_decisions_are_saved_applied_and_compared(
         again = browser.evaluate("document.getElementById('tally').textContent")
         assert browser.complaints() == []
 
-    assert tally == again
-    assert "1 to move" in tally
     rows = {row["path"]: row for row in csv.DictReader(table.decode().splitlines())}
+    assert tally == again
+    assert tally.startswith(f"{len(rows)} files in the table: ")
+    assert "1 to move" in tally
     assert rows[f"{NAMES[0]}/moved.png"]["action"] == "move"
     assert rows[f"{NAMES[0]}/moved.png"]["new_label"] == NAMES[2]
     fixes = tmp_path / "saved" / "fixes.csv"
@@ -165,6 +166,7 @@ def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     assert (here / "check.html").read_text() == "mine"
     page = check_harmless((here / "found" / "check.html").read_text())
     assert "1 group of duplicates , 76 unusual images , 1 unreadable file in 76" in page.text
+    assert "These are 78 findings on 77 files:" in page.text  # 75 drawn, a copy and a torn file
     assert "Labels were not checked." in page.text
     assert f"vitft finetune --data {data} --fixes ~/Downloads/fixes.csv" in page.text
 
@@ -199,7 +201,7 @@ def test_the_saved_table_repeats_the_fixes_that_the_run_applied(tmp_path: Path) 
     table.write_text("path,action\n")
     changed = check_harmless(write_report(run).read_text())
 
-    assert table_of(html)["former"] == [["1/x.jpg", "1/x.jpg,move,,daisy,,,"]]
+    assert table_of(html)["former"] == [["1/x.jpg", "move", "1/x.jpg,move,rose,daisy,,,"]]
     assert "also contains 1 earlier decision" in check_harmless(html).text
     assert "whose decisions are missing here" in changed.text
     assert "has changed" in changed.text

@@ -5,6 +5,7 @@ torch is not imported.
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from vitft.check.audit import AuditedImage, audit_images, class_imbalance
 from vitft.config.run import Config, checked_run_config
+from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
 from vitft.data.fingerprint import quality_remarks
-from vitft.data.fixes import Fix
+from vitft.data.fixes import Fix, apply_fixes, read_fixes, with_former
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
@@ -32,10 +34,14 @@ from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
+from vitft.system.run_content import read_run_json
 from vitft.system.rundir import RunDir, run_path
+from vitft.system.text import count
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
     from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +49,20 @@ class CheckResult:
     """Findings about a folder and the proposed fixes."""
 
     audit: AuditResults
-    fixes: Sequence[Fix]
+    proposed: Sequence[Fix]
+    """Fixes proposed for the findings."""
+    former: Sequence[Fix]
+    """Fixes that were applied before the check; the findings are those that remain."""
     labels_checked: bool
     folder: Folder
     """The images that were checked, including unreadable ones."""
     grey_range: GreyRange
     """Range of grey levels of images with more than 8 bits per pixel."""
+
+    @property
+    def fixes(self) -> Sequence[Fix]:
+        """Rows of the new table: the earlier fixes and the proposals, if there are any."""
+        return with_former(self.former, self.proposed) if self.proposed else ()
 
     @property
     def notes(self) -> Sequence[str]:
@@ -70,8 +84,12 @@ def check_folder(
     weights: WeightsSpec,
     train: TrainSpec,
     split: Mapping[str, str] | None = None,
+    needs_fixes: bool = True,
 ) -> CheckResult:
     """Check the images of a folder and, if weights are given, their labels.
+
+    The fixes in `spec` are applied first: images that they drop are not checked, and those that
+    they move are checked with their new labels.
 
     Args:
         data: The data folder or table.
@@ -80,12 +98,15 @@ def check_folder(
             not checked.
         train: Settings for the device, precision, cache and seed.
         split: Subset (`train`, `val` or `test`) by image path; None for the folder's own subsets.
+        needs_fixes: Whether fixes that cannot be applied are an error instead of a warning.
 
     Raises:
-        DataError: The data contains no classes with images, or none of its images is in `split`.
+        DataError: The data contains no classes with images, none of its images is in `split`, or
+            the fixes cannot be applied.
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder, max_pixels = scan_for_run(data, spec, split), spec.max_pixels
+    folder, former = apply_former_fixes(folder, spec, needed=needs_fixes)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
     features, transform = None, EvalTransform()
@@ -96,15 +117,7 @@ def check_folder(
     else:
         inspected = inspect_files(folder, fingerprints, max_pixels=max_pixels)
     good, groups = inspected.good, fingerprints.duplicate_groups()
-    mislabels: list[Mislabel] = []
-    probabilities: dict[str, dict[str, float]] = {}
-    if features is not None and good:
-        from vitft.features.label_errors import check_labels
-
-        together, seed = joined_groups(good, groups), train.seed
-        mislabels, probabilities = check_labels(
-            good, folder.classes, together, features, seed=seed, labels=folder.labels
-        )
+    mislabels, probabilities = score_labels_of(inspected, groups, features, seed=train.seed)
     audit = audit_images(
         images_to_audit(inspected, split),
         unused=folder.unused,
@@ -117,7 +130,8 @@ def check_folder(
     )
     found = CheckResult(
         audit=audit,
-        fixes=propose_fixes(audit, probabilities),
+        proposed=propose_fixes(audit, probabilities),
+        former=former,
         labels_checked=bool(probabilities),
         folder=folder,
         grey_range=grey_range,
@@ -125,12 +139,32 @@ def check_folder(
     return for_several_labels(found, inspected) if folder.labels else found
 
 
+def score_labels_of(
+    inspected: InspectedFolder,
+    groups: Mapping[str, str],
+    features: "Callable[[Sequence[str]], Tensor] | None",
+    *,
+    seed: int,
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
+    """Return the probable label errors, and the class probabilities by path.
+
+    Both are empty without `features`. `groups` maps digests to names of groups of near-duplicates.
+    """
+    good, folder = inspected.good, inspected.folder
+    if features is None or not good:
+        return [], {}
+    from vitft.features.label_errors import check_labels
+
+    together = joined_groups(good, groups)
+    return check_labels(good, folder.classes, together, features, seed=seed, labels=folder.labels)
+
+
 def for_several_labels(found: CheckResult, inspected: InspectedFolder) -> CheckResult:
     """Return the findings, with the number of images per label, but without proposed fixes."""
     sets = [split_labels(text) for text in inspected.folder.classes]
     sizes = class_imbalance(name for file in inspected.good for name in sets[file.label])
     audit: AuditResults = {**found.audit, "imbalance": sizes}
-    return replace(found, audit=audit, fixes=[])
+    return replace(found, audit=audit, proposed=[])
 
 
 def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) -> Folder:
@@ -142,6 +176,30 @@ def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) ->
             fix="use the folder or table that the model was trained on",
         )
     return folder
+
+
+def apply_former_fixes(
+    folder: Folder, spec: DataSpec, *, needed: bool
+) -> tuple[Folder, Sequence[Fix]]:
+    """Return the folder with the fixes of `spec` applied, and these fixes.
+
+    Raises:
+        DataError: The fixes cannot be applied. Unless `needed` is set, this is a warning instead,
+            and the folder is returned unchanged.
+        UsageError: The data is multi-label.
+    """
+    if not spec.fixes:
+        return folder, ()
+    if folder.labels:
+        raise one_class_only("--fixes")
+    try:
+        fixed, applied = apply_fixes(folder, spec, warn=True)
+        return fixed, read_fixes(Path(applied.fixes), applied.fixes_digest)
+    except DataError as error:
+        if needed:
+            raise
+        log.warning(f"the fixes of the run are not applied: {error.problem}")
+        return folder, ()
 
 
 def images_to_audit(
@@ -231,3 +289,24 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
         )
     rows = Manifest.read(split, path).rows
     return checked_run_config(path), {r.path: r.split for r in rows}
+
+
+def compare_with_run(found: AuditResults, run: str) -> str:
+    """Return a sentence on label errors that only the run or only the check lists, or "".
+
+    Both score an image with heads that were not fitted to it, but not with the same heads: those of
+    a run may read several blocks, and those of the check hold out near-duplicates together.
+
+    Raises:
+        RunError: The file audit.json of the run is damaged.
+    """
+    audit = read_run_json(run_path(run) / "audit.json", AuditResults)
+    ours = {item["path"] for item in found["mislabels"]}
+    theirs = {item["path"] for item in audit["mislabels"]} if audit else set()
+    if not theirs or ours == theirs:
+        return ""
+    return (
+        f"the report of the run lists {count(len(theirs), 'probable label error')}, "
+        f"{len(ours & theirs):,} of them listed here too: a run scores the labels with the "
+        "features that its head reads, and this check with those of the last block"
+    )

@@ -20,7 +20,7 @@ MAX_THUMBNAILS = 200
 
 
 def write_check_page(
-    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int
+    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int, note: str = ""
 ) -> Path | None:
     """Write a page of the findings about a dataset; return its path, or None if there are none.
 
@@ -30,6 +30,7 @@ def write_check_page(
         name: Name of the dataset, for the title.
         command: Training command, to which the path of the saved table is appended.
         max_pixels: Maximum number of pixels of an image.
+        note: Remark on the findings, as a sentence without a full stop, or an empty string.
 
     Raises:
         RunError: The page cannot be written.
@@ -40,7 +41,8 @@ def write_check_page(
     near = any(group["kind"] == "near" for group in audit["duplicates"])
     decisions = make_decisions(
         audit,
-        result.fixes,
+        result.proposed,
+        former=result.former,
         classes=folder.classes,
         labels={file.path: folder.classes[file.label] for file in folder.files},
         thumbnail=lambda path: thumbnails.get(path, ""),
@@ -62,6 +64,7 @@ def write_check_page(
         "labels_checked": result.labels_checked,
         "num_classes": len(folder.labels or folder.classes),
         "several": bool(folder.labels),
+        "note": note,
     }
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,12 @@ def add_check(parser: Parser) -> None:
         help="image folder with one folder per class, or table with the columns path and label",
     )
     add_table_settings(parser)
+    parser.add_argument(
+        "--fixes",
+        metavar="CSV",
+        help="decisions to apply before the check, as written by an earlier check (default: those "
+        "of the run, if --run is used)",
+    )
     labels = parser.add_argument_group("label errors")
     source = labels.add_mutually_exclusive_group()
     source.add_argument(
@@ -69,7 +75,7 @@ def add_check(parser: Parser) -> None:
 def check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     with heavy_imports():
-        from vitft.check.folder import check_folder, read_run_settings
+        from vitft.check.folder import check_folder, compare_with_run, read_run_settings
         from vitft.check.page import write_check_page
     from vitft.data.arrays import data_path, find_arrays
     from vitft.data.fixes import write_fixes
@@ -82,6 +88,8 @@ def check_command(args: argparse.Namespace) -> int:
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
     spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
+    if args.fixes:
+        spec = replace(spec, fixes=args.fixes, fixes_digest="")
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 
@@ -95,21 +103,24 @@ def check_command(args: argparse.Namespace) -> int:
         weights=config.weights,
         train=config.train,
         split=split,
+        needs_fixes=bool(args.fixes),
     )
     command = training_command(args, data, spec, config)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
+    difference = compare_with_run(outcome.audit, args.run) if args.run else ""
     page = write_check_page(
         outcome,
         free_name(fixes.with_name("check.html"), suffix=".html"),
         name=data.name,
         command=shell_join(command),
         max_pixels=spec.max_pixels,
+        note=difference,
     )
     written = str(fixes) if outcome.fixes else None
-    for text in outcome.notes:
+    for text in filter(None, (*outcome.notes, difference)):
         output.note(text)
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written, "page": page and str(page)})
@@ -129,11 +140,6 @@ def training_command(
         command += ["--weights", config.weights.name]
     if args.run and config.data.split == "content":
         command += ["--like", args.run]
-    if config.data.fixes:
-        output.note(
-            f"the run applied {config.data.fixes}; this check reads the images and labels without "
-            "it. To add to these decisions, use the run's report.html"
-        )
     return command
 
 
@@ -182,16 +188,20 @@ def print_next_steps(
 ) -> None:
     """Print the names of the files written and the next command, which begins with `command`."""
     if page is None:
-        output.result("nothing to fix")
+        output.result("nothing more to fix" if outcome.former else "nothing to fix")
         return
     output.result(f"page: {page} shows the images; use it to choose and save the fixes")
     if written is None:
         output.result("no fixes were written")
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
+    moves = sum(fix.action == "move" for fix in outcome.fixes)
+    moved = f' and {moves:,} with "move"' if moves else ""
+    former = f" ({len(outcome.former):,} of them from the earlier table)" if outcome.former else ""
     output.result(
-        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} with "
-        'action "drop"; the others are kept unless you change their action to "drop" or "move"'
+        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'file')}{former}, {drops:,} "
+        f'with action "drop"{moved}; the others are kept unless you change their action to "drop" '
+        'or "move"'
     )
     words = shell_join([*command, "--fixes", written])
     near = any(group["kind"] == "near" for group in outcome.audit["duplicates"])

@@ -113,10 +113,10 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
 
 
 def read_fixes(path: Path, digest: str) -> list[Fix]:
-    """Read the paths, actions and new labels of a table that a run has applied.
+    """Read the rows of a table that has been applied. Formulas in the cells stay escaped.
 
     Raises:
-        DataError: The table cannot be read, or its digest shows that it has changed since the run.
+        DataError: The table cannot be read, or its digest differs from a nonempty `digest`.
     """
     table, _ = open_table(path, digest)
     lines = iter(table)
@@ -126,10 +126,35 @@ def read_fixes(path: Path, digest: str) -> list[Fix]:
         Fix(
             path=row.get("path", ""),
             action=row.get("action", "").strip().lower(),
+            label=row.get("label", ""),
             new_label=row.get("new_label", ""),
+            reason=row.get("reason", ""),
+            kind=row.get("kind", ""),
+            confidence=confidence_of(row.get("confidence", "")),
         )
         for row in rows
     ]
+
+
+def confidence_of(cell: str) -> float | None:
+    """Return the number in a cell, or None if the cell is empty or not a number."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
+    """Return the fixes of an earlier table followed by proposals for other files.
+
+    A proposal replaces an earlier fix of the same file unless its action is `keep`. The page of
+    `vitft check` merges its decisions in the same way (`report/templates/decisions.js`).
+    """
+    rows = {escape_formula(fix.path): fix for fix in former}
+    for fix in proposed:
+        if fix.action != "keep" or escape_formula(fix.path) not in rows:
+            rows[escape_formula(fix.path)] = fix
+    return [*rows.values()]
 
 
 def explains(missing: Mapping[str, str], folder: str) -> bool:

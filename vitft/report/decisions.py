@@ -72,6 +72,8 @@ class DecisionPart:
     """Findings to decide on, and the table of all decisions."""
 
     sections: Sequence[FindingSection]
+    about: str
+    """Sentence with the numbers of findings and files, or an empty string if they are equal."""
     table: str
     """JSON object with the encoded cells of the table, escaped for an HTML attribute."""
     can_move: bool
@@ -125,7 +127,8 @@ class DecisionTable:
             "files": files,
             "classes": [[visible(name), encoded_cell(name)] for name in classes],
             "former": [
-                [encoded_cell(f.path), ",".join(map(encoded_cell, f.cells))] for f in former
+                [encoded_cell(f.path), f.action, ",".join(map(encoded_cell, f.cells))]
+                for f in former
             ],
         }
         text = json.dumps(content)
@@ -187,10 +190,24 @@ def make_decisions(
         warning = f"The saved table also contains {those}, unless you decide otherwise here."
     return DecisionPart(
         sections=sections,
+        about=files_sentence(audit),
         table=table.to_json(() if several else classes, former),
         can_move=not several,
         former=warning,
         steps=steps,
+    )
+
+
+def files_sentence(audit: AuditResults) -> str:
+    """Return a sentence with the numbers of findings and of their files, if these differ."""
+    single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
+    grouped = [member["path"] for group in audit["duplicates"] for member in group["members"]]
+    found, files = len(single) + len(audit["duplicates"]), len({*single, *grouped})
+    if found == files:
+        return ""
+    return (
+        f"These are {count(found, 'finding')} on {count(files, 'file')}: a group of duplicates has "
+        "several files, and a file may have several findings. The table lists each file once."
     )
 
 

@@ -26,7 +26,6 @@ from vitft.features.label_errors import (
 )
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
-from vitft.system.text import shell_join
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.stages import ScoredImages
 
@@ -86,14 +85,10 @@ def audit_run(
     return audit
 
 
-def log_audit(audit: AuditResults, data: str, run: RunDir) -> None:
-    """Log the number of findings to review, if any, and the command that lists them.
-
-    `data` is the path of the data folder or table.
-    """
+def log_audit(audit: AuditResults, run: RunDir) -> None:
+    """Log the number of findings to review, if any, and the page that shows them."""
     if summary := audit_summary(audit):
-        words = shell_join(["vitft", "check", data, "--run", str(run.path)])
-        log.info(f"found {summary}; for details, run: {words}")
+        log.info(f"found {summary}: decide on them in {run.path / 'report.html'}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

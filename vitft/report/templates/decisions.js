@@ -7,6 +7,7 @@ if (decisions) {
   const proposed = files.map(([, action, , suggested]) => ({ action, target: index.get(suggested) ?? -1 }));
   let chosen = new Map();
 
+  const amount = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
   const stateOf = (file) => chosen.get(file) ?? proposed[file];
   const suggestedOf = (file) => index.get(files[file][3]) ?? -1;
 
@@ -24,10 +25,10 @@ if (decisions) {
   }
 
   function tally() {
-    const counts = { keep: 0, move: 0, drop: 0 };
-    files.forEach((_, file) => { counts[stateOf(file).action] += 1; });
-    const text = `${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep`;
-    document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `Proposed: ${text}.`;
+    const counts = { keep: 0, move: 0, drop: 0 }, rows = table();
+    rows.forEach(([action]) => { counts[action] += 1; });
+    const text = `${amount(rows.length, "file")} in the table: ${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep`;
+    document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `${text} (proposed).`;
   }
 
   // Browsers may refuse to store anything for pages opened from the disk; the page works without.
@@ -59,26 +60,26 @@ if (decisions) {
 
   // The rows of the table: earlier decisions, replaced by a new action other than `keep`.
   function table() {
-    const rows = new Map(former);
+    const rows = new Map(former.map(([path, action, row]) => [path, [action, row]]));
     files.forEach(([path, , label, suggested, tail, listed], file) => {
       const { action, target } = stateOf(file);
       if (action === "keep" && (rows.has(path) || !(listed || chosen.has(file)))) return;
       const moved = action === "move" ? classes[target][1] : action === "keep" ? suggested : "";
-      rows.set(path, [path, action, label, moved, tail].join(","));
+      rows.set(path, [action, [path, action, label, moved, tail].join(",")]);
     });
     return [...rows.values()];
   }
 
   function save() {
     const rows = table();
-    const text = [header, ...rows].join("\n") + "\n";
+    const text = [header, ...rows.map(([, row]) => row)].join("\n") + "\n";
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob(bytes(text), { type: "text/csv" }));
     link.download = "fixes.csv";
     document.body.append(link);
     link.click();
     link.remove();
-    document.getElementById("saved").textContent = `Saved: ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}.`;
+    document.getElementById("saved").textContent = `Saved: ${amount(rows.length, "file")}.`;
   }
 
   all(".decide", decisions).forEach((card) => {
