@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.config.run import checked_run_config
 from vitft.data.images import read_bytes
 from vitft.data.label_sets import split_labels
-from vitft.data.labelled import LabelledImages, with_changed_classes
+from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -37,6 +36,7 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
+from vitft.predict.run_labels import as_in_run
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system import console
 from vitft.system.device import worker_threads
@@ -128,7 +128,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     engine = evaluation_engine(run, device)
     classes = engine.classes
     folder = find_model(run, graphs=True).parent
-    data = with_run_classes(data, folder, classes)
+    data = as_in_run(data, folder, classes)
     check_classes(data, classes)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
@@ -211,26 +211,6 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
             fix=f"remove --device {device}, or use the run directory",
         )
     return OnnxEngine(path)
-
-
-def with_run_classes(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
-    """Apply the class changes of the run to the data if the model does not know some classes.
-
-    The data is returned unchanged if it is multi-label, if the model knows all classes, or if the
-    run has no table of class changes or the table no longer exists.
-
-    Raises:
-        RunError: The file config.toml of the run is damaged.
-        DataError: The table is invalid.
-    """
-    if data.labels or {*data.classes} <= {*known} or not (folder / "config.toml").is_file():
-        return data
-    table = Path(checked_run_config(folder).data.classes)
-    if not table.is_file():
-        return data
-    changed = with_changed_classes(data, table)
-    log.info(f"applied the class changes of the run: {changed.notes[-1]}")
-    return changed
 
 
 def targets_by_label(

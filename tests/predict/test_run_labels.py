@@ -1,0 +1,114 @@
+"""Fixes of a run, applied when the run is evaluated on its own data."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import draw_folder
+from vitft.cli.main import main
+from vitft.config.run import checked_run_config
+from vitft.data.labelled import LabelledImages, find_labelled
+from vitft.data.split import Manifest
+from vitft.predict.run_labels import as_in_run
+from vitft.system.rundir import RunDir
+
+KNOWN = ("blue", "green", "red")
+MOVED, DROPPED = "blue/moved.png", "green/000.png"
+
+
+@pytest.fixture
+def fixed(tmp_path: Path, tiny_weights: Path) -> tuple[Path, Path]:
+    """A folder with a wrong label and an unknown class, and a run that fixed both."""
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    (data / "red" / "003.png").rename(data / MOVED)
+    (data / "odd").mkdir()
+    (data / "green" / "001.png").rename(data / "odd" / "001.png")
+    table = tmp_path / "fixes.csv"
+    table.write_text(
+        f"path,action,new_label\n{MOVED},move,red\n{DROPPED},drop,\nodd/001.png,move,green\n"
+    )
+    words = ["--data", str(data), "--weights", str(tiny_weights), "--fixes", str(table)]
+    assert main(["finetune", *words, "--out", str(tmp_path / "run")]) == 0
+    return data, tmp_path / "run"
+
+
+def labels_in(found: LabelledImages) -> dict[str, str]:
+    return dict(found.images)
+
+
+def test_images_of_the_run_have_the_labels_of_the_run(
+    fixed: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    data, run = fixed
+    manifest = Manifest.read(RunDir(run).split, run)
+
+    with caplog.at_level(logging.INFO):
+        found = as_in_run(find_labelled(data), run, KNOWN)
+
+    assert found.classes == KNOWN
+    assert labels_in(found) == {row.path: manifest.classes[row.label] for row in manifest.rows}
+    assert "1 image left out, 2 relabelled" in caplog.text
+
+
+def test_a_moved_copy_of_the_data_is_recognised_by_its_content(
+    fixed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data, run = fixed
+    data.rename(tmp_path / "elsewhere")
+
+    found = as_in_run(find_labelled(tmp_path / "elsewhere"), run, KNOWN)
+
+    assert labels_in(found)[MOVED] == "red"
+
+
+def test_other_images_of_the_same_names_keep_their_labels(
+    fixed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, run = fixed
+    other = draw_folder(tmp_path / "other", per_class=8)
+    for path in other.glob("*/*.png"):
+        Image.open(path).transpose(Image.Transpose.ROTATE_180).save(path)
+    shutil.copy(other / "blue" / "003.png", other / MOVED)
+
+    found = as_in_run(find_labelled(other), run, KNOWN)
+
+    assert labels_in(found)[MOVED] == "blue"
+    assert DROPPED in labels_in(found)
+
+
+def test_a_table_states_its_own_labels(fixed: tuple[Path, Path], tmp_path: Path) -> None:
+    data, run = fixed
+    table = tmp_path / "labels.csv"
+    rows = [f"{path},{path.parent.name}" for path in sorted(data.glob("*/*.png"))]
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    listed = find_labelled(table)
+
+    assert as_in_run(listed, run, KNOWN).images == listed.images
+
+
+def test_fixes_that_have_changed_are_not_applied(
+    fixed: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    data, run = fixed
+    Path(checked_run_config(run).data.fixes).write_text("path,action\n")
+
+    found = as_in_run(find_labelled(data), run, KNOWN)
+
+    assert labels_in(found)[MOVED] == "blue"
+    assert "the fixes of the run are not applied" in caplog.text
+
+
+def test_evaluate_reports_the_accuracy_of_the_run(
+    fixed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = fixed
+
+    assert main(["evaluate", "--data", str(data), "--run", str(run)]) == 0
+
+    shown = capsys.readouterr()
+    validation = len(Manifest.read(RunDir(run).split, run).val)
+    assert f"{validation} images" in shown.out
+    assert "applied the fixes of the run" in shown.err
