@@ -12,13 +12,18 @@ from vitft.metrics.verdict import verdict
     [
         pytest.param(
             [[94, 6], [6, 94]],
-            "About 1 in 17 new images will be misclassified (between 1 in 29 and 1 in 10).",
+            "About 6% of new images will be misclassified (3 to 10%).",
             id="rare errors",
         ),
         pytest.param(
             [[18, 2], [6, 14]],
             "About 20% of new images will be misclassified (10 to 35%).",
-            id="a wide interval is given in percent",
+            id="frequent errors",
+        ),
+        pytest.param(
+            [[1996, 4], [6, 1994]],
+            "About 0.2% of new images will be misclassified (0.1 to 0.5%).",
+            id="very rare errors",
         ),
         pytest.param([[0, 50], [0, 50]], "This model always predicts b.", id="chance"),
     ],
@@ -34,7 +39,7 @@ def test_few_images_without_an_error_leave_room_for_errors() -> None:
     found["images"] = 43
 
     assert verdict(found) == (
-        "All 43 validation images were classified correctly, but up to 1 in 12 new images may be "
+        "All 43 validation images were classified correctly, but up to 8% of new images may be "
         "misclassified."
     )
 

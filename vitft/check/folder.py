@@ -35,6 +35,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
 from vitft.system.run_content import read_run_json
+from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import RunDir, run_path
 from vitft.system.text import count
 
@@ -285,7 +286,10 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
     if not all(map(os.path.lexists, (path / "config.toml", split))):
         raise RunError(
             f"{path} is not a run directory: config.toml or split.csv is missing",
-            fix="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
+            fix=suggest_runs(
+                run,
+                otherwise="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
+            ),
         )
     rows = Manifest.read(split, path).rows
     return checked_run_config(path), {r.path: r.split for r in rows}

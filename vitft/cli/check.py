@@ -16,6 +16,7 @@ from vitft.data.view_facts import describe_view
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
+from vitft.system.rundir import check_folder_name
 from vitft.system.text import count, percent, shell_join
 
 if TYPE_CHECKING:
@@ -148,10 +149,11 @@ def fixes_path(out: Path, root: Path) -> Path:
 
     Raises:
         RunError: `out` is a file.
-        UsageError: `out` is inside the data folder.
+        UsageError: `out` is inside the data folder, or has the name of a file.
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
+    check_folder_name(out)
     inside = out.resolve()
     if root.resolve() in (inside, *inside.parents):
         raise UsageError(

@@ -3,6 +3,7 @@
 import argparse
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
@@ -17,10 +18,14 @@ from vitft.serve.label.answers import AnswerFile
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
-from vitft.system.text import count, shell_join
+from vitft.system.text import count, listing, shell_join
 
 BUNDLED = "demo"
 """Name of the default weights, which are bundled with vitft."""
+
+
+MIN_PER_CLASS = 2
+"""Number of images per class without which a class cannot be split into training and validation."""
 
 
 def add_label(parser: Parser) -> None:
@@ -117,7 +122,7 @@ def label_command(args: argparse.Namespace) -> int:
         run_server(
             server, bound, f"label the pictures at {address}?key={key} (press Ctrl-C to stop)"
         )
-        print_next(len(session.label_of), table, root, args)
+        print_next(session.answers_by_class(), table, root, args)
     return stopper.exit_code or 0
 
 
@@ -156,9 +161,23 @@ def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
     return ("", False) if leads_outside(below) else (f"{below}/", True)
 
 
-def print_next(answers: int, table: Path, root: Path, args: argparse.Namespace) -> None:
-    """Print the number of labelled pictures and a command that trains a model on them."""
-    output.result(f"{count(answers, 'labelled picture')} in {table}")
+def print_next(
+    answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
+) -> None:
+    """Print the number of labelled pictures, and a command that trains a model on them.
+
+    Instead of the command, print what is missing if there are too few pictures for training.
+    `answers` maps the classes that have labelled pictures to their numbers.
+    """
+    output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
+    few = [f"{name} ({number})" for name, number in answers.items() if number < MIN_PER_CLASS]
+    if few or len(answers) < 2:
+        missing = f"; too few: {listing(few)}" if few else ""
+        output.result(
+            f"next: run the same command again to label more: training needs at least 2 classes "
+            f"with {MIN_PER_CLASS} pictures each{missing}"
+        )
+        return
     words = ["--data", str(table)]
     if not paths_in_table(root, table)[1]:
         words += ["--set", f"data.root={root}"]

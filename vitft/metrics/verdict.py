@@ -4,9 +4,6 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.results import RunResults
 from vitft.system.text import count, interval, percent
 
-RARE = 0.25
-"""Fractions up to this value are shown as `1 in N`, larger ones as percentages."""
-
 
 def verdict(results: RunResults) -> str:
     """Return a sentence that states how many new images the model will probably misclassify.
@@ -22,22 +19,12 @@ def verdict(results: RunResults) -> str:
         return f"This model {clause}."
     least, most = (1 - bound for bound in reversed(results["top1_interval"]))
     wrong = 1 - results["top1"]
+    digits = 0 if wrong >= 0.01 else 1
     if wrong == 0 and "labels" not in results:
         return (
             f"All {count(results['images'], 'validation image')} were classified correctly, but up "
-            f"to {one_in(most)} new images may be misclassified."
+            f"to {percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
         )
-    if most <= RARE and least > 0 and "labels" not in results:
-        return (
-            f"About {one_in(wrong)} new images will be misclassified (between {one_in(least)} and "
-            f"{one_in(most)})."
-        )
-    bounds = interval([least, most], 0)
-    if "labels" in results:
-        return f"About {percent(wrong, 0)} of new images will get wrong labels ({bounds})."
-    return f"About {percent(wrong, 0)} of new images will be misclassified ({bounds})."
-
-
-def one_in(fraction: float) -> str:
-    """Return a fraction such as 0.06 as `1 in 17`."""
-    return f"1 in {round(1 / fraction):,}"
+    bounds = interval([least, most], digits)
+    what = "get wrong labels" if "labels" in results else "be misclassified"
+    return f"About {percent(wrong, digits)} of new images will {what} ({bounds})."

@@ -7,6 +7,7 @@ from pathlib import Path
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
+from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import BASE, MODEL, run_path
 
 ONNX_FILE = "model.onnx"
@@ -73,7 +74,9 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         f"no model in {run}",
         fix=f"use one of the folders in it, e.g. --run {inner[0]}"
         if inner
-        else f"use a run directory that contains {MODEL}, or the file itself",
+        else suggest_runs(
+            run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"
+        ),
     )
 
 

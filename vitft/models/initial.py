@@ -79,7 +79,10 @@ def load_initial_model(
     for line in report.lines():
         log.debug(line)
     if report.statistics_source == UNSTATED:
-        log.info("note:       mean and std are not stated; assuming 0.5 (see --mean, --std)")
+        log.info(
+            "note:       the weights do not state mean and std; assuming 0.5 (to set them, use "
+            "--mean and --std of finetune)"
+        )
     return model, report
 
 

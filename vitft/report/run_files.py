@@ -28,6 +28,7 @@ from vitft.predict.validation import (
 from vitft.system.errors import RunError
 from vitft.system.files import read_regular
 from vitft.system.run_content import damaged_file, read_run_bytes, read_run_json, read_run_lines
+from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import BASE, RunDir, RunEnvironment, read_environment, run_path
 from vitft.system.safetensors_file import read_header
 
@@ -140,7 +141,8 @@ def find_run(run: str | None) -> Path:
             f"there is no finished run in {BASE}/",
             fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
-    fix = "pass a directory written by `vitft finetune`, e.g. runs/latest"
+    otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
+    fix = suggest_runs(run, option="", otherwise=otherwise)
     raise RunError(f"{run} is not a run directory", fix=fix)
 
 

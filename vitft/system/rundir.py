@@ -33,9 +33,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from vitft.system.errors import LockedError, RunError
+from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
 from vitft.system.run_content import read_run_json
+from vitft.system.text import shell_quote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
 BASE = Path("runs")
 LATEST = "latest"
 MODEL = "model.safetensors"
+FILE_NAME = re.compile(
+    r"\.(csv|tsv|txt|json|jsonl|html?|xlsx?|ods|parquet|npz|zip|pdf|svg|toml|md|png|jpe?g|"
+    r"safetensors|onnx|pth?|pt2|bin)$",
+    re.IGNORECASE,
+)
+"""End of a name that a folder to write must not have, because it is that of a file."""
 
 
 class RunEnvironment(TypedDict):
@@ -151,6 +158,7 @@ def plan_run(
 
     Raises:
         RunError: The folder is not empty, or it cannot be created or written to.
+        UsageError: The name is that of a file, such as `results.csv`.
     """
     if out is None:
         name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
@@ -158,6 +166,7 @@ def plan_run(
         path = free_name(BASE / f"{stamp}-{name}")
     else:
         path = Path(out).expanduser()
+        check_folder_name(path, option)
     check_empty(path, option)
     parent = path
     while not parent.exists():
@@ -168,6 +177,16 @@ def plan_run(
             fix=f"choose a writable folder with {option}",
         )
     return path
+
+
+def check_folder_name(path: Path, option: str = "--out") -> None:
+    """Raise a UsageError if a new folder would have the name of a file, such as `results.csv`."""
+    if FILE_NAME.search(path.name) and not path.exists():
+        raise UsageError(
+            f"{option} {path} names a {path.suffix} file, but this command writes a folder",
+            fix="choose the name of a folder, e.g. "
+            f"{option} {shell_quote(str(path.with_suffix('')))}",
+        )
 
 
 def is_writable(folder: Path) -> bool:

@@ -26,6 +26,7 @@ from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
+from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.system.text import count
 from vitft.training.like import like_manifest
@@ -156,7 +157,12 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     if not all(map(os.path.lexists, (path / "config.toml", run.split))):
         raise RunError(
             f"cannot resume: {path} is not a run directory",
-            fix="use the directory of a stopped run, which contains config.toml and split.csv",
+            fix=suggest_runs(
+                path,
+                option="--resume",
+                otherwise="use the directory of a stopped run, which contains config.toml and "
+                "split.csv",
+            ),
         )
     checked_run_config(path)
     before = read_run_config(path)

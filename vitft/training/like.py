@@ -16,6 +16,7 @@ from vitft.data.parts import Part
 from vitft.data.split import Manifest, run_manifest
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system.errors import DataError, RunError
+from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import run_path
 from vitft.system.text import count
 
@@ -32,7 +33,11 @@ def like_manifest(like: str) -> Manifest:
     if manifest is None:
         raise RunError(
             f"{like} is not a run directory: config.toml or split.csv is missing",
-            fix="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
+            fix=suggest_runs(
+                like,
+                option="--like",
+                otherwise="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
+            ),
         )
     return manifest
 

@@ -1,5 +1,6 @@
 """The command `vitft label`: arguments, HTTP, its page in Node, kill -9, training on the labels."""
 
+import argparse
 import csv
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.support.serving import Client, Reply
-from vitft.cli.label import paths_in_table
+from vitft.cli.label import paths_in_table, print_next
 from vitft.cli.main import main
 
 NODE = shutil.which("node")
@@ -360,3 +361,29 @@ def test_the_page_shows_why_an_answer_was_not_saved(
 
     assert "another program has changed labels.csv" in shown[0]["problem"]
     assert "invalid class name 'a|b'" in shown[1]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        pytest.param({"cat": 2, "dog": 2}, "next: vitft finetune --data labels.csv", id="enough"),
+        pytest.param({"cat": 9, "dog": 1}, "2 pictures each; too few: dog (1)", id="one picture"),
+        pytest.param({"cat": 9}, "at least 2 classes with 2 pictures each", id="one class"),
+        pytest.param({}, "at least 2 classes with 2 pictures each", id="nothing"),
+    ],
+)
+def test_training_is_suggested_only_if_it_can_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: dict[str, int],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = argparse.Namespace(run=None, weights=None)
+
+    print_next(answers, Path("labels.csv"), Path("photos"), options)
+
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert ("vitft finetune" in shown) == (min(answers.values(), default=0) > 1 < len(answers))

@@ -6,6 +6,7 @@ not drawn at random.
 """
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -340,6 +341,11 @@ class Session:
         correct = int((self.probabilities[answered].argmax(dim=1) == labels).sum())
         low, high = wilson_interval(correct, len(answered))
         return {**result, "correct": correct, "low": low, "high": high}
+
+    def answers_by_class(self) -> dict[str, int]:
+        """Return the number of labelled pictures of each class that has any, in class order."""
+        counts = Counter(self.label_of.values())
+        return {name: counts[i] for i, name in enumerate(self.classes) if counts[i]}
 
     def state(self, mode: Mode) -> dict[str, Any]:
         """Return everything that the page shows, as JSON."""

@@ -1,0 +1,49 @@
+"""Suggestions for the name of a run that does not exist."""
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from vitft.system.rundir import BASE, LATEST, MODEL
+from vitft.system.text import listing, shell_quote
+
+RUN_FILES = ("config.toml", MODEL)
+"""A folder with one of these files is a run."""
+
+
+def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwise: str) -> str:
+    """Return the fix for a run that does not exist: similar names, and how to list all runs.
+
+    Runs are searched for in `runs` and in the folder of the given path. If there are none,
+    `otherwise` is returned.
+    """
+    given = Path(run)
+    known = {
+        child.name: child
+        for folder in dict.fromkeys((BASE, given.parent))
+        for child in runs_in(folder)
+    }
+    if not known:
+        return otherwise
+    prefix = f"{option} " if option else ""
+    list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
+    if near := similar_names_of_runs(given.name, list(known)):
+        names = (f"{prefix}{shell_quote(str(known[name]))}" for name in near)
+        return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
+    return f"use one of the {len(known):,} runs, e.g. {prefix}{BASE / LATEST}; {list_all}"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder, newest names first, and the link to the latest one."""
+    try:
+        children = sorted(folder.iterdir(), reverse=True)
+    except OSError:
+        return []
+    return [child for child in children if any((child / name).is_file() for name in RUN_FILES)]
+
+
+def similar_names_of_runs(name: str, known: list[str]) -> list[str]:
+    """Return up to two similar names: those that contain `name`, else those with few changes."""
+    part = name.casefold()
+    containing = [other for other in known if len(part) > 2 and part in other.casefold()]
+    return containing[:2] or get_close_matches(name, known, n=2, cutoff=0.6)
