@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
-	bench-finetuned bench-scratch kills campaign mutants pretrain-demo
+	bench-finetuned bench-scratch kills campaign mutants pretrain-demo notebooks matrix
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -78,6 +78,13 @@ docs-site: $(VENV)/.testing  ## build the documentation site into build/site
 
 notebooks: $(VENV)/.installed  ## execute the notebooks in examples and write their outputs
 	$(BIN)/python examples/execute.py examples/*.ipynb
+
+OLDEST ?= python3.11
+NEWEST ?= $(PYTHON)
+
+matrix: $(VENV)/.testing  ## test wheel and sdist with the Pythons OLDEST and NEWEST, their lowest and newest packages
+	$(BIN)/python -m pip install --quiet build uv
+	$(BIN)/python tests/matrix.py --oldest $(OLDEST) --newest $(NEWEST) --jobs $(JOBS) --out build/matrix
 
 clean:  ## delete the environment; runs and exports stay
 	rm -rf $(VENV)

@@ -1,12 +1,13 @@
 """Build the release and run its test suite on the oldest and the newest supported versions.
 
-    python tests/matrix.py --oldest PYTHON --newest PYTHON [--out DIR] [--prefix COMMAND]
+    python tests/matrix.py --oldest PYTHON --newest PYTHON [--out DIR] [--jobs N]
 
 It needs the packages build and uv. For each of the two interpreters, an empty environment gets the
-wheel with the extra `test`: with the lowest versions that pyproject.toml allows, and with those
-that pip chooses. The suite is that of the source distribution, in which a link to the installed
+wheel with the extra `test`: with the lowest versions that pyproject.toml allows, and with the
+newest ones. The suite is that of the source distribution, in which a link to the installed
 package takes the place of `vitft/`, so that the tests import nothing else. A second environment has
-no extras and runs `vitft demo`. The results are written to DIR/results.md.
+no extras and runs `vitft demo`. The results are written to DIR/results.md, and the output of each
+group of tests beside the suite. `make matrix` calls it; docs/release.md has the last results.
 """
 
 import argparse
@@ -22,10 +23,16 @@ import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SHOWN = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow", "onnxruntime")
+HEADING = (
+    f"| | Python | {' | '.join(SHOWN)} | `vitft demo` | tests |\n"
+    f"|---|---|{'---|' * len(SHOWN)}---|---|"
+)
+PYTEST_OPTIONS = ("-q", "-p", "no:cacheprovider")
 OLD_OPTIONS = ("-W", "ignore::DeprecationWarning", "-W", "ignore::PendingDeprecationWarning")
 """Options for old versions of dependencies, which use what newer versions of others deprecate."""
 
@@ -37,25 +44,27 @@ def main() -> int:
     parser.add_argument("--newest", required=True, help="newest supported Python")
     parser.add_argument("--out", type=Path, default=Path("matrix"), help="folder to write")
     parser.add_argument("--only", choices=["oldest", "newest"], help="test one combination")
+    parser.add_argument("--jobs", type=int, default=1, help="groups of tests at a time")
     parser.add_argument("--prefix", default="", help="command that runs each group of tests")
     parser.add_argument("groups", nargs="*", help="files and folders in tests (default: all)")
     args = parser.parse_args()
     out = args.out.resolve()
     wheel, source = build(out / "dist")
     print_contents(wheel, source)
-    rows = []
+    rows = [HEADING]
     for name in [args.only] if args.only else ["oldest", "newest"]:
         python, is_oldest = getattr(args, name), name == "oldest"
         bare = create(out / f"{name}-bare", python, wheel, "", is_oldest=is_oldest)
         demo = run_demo(bare)
         full = create(out / name, python, wheel, "[test]", is_oldest=is_oldest)
         suite = unpack(source, out / f"{name}-suite", full)
-        options = OLD_OPTIONS if is_oldest else ()
-        counts = run_suite(full, suite, options, shlex.split(args.prefix), args.groups)
+        command = [*shlex.split(args.prefix), str(full), "-m", "pytest", *PYTEST_OPTIONS]
+        command += OLD_OPTIONS if is_oldest else ()
+        counts = run_suite(command, suite, args.groups, args.jobs)
         rows.append(f"| {name} | {versions(full)} | {demo} | {counts} |")
         (out / "results.md").write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
         print(rows[-1])
-    return int(any("failed" in row or "error" in row for row in rows))
+    return int(any("failed" in row or "error" in row for row in rows[1:]))
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -67,12 +76,16 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 def print_contents(wheel: Path, source: Path) -> None:
     """Print the sizes of both distributions and, by folder, of the files in the wheel."""
-    print(f"{source.name}: {source.stat().st_size / 1e6:.1f} MB")
-    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    with tarfile.open(source) as archive:
+        print(
+            f"{source.name}: {source.stat().st_size / 1e6:.1f} MB, {len(archive.getnames())} files"
+        )
     sizes: dict[str, list[int]] = {}
     with zipfile.ZipFile(wheel) as archive:
-        for file in archive.infolist():
-            sizes.setdefault("/".join(file.filename.split("/")[:2]), []).append(file.file_size)
+        files = archive.infolist()
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {len(files)} files")
+    for file in files:
+        sizes.setdefault("/".join(file.filename.split("/")[:2]), []).append(file.file_size)
     for name, parts in sorted(sizes.items()):
         print(f"  {name}: {len(parts)} files, {sum(parts) / 1e3:,.0f} kB")
 
@@ -82,7 +95,8 @@ def create(folder: Path, python: str, wheel: Path, extras: str, *, is_oldest: bo
     shutil.rmtree(folder, ignore_errors=True)
     run([python, "-m", "venv", str(folder)])
     interpreter = folder / "bin" / "python"
-    install = [str(interpreter), "-m", "pip", "install", "--quiet"]
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
+    install += ["--python", str(interpreter)]
     if is_oldest:
         install += ["--constraint", str(lowest_versions(folder, interpreter, extras))]
     run([*install, f"{wheel}{extras}"])
@@ -132,36 +146,37 @@ def unpack(source: Path, folder: Path, interpreter: Path) -> Path:
     return suite
 
 
-def run_suite(
-    interpreter: Path,
-    suite: Path,
-    options: Sequence[str],
-    prefix: Sequence[str],
-    groups: Sequence[str],
-) -> str:
+def run_suite(command: Sequence[str], suite: Path, groups: Sequence[str], jobs: int) -> str:
     """Run the tests, one process for each file or folder in `tests`, and return the counts."""
+    tests = suite / "tests"
+    found = {path.name: sum(1 for _ in path.rglob("test_*.py")) for path in tests.iterdir()}
     names = groups or sorted(
-        path.name
-        for path in (suite / "tests").iterdir()
-        if path.name.startswith("test_") or any(path.rglob("test_*.py"))
+        (name for name in found if found[name] or name.startswith("test_")),
+        key=lambda name: -found[name],  # the longest first
     )
-    counts: Counter[str] = Counter()
     started = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*prefix, str(interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    for name in names:
-        log = suite.parent / f"{name}.log"
-        with log.open("w", encoding="utf-8", newline="\n") as file:
-            subprocess.run(
-                [*command, f"tests/{name}"],
-                cwd=suite, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
-        last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-        found = re.findall(r"(\d+) (passed|failed|skipped|error|xfailed)", last)
-        counts.update({kind: int(number) for number, kind in found} if found else {"error": 1})
-        print(f"  {name}: {last}", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        counts = sum(pool.map(lambda name: run_group(command, suite, name), names), Counter[str]())
     text = ", ".join(f"{counts[kind]:,} {kind}" for kind in sorted(counts, reverse=True))
     return f"{text}, {(time.monotonic() - started) / 60:.0f} min"
+
+
+def run_group(command: Sequence[str], suite: Path, name: str) -> Counter[str]:
+    """Run a file or folder in `tests` and return the number of tests by result."""
+    log = suite.parent / f"{name}.log"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("w", encoding="utf-8", newline="\n") as file:
+        done = subprocess.run(
+            [*command, f"tests/{name}"],
+            cwd=suite, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    last = log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
+    print(f"  {name}: {last}", flush=True)
+    found = re.findall(r"(\d+) (passed|failed|skipped|error|xfailed)", last)
+    counts = Counter({kind: int(number) for number, kind in found})
+    if done.returncode and not counts["failed"] + counts["error"]:  # e.g. pytest was killed
+        counts["error"] += 1
+    return counts
 
 
 def versions(interpreter: Path) -> str:

@@ -29,8 +29,8 @@ from vitft.system.errors import UsageError
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 STARTS = re.compile(
-    r"(?:\$ )?((?:\w+=\S+ )?(?:vitft|python|pip|make|curl|mv|sed|cd|docker|torchrun|npm|node|\.|"
-    r"\w+/bin/\w+) .*)"
+    r"(?:\$ )?((?:\w+=\S+ )?(?:vitft|python|pip|pipx|uvx|git|make|curl|mv|sed|cd|docker|torchrun|"
+    r"npm|node|\.|\w+/bin/\w+) .*)"
 )
 LISTED = {
     command: reason
