@@ -20,7 +20,7 @@ from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.data.fixes import Fix, write_fixes
 from vitft.report.run_decisions import run_decisions
-from vitft.report.run_files import Thumbnails, read_run
+from vitft.report.run_files import Thumbnails, folder_uri, read_run
 from vitft.report.run_page import write_report
 from vitft.system.text import escape_formula
 
@@ -151,6 +151,58 @@ def test_one_decision_holds_for_all_cards_of_a_file_and_the_keyboard_is_enough(
     assert cards == dropped == 3  # doubtful, a duplicate and unusual
 
 
+def press(browser: Chromium, key: str, code: int) -> None:
+    for kind in ("keyDown", "keyUp"):
+        browser.send(
+            "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+        )
+
+
+@needs_chromium
+def test_a_picture_opens_enlarged_with_its_caption(here: Path, tmp_path: Path) -> None:
+    data = drawn(tmp_path)
+    assert main(["check", str(data)]) == 0
+    card = at(Path(NAMES[1], "copy.png"))
+
+    with Chromium(str(CHROMIUM), tmp_path / "profile", here / "check.html") as browser:
+        browser.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=390, height=844, deviceScaleFactor=1, mobile=True,
+        )  # fmt: skip
+        browser.evaluate(f"{card}.querySelector('img').focus()")
+        press(browser, "Enter", 13)
+        opened, text, link, narrow = (
+            browser.evaluate(code)
+            for code in (
+                "document.querySelector('dialog').open",
+                "document.querySelector('dialog').textContent",
+                "document.querySelector('dialog a').href",
+                "document.querySelector('dialog').getBoundingClientRect().right <= 390",
+            )
+        )
+        press(browser, "Escape", 27)
+        closed = browser.evaluate("!document.querySelector('dialog').open")
+        back = browser.evaluate(f"document.activeElement === {card}.querySelector('img')")
+        browser.evaluate(f"{card}.querySelector('img').click()")
+        clicked = browser.evaluate("document.querySelector('dialog').open")
+        browser.evaluate("document.querySelector('dialog button').click()")
+        again = browser.evaluate("document.querySelector('dialog').open")
+        assert browser.complaints() == []
+
+    assert (opened, closed, back, clicked, again) == (True, True, True, True, False)
+    assert narrow
+    assert f"{NAMES[1]}/copy.png" in text
+    assert link == (data / NAMES[1] / "copy.png").as_uri()
+
+
+def test_a_page_does_not_link_to_images_in_arrays(tmp_path: Path) -> None:
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"")
+
+    assert folder_uri(tmp_path / "none") == folder_uri(Path("relative")) == ""
+    assert folder_uri(tmp_path) == ""
+    assert folder_uri(tmp_path.parent) == tmp_path.parent.as_uri()
+
+
 def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +218,7 @@ def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     assert (here / "check.html").read_text() == "mine"
     page = check_harmless((here / "found" / "check.html").read_text())
     assert "1 group of duplicates , 76 unusual images , 1 unreadable file in 76" in page.text
-    assert "These are 78 findings on 77 files:" in page.text  # 75 drawn, a copy and a torn file
+    assert "These are 78 findings on 77 files." in page.text  # 75 drawn, a copy and a torn file
     assert "Labels were not checked." in page.text
     assert f"vitft finetune --data {data} --fixes ~/Downloads/fixes.csv" in page.text
 

@@ -61,6 +61,7 @@ ATTRIBUTES = {
         "data-cell",
         "data-file",
         "data-table",
+        "data-root",
         "value",
         "data-value",
         "data-fold",

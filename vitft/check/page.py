@@ -11,6 +11,7 @@ from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions
 from vitft.report.html import render
 from vitft.report.run_decisions import DOWNLOADED
+from vitft.report.run_files import folder_uri
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
@@ -59,6 +60,7 @@ def write_check_page(
     view = {
         "title": f"{name}: images and labels checked",
         "name": name,
+        "root": folder_uri(Path(folder.root).absolute()),
         "audit": audit,
         "decisions": decisions,
         "labels_checked": result.labels_checked,

@@ -48,6 +48,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
     view = {
         "title": f"{data}: {listing(descriptions, most=3)}",
         "data": data,
+        "root": runs[0].root_uri,
         "comparison": comparison,
         "descriptions": descriptions,
         "accuracies": accuracies,

@@ -206,8 +206,9 @@ def files_sentence(audit: AuditResults) -> str:
     if found == files:
         return ""
     return (
-        f"These are {count(found, 'finding')} on {count(files, 'file')}: a group of duplicates has "
-        "several files, and a file may have several findings. The table lists each file once."
+        f"These are {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
+        "once. Of duplicates, it lists the file that the others are compared with only if you "
+        "change it."
     )
 
 

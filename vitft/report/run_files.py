@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.config.run import read_run_config
+from vitft.data.array_files import holds_arrays
 from vitft.data.split import Manifest, Row
+from vitft.data.table import base_folder
 from vitft.data.thumbnail import jpeg_uri
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
@@ -79,6 +81,12 @@ class Run:
     def data_name(self) -> str:
         return Path(str(self.setting("data", "path") or "")).name
 
+    @property
+    def root_uri(self) -> str:
+        """URI of the folder to which the image paths are relative, or "" if it is unknown."""
+        path, root = (str(self.setting("data", key) or "") for key in ("path", "root"))
+        return folder_uri(base_folder(Path(path), root))
+
     def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any TOML value
         """Return the value of a setting in config.toml, or None if the setting is missing."""
         return self.config.get(section, {}).get(name)
@@ -122,6 +130,18 @@ class Thumbnails:
         """Return the thumbnail of the image that has this path in the split of the first run."""
         row = self.runs[0].by_path.get(path)
         return self.get(row.sha256) if row else ""
+
+
+def folder_uri(folder: Path) -> str:
+    """Return the URI of a folder of image files, or "" if its path is relative or not a folder.
+
+    Images in array files have no files of their own, so their pages must not link to files.
+    """
+    try:
+        is_usable = folder.is_absolute() and folder.is_dir() and not holds_arrays(folder)
+    except OSError:  # a folder of another user
+        return ""
+    return folder.as_uri() if is_usable else ""
 
 
 def find_run(run: str | None) -> Path:

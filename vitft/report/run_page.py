@@ -101,6 +101,7 @@ def run_page(run: Run) -> dict[str, object]:
     thumbnails = Thumbnails([run])
     return {
         "name": run.name,
+        "root": run.root_uri,
         "title": f"{run.data_name or run.name}: training report",
         "data_name": run.data_name or run.name,
         "first": first_screen(run, thumbnails),

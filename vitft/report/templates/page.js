@@ -122,3 +122,32 @@ all("pre.command").forEach((block) => {
   });
   block.append(button);
 });
+
+// A picture opens enlarged, with its caption, by a click or by Enter; Escape closes it.
+const zoom = document.body.appendChild(document.createElement("dialog"));
+zoom.className = "zoom";
+zoom.addEventListener("click", ({ target }) => { if (target === zoom || target.type === "button") zoom.close(); });
+function original(path) {
+  const link = document.createElement("a");
+  link.href = document.getElementById("main").dataset.root + "/" + path.split("/").map(encodeURIComponent).join("/");
+  link.target = "_blank";
+  link.textContent = "Open the original file";
+  return link;
+}
+function enlarge(event) {
+  const { key, target, type } = event;
+  if (!target.matches("main figure img") || (type === "keydown" && key !== "Enter" && key !== " ")) return;
+  event.preventDefault();
+  const figure = target.closest("figure"), path = figure.querySelector(".path")?.textContent;
+  const close = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Close" });
+  const pictures = document.createElement("div");
+  pictures.append(...all("img", figure).map((one) => Object.assign(new Image(), { src: one.src, alt: one.alt })));
+  zoom.replaceChildren(close, pictures, ...figure.querySelector("figcaption").cloneNode(true).childNodes);
+  if (path && document.getElementById("main").dataset.root && location.protocol === "file:" && path.isWellFormed?.() !== false) zoom.append(original(path));
+  zoom.showModal();
+}
+all("main figure img").forEach((one) => {
+  Object.assign(one, { tabIndex: 0, title: "Enlarge" });
+  one.setAttribute("role", "button");
+});
+["click", "keydown"].forEach((type) => document.addEventListener(type, enlarge));
