@@ -1,10 +1,12 @@
 """Comparison of runs: shared images, significance of the differences, page and JSON."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
@@ -160,6 +162,30 @@ def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
 
     assert result.shared == 11
     assert "1 shared image has different labels in different runs and is excluded." in result.notes
+
+
+def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other", held_back=3)
+    table = (other / "split.csv").read_text()
+    (other / "split.csv").write_text(table.replace("0/000.jpg,daisy", "0/000.jpg,rose"))
+    fixes = tmp_path / "fixes.csv"
+    fixes.write_text(
+        "path,action,new_label\n0/000.jpg,move,rose\n0/001.jpg,keep,rose\n0/003.jpg,drop,\n"
+    )
+    with_fixes(other, fixes, hashlib.sha256(fixes.read_bytes()).hexdigest())
+
+    notes = compared(one, other).notes
+
+    assert (
+        "1 shared image has different labels in different runs and is excluded: the fixes of B "
+        "relabelled 1 of them." in notes
+    )
+    assert (
+        "The fixes of B left out 1 validation image of the other run, which the comparison "
+        "excludes." in notes
+    )
+    fixes.write_text("path,action\n")
+    assert not [text for text in compared(one, other).notes if "The fixes of" in text]
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

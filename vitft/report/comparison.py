@@ -16,6 +16,7 @@ from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_inter
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
+from vitft.report.fixed_images import fixes_notes
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.text import count, interval, listing, percent, points
@@ -245,7 +246,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
-    images = []
+    images, relabelled = list[SharedImage](), list[str]()
     for sha256 in common:
         predictions = [table[sha256] for table in by_digest]
         if len({one.label for one in predictions}) == 1:
@@ -253,11 +254,13 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
             probabilities = tuple(one.probability for one in predictions)
             first = predictions[0]
             images.append(SharedImage(sha256, first.path, first.label, predicted, probabilities))
+        else:
+            relabelled.append(sha256)
     names = [run.name for run in runs]
     return RunComparison(
         runs=runs,
         names=names if len({*names}) == len(names) else [str(run.path) for run in runs],
-        notes=comparison_notes(runs, by_digest, len(common), len(common) - len(images)),
+        notes=comparison_notes(runs, by_digest, len(common), relabelled),
         images=images,
         pairs=run_pairs(images, len(runs)) if images else [],
     )
@@ -291,7 +294,7 @@ def comparison_notes(
     runs: Sequence[Run],
     by_digest: Sequence[Mapping[str, ValidationPrediction]],
     common: int,
-    relabelled: int,
+    relabelled: Sequence[str],
 ) -> list[str]:
     """Return sentences about the limits of the comparison.
 
@@ -299,7 +302,7 @@ def comparison_notes(
         runs: Runs to compare.
         by_digest: Validation predictions of each run, by SHA-256 of the image.
         common: Number of validation images that all runs share.
-        relabelled: Number of shared images whose label differs between runs.
+        relabelled: Digests of the shared images whose label differs between runs.
     """
     notes = []
     sizes = [len(table) for table in by_digest]
@@ -315,12 +318,7 @@ def comparison_notes(
             f"{count(common, 'image')} that all of them share {'is' if common == 1 else 'are'} "
             "compared."
         )
-    if relabelled:
-        one = relabelled == 1
-        notes.append(
-            f"{count(relabelled, 'shared image')} {'has' if one else 'have'} different labels in "
-            f"different runs and {'is' if one else 'are'} excluded."
-        )
+    notes += fixes_notes(runs, by_digest, relabelled)
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))

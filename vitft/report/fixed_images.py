@@ -1,0 +1,51 @@
+"""Validation images that the fixes of some of the compared runs relabelled or left out."""
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+
+from vitft.predict.validation import ValidationPrediction
+from vitft.report.run_decisions import former_fixes
+from vitft.report.run_files import Run
+from vitft.system.text import count
+
+
+def fixes_notes(
+    runs: Sequence[Run],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
+    relabelled: Sequence[str],
+) -> list[str]:
+    """Return sentences about validation images that a comparison excludes because of fixes.
+
+    Fixes whose table has changed since the run or no longer exists are not mentioned.
+
+    Args:
+        runs: Runs to compare.
+        by_digest: Validation predictions of each run, by SHA-256 of the image.
+        relabelled: Digests of the shared images whose label differs between runs.
+    """
+    notes, moved = [], []
+    for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
+        actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
+        changed = sum(actions.get(own[sha256].path) == "move" for sha256 in relabelled)
+        if changed:
+            moved.append(f"the fixes of {letter} relabelled {changed:,} of them")
+        others = {
+            sha256: one.path for table in by_digest for sha256, one in table.items()
+        }  # of all runs; those that this run left out are not in its own table
+        dropped = sum(
+            actions.get(path) == "drop" for sha256, path in others.items() if sha256 not in own
+        )
+        if dropped:
+            notes.append(
+                f"The fixes of {letter} left out {count(dropped, 'validation image')} of the other "
+                f"{'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
+            )
+    if relabelled:
+        one = len(relabelled) == 1
+        why = f": {' and '.join(moved)}" if moved else ""
+        notes.insert(
+            0,
+            f"{count(len(relabelled), 'shared image')} {'has' if one else 'have'} different labels "
+            f"in different runs and {'is' if one else 'are'} excluded{why}.",
+        )
+    return notes
