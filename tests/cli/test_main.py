@@ -374,3 +374,22 @@ def test_a_path_that_is_too_long_is_no_bug(
     error = capsys.readouterr().err
     assert 2 <= code <= 8, error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["check", "-new"], ["finetune", "--data", "-new"], ["predict", "a.jpg", "-new"]],
+    ids=" ".join,
+)
+def test_a_name_with_a_leading_hyphen_is_not_mistaken_for_a_typing_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-new").mkdir()
+
+    assert main(arguments) == 2
+
+    assert "write ./-new" in capsys.readouterr().err

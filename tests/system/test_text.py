@@ -3,10 +3,18 @@
 import csv
 import errno
 import io
+import os
 
 import pytest
 
-from vitft.system.text import csv_line, describe_os_error, duration, listing, whole_percent
+from vitft.system.text import (
+    csv_line,
+    describe_os_error,
+    duration,
+    listing,
+    shell_quote,
+    whole_percent,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +64,19 @@ def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
 )
 def test_an_error_of_the_system_reads_as_part_of_a_sentence(error: OSError, text: str) -> None:
     assert describe_os_error(error) == text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="other quotes on Windows")
+@pytest.mark.parametrize(
+    ("word", "quoted"),
+    [
+        ("photos", "photos"),
+        ("Meine Bl\u00fcten", "'Meine Bl\u00fcten'"),
+        ("-new", "./-new"),
+        ("-new photos", "'./-new photos'"),
+        ("--fixes", "--fixes"),
+        ("-v", "-v"),
+    ],
+)
+def test_a_suggested_word_can_be_pasted(word: str, quoted: str) -> None:
+    assert shell_quote(word) == quoted

@@ -18,7 +18,7 @@ from vitft.serve.label.answers import AnswerFile
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
-from vitft.system.text import count, listing, shell_join
+from vitft.system.text import count, listing, shell_join, shell_quote
 
 BUNDLED = "demo"
 """Name of the default weights, which are bundled with vitft."""
@@ -144,7 +144,7 @@ def check_table(table: Path, root: Path, *, is_default: bool) -> None:
         raise UsageError(
             "labels.csv would be written to the picture folder",
             fix="choose a file with --out; to write it there anyway, use "
-            f"--out {root / 'labels.csv'}",
+            f"--out {shell_quote(str(root / 'labels.csv'))}",
         )
 
 

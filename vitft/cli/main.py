@@ -8,6 +8,7 @@ import argparse
 import errno
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -88,7 +89,7 @@ def run_command(arguments: list[str]) -> int:
         command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
         own = [a for a in arguments if a not in {"--debug", *LOG_LEVELS}]
-        args, unknown = parser.parse_known_args(own)
+        args, unknown = parse(parser, own)
         if unknown:
             parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
         with Stopper():  # on a signal, every command cleans up
@@ -112,6 +113,31 @@ def run_command(arguments: list[str]) -> int:
         output.show_traceback()
         output.bug()
         return 1
+
+
+def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the parsed arguments and those that no option knows.
+
+    Raises:
+        UsageError: The arguments are invalid, or one is the name of a file with a leading hyphen.
+    """
+    try:
+        args, unknown = parser.parse_known_args(arguments)
+    except UsageError:
+        refuse_hyphen(arguments)
+        raise
+    refuse_hyphen(unknown)
+    return args, unknown
+
+
+def refuse_hyphen(words: list[str]) -> None:
+    """Raise a UsageError if one of the words is the name of a file with a leading hyphen."""
+    for word in words:
+        if word.startswith("-") and os.path.lexists(word):
+            raise UsageError(
+                f"{word} was taken for an option, because it begins with a hyphen",
+                fix=f"to use the file or folder of this name, write ./{word}",
+            )
 
 
 def build_parser(command: str | None = None) -> Parser:

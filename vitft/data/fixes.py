@@ -17,7 +17,7 @@ from vitft.data.folder import File, Folder
 from vitft.data.table import TableReader, encode_table
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, escape_formula, listing
+from vitft.system.text import count, escape_formula, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
         raise DataError(
             f"{path} does not belong to {folder.source}: all images in the table "
             f"are missing from the folder, e.g. {min(found.missing)}",
-            fix=f"run `vitft check {folder.source}` to create a table for this folder",
+            fix=f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
+            "folder",
         )
     if found.missing and warn:
         log.warning(

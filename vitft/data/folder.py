@@ -21,7 +21,7 @@ from vitft.data.table import TABLE_SUFFIXES
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
-from vitft.system.text import count, describe_os_error, listing
+from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
         raise DataError(
             f"{root} has its own split ({' and '.join(f'{name}/' for name in parts.values())}), "
             "so the reference split cannot be drawn",
-            fix=f"omit --split reference, or use --data {root / parts['train']}",
+            fix=f"omit --split reference, or use --data {shell_quote(str(root / parts['train']))}",
         )
     scan_layout = scan_parts if parts else scan_classes
     classes, files, notes, empty = scan_layout(walk, root, parts)

@@ -19,6 +19,7 @@ from vitft.export.answers import (
     given_labels,
     pipeline_answer,
 )
+from vitft.system.text import shell_quote
 
 OPEN = '''
 def open_rgb(path):
@@ -106,7 +107,7 @@ def open_code(transform: EvalTransform) -> str:
 
 def command_line(run: str) -> Snippet:
     """Return the vitft command for a model that is given as a folder or as hf:OWNER/NAME."""
-    code = f"vitft predict --run {run} photo.jpg"
+    code = f"vitft predict --run {shell_quote(run)} photo.jpg"
     return Snippet("vitft", "", code, "sh")
 
 

@@ -14,6 +14,7 @@ from vitft.models.checkpoint_file import lacks_card
 from vitft.models.foreign_labels import foreign_thresholds
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.system.errors import RunError, WeightsError
+from vitft.system.text import shell_quote
 
 
 def load_classifier(
@@ -43,7 +44,8 @@ def load_classifier(
     if reason:
         raise RunError(
             f"cannot classify with {path}: {reason}",
-            fix=f"use it as pretrained weights: vitft finetune --data DIR --weights {path}",
+            fix="use it as pretrained weights: vitft finetune --data DIR --weights "
+            f"{shell_quote(str(path))}",
         )
     card = Card(
         architecture=weights.architecture,

@@ -9,6 +9,7 @@ from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
 from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import BASE, MODEL, run_path
+from vitft.system.text import shell_quote
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
@@ -72,7 +73,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     inner = sorted({file.parent for n in (MODEL, ONNX_FILE) for file in path.glob(f"*/{n}")})
     raise RunError(
         f"no model in {run}",
-        fix=f"use one of the folders in it, e.g. --run {inner[0]}"
+        fix=f"use one of the folders in it, e.g. --run {shell_quote(str(inner[0]))}"
         if inner
         else suggest_runs(
             run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"

@@ -23,7 +23,7 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig, as_pair
 from vitft.system.errors import DataError, ImageError
-from vitft.system.text import count
+from vitft.system.text import count, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | Non
         raise DataError(
             f"no readable image found in {root} after trying {count(len(files), 'image')} "
             f"({reasons[-1] if reasons else 'the folder is empty'})",
-            fix=f"run `vitft check {root}` to see what is wrong with each image",
+            fix=f"run `vitft check {shell_quote(str(root))}` to see what is wrong with each image",
         )
     sizes = {size for size, _ in readable}
     return sizes.pop() if len(sizes) == 1 else None, all(is_grey for _, is_grey in readable)

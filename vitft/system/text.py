@@ -10,6 +10,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+OPTION = re.compile(r"--[a-z]|-[a-z]$")
+"""Beginning of an option of a command."""
+
 
 def percent(fraction: float | None, digits: int = 1) -> str:
     """Return a fraction as a percentage, such as `94.6%`, or a dash for None."""
@@ -81,8 +84,11 @@ def shell_quote(word: str) -> str:
     """Quote a word of a command to be copied into a terminal, if necessary.
 
     On Windows, double quotes are used: all shells support them, and paths cannot contain them.
-    Single quotes do not quote in all shells, and backslashes separate folders.
+    Single quotes do not quote in all shells, and backslashes separate folders. A name that begins
+    with a hyphen gets the prefix `./`, because the command would take it for an option.
     """
+    if word.startswith("-") and not OPTION.match(word):
+        word = f"./{word}"
     if os.name != "nt":
         return shlex.quote(word)
     return f'"{word}"' if re.search(r"[^\w@:./\\+=-]", word) or not word else word

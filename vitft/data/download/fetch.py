@@ -25,6 +25,7 @@ from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing
 from vitft.system.redaction import redacted
+from vitft.system.text import shell_quote
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 
@@ -95,7 +96,8 @@ def check_target(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise RunError(
             f"{target} already exists; nothing was fetched or overwritten",
-            fix=f"use it with --data {target}, or choose another folder with --to DIR",
+            fix=f"use it with --data {shell_quote(str(target))}, or choose another folder with "
+            "--to DIR",
         )
 
 
