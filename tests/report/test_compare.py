@@ -14,6 +14,7 @@ from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.comparison_page import (
+    different_settings,
     disputed_groups,
     run_descriptions,
     write_comparison,
@@ -178,11 +179,14 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
 
     assert (
         "1 shared image has different labels in different runs and is excluded: the fixes of B "
-        "relabelled 1 of them." in notes
+        "changed 1 of them." in notes
     )
     assert (
         "The fixes of B left out 1 validation image of the other run, which the comparison "
         "excludes." in notes
+    )
+    assert not any(
+        "fixes_digest" in key for key, _ in different_settings([*map(read_run, (one, other))])
     )
     fixes.write_text("path,action\n")
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]

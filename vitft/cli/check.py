@@ -209,7 +209,7 @@ def print_next_steps(
     near = any(group["kind"] == "near" for group in outcome.audit["duplicates"])
     output.note(
         f"next: review the fixes on the page or in the file, then run {words}"
-        f"{' --group-duplicates' * near} ..."
+        f"{' --group-duplicates' * near}"
     )
 
 

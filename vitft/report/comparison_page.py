@@ -9,7 +9,7 @@ from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
 from vitft.report.comparison import Proportion, RunComparison, SharedImage
 from vitft.report.html import render
-from vitft.report.reproduce import dotted, setting_text
+from vitft.report.reproduce import different_keys, dotted, setting_text
 from vitft.report.run_files import Run, Thumbnails
 from vitft.report.summary import weights_name
 from vitft.system.files import write_atomically
@@ -167,7 +167,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Return each setting that differs between the runs, with its value in each run."""
     tables = [dotted(run.config) for run in runs]
     rows = []
-    for key in sorted({key for table in tables for key in table}):
+    for key in different_keys(tables):
         values = [setting_text(table[key]) if key in table else "–" for table in tables]
         if len({*values}) > 1:
             rows.append((key, values))

@@ -26,9 +26,12 @@ def fixes_notes(
     notes, moved = [], []
     for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
         actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
-        changed = sum(actions.get(own[sha256].path) == "move" for sha256 in relabelled)
+        changed = sum(
+            any(actions.get(table[sha256].path, "keep") != "keep" for table in by_digest)
+            for sha256 in relabelled
+        )  # relabelled, or a copy with another label was left out
         if changed:
-            moved.append(f"the fixes of {letter} relabelled {changed:,} of them")
+            moved.append(f"the fixes of {letter} changed {changed:,} of them")
         others = {
             sha256: one.path for table in by_digest for sha256, one in table.items()
         }  # of all runs; those that this run left out are not in its own table

@@ -1,7 +1,7 @@
 """Information needed to repeat a run: the command, the environment and digests."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
@@ -47,6 +47,18 @@ def set_option(key: str, value: object) -> str:
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all sections in one mapping, by dotted name."""
     return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
+
+
+def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the dotted names of the settings that differ between runs, in alphabetical order.
+
+    The digest of the fixes is left out if the runs name different tables of fixes.
+    """
+    keys = sorted({key for table in tables for key in table})
+    different = [key for key in keys if any(t.get(key) != tables[0].get(key) for t in tables)]
+    if "data.fixes" in different:
+        different = [key for key in different if key != "data.fixes_digest"]
+    return different
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
