@@ -35,19 +35,18 @@ def settings(freeze: str, **train: Any) -> dict[str, dict[str, Any]]:
     return {"optim": optim, "train": {"freeze": freeze, "cache": "none", **train}}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("freeze", FREEZE)
 def test_a_run_on_a_gpu_answers_like_one_on_the_cpu(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str, precision: str
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
 ) -> None:
-    options = settings(freeze, precision=precision)
-    on_cpu = run_it(image_folder, tiny_weights, tmp_path / "cpu", **options)
-    options["train"]["device"] = "cuda"
-    with pretend_gpu() as counts:
-        done = run_it(image_folder, tiny_weights, tmp_path / "gpu", **options)
+    on_cpu = run_it(image_folder, tiny_weights, tmp_path / "cpu", **settings(freeze))
+    for precision in ("fp32", "bf16", "fp16"):
+        options = settings(freeze, precision=precision, device="cuda")
+        with pretend_gpu() as counts:
+            done = run_it(image_folder, tiny_weights, tmp_path / precision, **options)
 
-    assert counts.to_gpu > 0
-    assert figures(done.run)["top1"] == figures(on_cpu.run)["top1"]
+        assert counts.to_gpu > 0
+        assert figures(done.run)["top1"] == figures(on_cpu.run)["top1"]
 
 
 @pytest.mark.parametrize("freeze", ["head", "none"])
@@ -130,13 +129,15 @@ def test_a_gpu_without_bf16_trains_in_fp16(
     assert figures(done.run)["top1"] == 1
 
 
-def test_a_step_waits_for_the_gpu_a_fixed_number_of_times() -> None:
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_a_step_waits_for_the_gpu_twice_whatever_its_micro_batches(micro_batch: int) -> None:
+    optim = OptimSpec(solver="adamw", lr=0.1, epochs=1, micro_batch=micro_batch)
     with pretend_gpu() as counts:
         model = nn.Linear(3, 3).to("cuda")
-        trainer = Trainer(model, OptimSpec(solver="adamw", lr=0.1, epochs=1), steps_per_epoch=2)
+        trainer = Trainer(model, optim, steps_per_epoch=2)
         batch = Batch(torch.randn(8, 3).to("cuda"), torch.zeros(8, dtype=torch.long).to("cuda"))
         trainer.step(batch)
         before = counts.syncs
         trainer.step(batch)
 
-    assert counts.syncs - before == 3  # loss, correct images, norm of the gradient
+    assert counts.syncs - before == 2  # loss and correct images, norm of the gradient

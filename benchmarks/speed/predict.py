@@ -151,9 +151,9 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
     )
 
     class Int8(MirroredEngine):  # delegates everything else
-        def scores(self, views: Any) -> Scores:
+        def start(self, views: Any) -> Callable[[], Scores]:
             logits = session.run(["logits"], {"pixels": views})[0]
-            return Scores(logits, np.empty((len(views), 0), np.float32))
+            return lambda: Scores(logits, np.empty((len(views), 0), np.float32))
 
     return Int8(predictor)
 

@@ -5,7 +5,7 @@ import io
 import re
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -134,12 +134,12 @@ class SlowPredictor(Predictor):
         super().__init__(*arguments, **options)
         self.may_go, self.batches, self.is_asked = threading.Event(), [0], threading.Event()
 
-    def scores(self, views: Any) -> Scores:
+    def start(self, views: Any) -> Callable[[], Scores]:
         if self.batches != [0]:  # the first is the server's own, at its start
             self.is_asked.set()
             assert self.may_go.wait(20)
         self.batches.append(len(views))
-        return super().scores(views)
+        return super().start(views)
 
 
 def until(client: Client, waiting: int) -> None:
@@ -194,11 +194,11 @@ def test_a_full_queue_refuses_further_images_while_the_server_stays_alive() -> N
 class BrokenPredictor(SlowPredictor):
     """Fails for every second batch."""
 
-    def scores(self, views: Any) -> Scores:
+    def start(self, views: Any) -> Callable[[], Scores]:
         self.batches.append(len(views))
         if len(self.batches) % 2:
             raise RuntimeError("/secret/path/of/the/model.py went wrong")
-        return Predictor.scores(self, views)
+        return Predictor.start(self, views)
 
 
 def test_an_internal_error_hides_its_details_and_leaves_later_requests_intact(

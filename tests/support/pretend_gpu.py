@@ -2,14 +2,22 @@
 
 Inside `pretend_gpu`, `tensor.to("cuda")` and `torch.empty(..., device="cuda")` return `OnGpu`
 tensors. As on a real GPU, a computation of tensors on two devices raises, and so does `.numpy()`.
-The transfers to the CPU, at which a program waits for a real GPU, are counted, and memory may run
-out above a number of images. What a GPU computes differently (rounding, kernels, streams) is not
-shown, and inference tensors are ordinary ones.
+Everything at which a program waits for a real GPU is counted: values that the CPU needs, and copies
+that are not both pinned and `non_blocking`. Copies that do not wait end only when the program waits
+for something later: until then, their result on the CPU is NaN, and a pinned source must not
+change. A tensor that was copied on another stream must not be used before that stream is awaited.
+Memory may run out above a number of images, and images may take time (`Timeline`).
+
+What a GPU computes differently (rounding, kernels, order of sums) is not shown, and inference
+tensors are ordinary ones.
 """
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -18,6 +26,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from tests.support.timeline import Timeline
 
 GPU = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -28,16 +38,31 @@ SYNCS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_sel
 
 @dataclass(slots=True)
 class Counts:
-    """What happened on the pretend accelerator, and how much memory it has."""
+    """What happened on the pretend accelerator, and how much memory and speed it has."""
 
     syncs: int = 0
-    """Times that the CPU waited for the GPU."""
+    """Times that the CPU waited for the GPU, including the copies that wait."""
+    waiting_copies: int = 0
+    """Copies to the GPU that wait for it, because they are not pinned and `non_blocking`."""
     to_gpu: int = 0
     to_cpu: int = 0
+    images_to_gpu: int = 0
+    """Images (uint8) that were copied to the GPU, counted each time."""
     most_images: int = 0
     """Number of images above which a convolution runs out of memory; 0 for no limit."""
     out_of_memory: int = 0
     """Times that memory ran out."""
+    batches: list[int] = field(default_factory=list)
+    """Number of images in each convolution."""
+    timeline: Timeline = field(default_factory=Timeline)
+    in_kernel: bool = False
+    """Whether an operator is being computed that does not wait on a GPU."""
+
+    def wait(self) -> None:
+        """Count a wait for everything that has been queued."""
+        if not self.in_kernel:
+            self.syncs += 1
+            self.timeline.wait()
 
 
 COUNTS = Counts()
@@ -47,6 +72,7 @@ class OnGpu(torch.Tensor):
     """A tensor on the pretend GPU, around a tensor on the CPU that holds the values."""
 
     values: Tensor
+    awaits: "Stream | None"
 
     @staticmethod
     def __new__(cls: Any, values: Tensor, requires_grad: bool = False) -> "OnGpu":
@@ -60,7 +86,7 @@ class OnGpu(torch.Tensor):
             device=values.device,
             requires_grad=requires_grad,
         )
-        made.values = values
+        made.values, made.awaits = values, None
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -82,6 +108,9 @@ class OnGpu(torch.Tensor):
     def is_cpu(self) -> bool:  # type: ignore[override]
         return False
 
+    def record_stream(self, _: "Stream") -> None:  # type: ignore[override]
+        """Do nothing: memory is freed when nothing refers to it."""
+
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"OnGpu({self.values!r})"
 
@@ -99,17 +128,19 @@ class OnGpu(torch.Tensor):
         kwargs = kwargs or {}
         if func not in TRANSFERS:
             check_devices(func, args, kwargs)
+        if func is aten.copy_.default and isinstance(args[0], OnGpu) is not isinstance(
+            args[1], OnGpu
+        ):
+            return copy_across(func, *args)
         count(func, args)
         inner = tree_map_only(OnGpu, lambda t: t.values, (args, kwargs))
         found = func(*inner[0], **inner[1])
         found = tree_map_only(torch.Tensor, OnGpu, found)
-        if func is aten.copy_.default and not isinstance(args[0], OnGpu):
-            return args[0]  # a copy to the CPU
         return return_and_correct_aliasing(func, args, kwargs, found)
 
 
 def check_devices(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise what torch raises if tensors are on several devices."""
+    """Raise what torch raises if tensors are on several devices, or if a copy was not awaited."""
     flat, _ = tree_flatten((args, kwargs))
     elsewhere = [
         t for t in flat if isinstance(t, Tensor) and not isinstance(t, OnGpu) and t.ndim > 0
@@ -120,6 +151,8 @@ def check_devices(func: Any, args: Any, kwargs: Any) -> None:
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"cuda:0 and cpu! (in {func})"
         )
+    if any(isinstance(t, OnGpu) and t.awaits is not None for t in flat):
+        raise RuntimeError(f"a tensor is used before the stream that copies it ends (in {func})")
 
 
 def count(func: Any, args: Any) -> None:
@@ -127,10 +160,61 @@ def count(func: Any, args: Any) -> None:
     masks = func is aten.index.Tensor and any(
         t is not None and t.dtype == torch.bool for t in args[1]
     )
-    COUNTS.syncs += func in SYNCS or masks
-    if func is aten.convolution.default and 0 < COUNTS.most_images < len(args[0]):
-        COUNTS.out_of_memory += 1
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB (pretended)")
+    if func in SYNCS or masks:
+        COUNTS.wait()
+    if func is aten.index.Tensor and any(
+        t is not None and not isinstance(t, OnGpu) for t in args[1]
+    ):
+        count_copy_in(args[1][0], waits=True)  # indices on the CPU
+    if func is aten.convolution.default:
+        COUNTS.batches.append(len(args[0]))
+        if 0 < COUNTS.most_images < len(args[0]):
+            COUNTS.out_of_memory += 1
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 MiB (pretended)"
+            )
+        COUNTS.timeline.compute(len(args[0]))
+
+
+def count_copy_in(source: Tensor, *, waits: bool) -> None:
+    """Count a copy to the GPU."""
+    COUNTS.to_gpu += 1
+    COUNTS.images_to_gpu += len(source) if source.dtype == torch.uint8 and source.ndim == 4 else 0
+    if waits:
+        COUNTS.waiting_copies += 1
+        COUNTS.wait()
+    else:
+        COUNTS.timeline.copy_in(source)
+
+
+def copy_across(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Carry out `target.copy_(source)` from one device to the other."""
+    if isinstance(target, OnGpu):
+        count_copy_in(source, waits=not (non_blocking and is_pinned(source)))
+        func(target.values, source)
+        return target
+    assert isinstance(source, OnGpu)
+    COUNTS.to_cpu += 1
+    if non_blocking and is_pinned(target):
+        COUNTS.timeline.copy_out(target, source.values)
+    else:
+        COUNTS.wait()
+        func(target, source.values)
+    return target
+
+
+PINNED: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
+"""Memory that `pin_memory` would lock."""
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return tensor.untyped_storage() in PINNED
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Mark the memory of a tensor on the CPU as pinned."""
+    PINNED.add(tensor.untyped_storage())
+    return tensor
 
 
 class Placement(TorchFunctionMode):
@@ -142,23 +226,49 @@ class Placement(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in (Tensor.to, Tensor.cpu, Tensor.cuda):
             return move(func, args, kwargs)
+        if func in METHODS:
+            return METHODS[func](*args)
+        if func in KERNELS:  # one kernel on a GPU; the CPU's version reads values on its way
+            COUNTS.in_kernel = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                COUNTS.in_kernel = False
         if func in (Tensor.numpy, Tensor.__array__) and isinstance(args[0], OnGpu):
             raise TypeError(
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
                 "tensor to host memory first."
             )
         if func is Tensor.tolist and isinstance(args[0], OnGpu):
-            COUNTS.syncs += 1
+            COUNTS.wait()
             return args[0].values.tolist()
-        wanted = kwargs.get("device")
-        if wanted is not None:
-            is_gpu = torch.device(wanted).type == "cuda"
-            kwargs["device"] = "cpu"
-            found = func(*args, **kwargs)
-            if is_gpu and not isinstance(found, OnGpu):
-                return on_gpu(found)
-            return found.values if not is_gpu and isinstance(found, OnGpu) else found
+        if func is Tensor.new_tensor and isinstance(args[0], OnGpu):
+            made = args[0].values.new_tensor(*args[1:], **kwargs)
+            count_copy_in(made, waits=True)
+            return on_gpu(made)
+        if kwargs.pop("pin_memory", False):
+            return pinned(func(*args, **kwargs))
+        if kwargs.get("device") is not None:
+            return created(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def created(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Carry out a function that creates a tensor on a given device."""
+    is_gpu = torch.device(kwargs["device"]).type == "cuda"
+    found = func(*args, **{**kwargs, "device": "cpu"})
+    if is_gpu and not isinstance(found, OnGpu):
+        if func in (torch.tensor, torch.as_tensor):
+            count_copy_in(found, waits=True)
+        return on_gpu(found)
+    return found.values if not is_gpu and isinstance(found, OnGpu) else found
+
+
+KERNELS = (torch._foreach_mul_, torch._fused_adam_, torch._fused_adamw_)
+METHODS: dict[Any, Callable[..., Any]] = {
+    Tensor.pin_memory: lambda tensor, *_: pinned(tensor.clone()),
+    Tensor.is_pinned: lambda tensor, *_: is_pinned(tensor),
+}
 
 
 def on_gpu(tensor: Tensor) -> OnGpu:
@@ -169,13 +279,14 @@ def on_gpu(tensor: Tensor) -> OnGpu:
 def move(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Carry out `to`, `cpu` or `cuda`."""
     tensor, *rest = args
+    non_blocking = bool(kwargs.get("non_blocking"))
     if func is Tensor.to:
         if rest and isinstance(rest[0], Tensor):
             device, dtype = rest[0].device, rest[0].dtype
             copy = bool(kwargs.get("copy"))
         else:
             copy = bool(kwargs.pop("copy", False))
-            device, dtype, _, _ = torch._C._nn._parse_to(*rest, **kwargs)
+            device, dtype, non_blocking, _ = torch._C._nn._parse_to(*rest, **kwargs)
     else:
         device, dtype, copy = torch.device("cpu" if func is Tensor.cpu else "cuda"), None, False
     was_gpu = isinstance(tensor, OnGpu)
@@ -186,12 +297,58 @@ def move(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
             tensor if wanted == tensor.dtype and not copy else Tensor.to(tensor, wanted, copy=copy)
         )
     if is_gpu:
-        COUNTS.to_gpu += 1
-        return on_gpu(tensor.clone() if dtype is None else tensor.to(dtype, copy=True))
+        count_copy_in(tensor, waits=not (non_blocking and is_pinned(tensor)))
+        made = on_gpu(tensor.clone() if dtype is None else tensor.to(dtype, copy=True))
+        if (stream := CURRENT_STREAM.get()) is not MAIN_STREAM:
+            made.awaits = stream
+            stream.copied.append(made)
+        return made
     COUNTS.to_cpu += 1
-    COUNTS.syncs += 1
+    COUNTS.wait()
     values = tensor.values.detach()
     return values.clone() if dtype is None else values.to(dtype, copy=True)
+
+
+class Stream:
+    """A stream of the pretend GPU."""
+
+    def __init__(self, *_: object) -> None:
+        self.copied: list[OnGpu] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Let tensors that were copied on another stream be used."""
+        for tensor in other.copied:
+            tensor.awaits = None
+        other.copied.clear()
+
+    def synchronize(self) -> None:
+        COUNTS.wait()
+
+
+class Event:
+    """A moment in the queue of the pretend GPU; waiting for it is not counted as a wait."""
+
+    def __init__(self, **_: object) -> None:
+        self.mark = COUNTS.timeline.mark()
+
+    def record(self, *_: object) -> None:
+        self.mark = COUNTS.timeline.mark()
+
+    def synchronize(self) -> None:
+        COUNTS.timeline.wait(self.mark)
+
+
+MAIN_STREAM = Stream()
+CURRENT_STREAM: ContextVar[Stream] = ContextVar("CURRENT_STREAM", default=MAIN_STREAM)
+
+
+@contextlib.contextmanager
+def use_stream(stream: Stream) -> Iterator[None]:
+    token = CURRENT_STREAM.set(stream)
+    try:
+        yield
+    finally:
+        CURRENT_STREAM.reset(token)
 
 
 class Autocast(torch.autocast):
@@ -211,15 +368,28 @@ def exit_no_grad(mode: Any, *error: Any) -> None:
     mode.pretended.__exit__(*error)
 
 
+def in_placement(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Let the function of every new thread run in the mode, which is thread-local."""
+
+    def wrapped(thread: threading.Thread) -> None:
+        with Placement():
+            run(thread)
+
+    return wrapped
+
+
 @contextlib.contextmanager
-def pretend_gpu(*, has_bf16: bool = True, most_images: int = 0) -> Iterator[Counts]:
+def pretend_gpu(
+    *, has_bf16: bool = True, most_images: int = 0, timeline: Timeline | None = None
+) -> Iterator[Counts]:
     """Pretend inside the `with` block that the machine has a GPU; yield the counts.
 
     Args:
         has_bf16: Whether the GPU computes in bf16, as from the A100 on, or only in fp16.
         most_images: Number of images above which a convolution runs out of memory (default: any).
+        timeline: Time that images take on the GPU (default: none).
     """
-    COUNTS.__init__(most_images=most_images)  # type: ignore[misc]
+    COUNTS.__init__(most_images=most_images, timeline=timeline or Timeline())  # type: ignore[misc]
     cuda = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -230,6 +400,11 @@ def pretend_gpu(*, has_bf16: bool = True, most_images: int = 0) -> Iterator[Coun
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
         "manual_seed_all": lambda *_: None,
+        "synchronize": lambda *_: COUNTS.wait(),
+        "Stream": Stream,
+        "Event": Event,
+        "stream": use_stream,
+        "current_stream": lambda *_: CURRENT_STREAM.get(),
     }
     with contextlib.ExitStack() as stack:
         for name, function in cuda.items():
@@ -239,6 +414,8 @@ def pretend_gpu(*, has_bf16: bool = True, most_images: int = 0) -> Iterator[Coun
         stack.enter_context(mock.patch.object(torch.optim.Optimizer, check))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__enter__", enter_no_grad))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__exit__", exit_no_grad))
+        run = in_placement(threading.Thread.run)
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run))
         # A module that is moved gets other tensors, as their type differs.
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, False)
         torch.__future__.set_swap_module_params_on_conversion(True)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.config.sections import TrainSpec
+from vitft.system.transfer import to_device
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 """Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""
@@ -134,7 +135,7 @@ def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
     height, width = pixels.shape[1:3]
     padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
     windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 2p + 1, 2p + 1, C, H, W)
-    down, across, mirrored = (move.to(pixels.device) for move in moves)
+    down, across, mirrored = (to_device(move, pixels.device) for move in moves)
     cut = windows[torch.arange(len(pixels), device=pixels.device), down, across]  # (B, C, H, W)
     turned = torch.where(mirrored[:, None, None, None], cut.flip(-1), cut)
     return turned.permute(0, 2, 3, 1)

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -80,6 +81,35 @@ def in_order(
                 yield wait_for(*pending.popleft())
         while pending:
             yield wait_for(*pending.popleft())
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def in_chunks(items: Iterable[Argument], size: int) -> Iterator[list[Argument]]:
+    """Divide items into consecutive lists of `size`; the last may be shorter."""
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, size)), [])
+
+
+def overlapped(
+    items: Iterable[Argument], start: Callable[[Argument], Callable[[], Mapped]], *, ahead: int = 2
+) -> Generator[Mapped, None, None]:
+    """Start work on each item, and finish it in another thread while later items are started.
+
+    `start` is called in the calling thread, e.g. to queue work on a GPU. It returns a function that
+    waits for the work and returns the result. These functions are called in a single thread, one
+    after another, and their results are yielded in order. At most `ahead` items are unfinished when
+    the next one is taken. When the generator ends, for whatever reason, the thread has ended.
+    """
+    pending: deque[Future[Mapped]] = deque()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="vitft-finish")
+    try:
+        for item in items:
+            pending.append(pool.submit(start(item)))
+            while len(pending) > ahead or (pending and pending[0].done()):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -179,8 +179,9 @@ class EvalTransform:
         if len({*self.mean}) == len({*self.std}) == 1:  # scalars are faster than broadcasting
             return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
         values = planes.contiguous().float().div_(255)
-        mean, std = values.new_tensor(self.mean), values.new_tensor(self.std)
-        return values.sub_(mean[:, None, None]).div_(std[:, None, None])
+        for i, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            values[:, i].sub_(mean).div_(std)  # no tensor of means is copied to the device
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict, omitting an empty grey range."""

@@ -1,9 +1,12 @@
 """Feature extraction: the frozen prefix runs once per image and view, and its output is cached.
 
-Workers process whole batches: they read, hash and decode the files and, on a CPU, run the prefix.
-A second pass over the same images only reads and hashes their bytes.
+On a CPU, each worker processes whole batches: it reads, hashes and decodes the files and runs the
+prefix. With a GPU, workers decode small groups of files, which are collected into batches; a batch
+is computed while the next one is decoded and the previous one is written (`overlap`). A second pass
+over the same images only reads and hashes their bytes.
 """
 
+import contextlib
 import copy
 import functools
 import os
@@ -29,7 +32,7 @@ from vitft.data.inspection import (
     inspect_file,
 )
 from vitft.data.jpeg import can_resize, resized
-from vitft.data.loading import Pixels, in_order
+from vitft.data.loading import Pixels
 from vitft.data.transforms import View
 from vitft.features.cache import CachedRows, JoinedStore, Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
@@ -41,10 +44,12 @@ from vitft.features.fingerprints import (
     encode_facts,
     facts_key,
 )
+from vitft.features.overlap import PixelBatch, computed_batches
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.batch_limit import BatchLimit
 from vitft.system.errors import DataError, DivergedError, ImageError
+from vitft.system.transfer import start_reading, to_device
 
 LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
@@ -216,9 +221,7 @@ class Extractor:
             DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
-        store, on_cpu = self.store(view), self.device.type == "cpu"
-        size = self.limit.images
-        chunks = (files[i : i + size] for i in range(0, len(files), size))
+        store = self.store(view)
         claim = claim or local_claims()
         inspect = functools.partial(
             inspect_file,
@@ -229,21 +232,25 @@ class Extractor:
             fast=not self.is_exact and view.crop is None and can_resize(view.transform),
         )
 
-        def work(chunk: Sequence[File]) -> list[ExtractedImage]:
+        def decode(chunk: Sequence[File]) -> list[ExtractedImage]:
             torch.set_num_threads(1)  # in this thread: one core decodes and computes
             found = map(inspect, chunk)
-            batch = [ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
-            if on_cpu:
-                self.forward(batch, view)
-            return batch
+            return [ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
 
+        batches = computed_batches(
+            files,
+            decode,
+            functools.partial(self.start, view=view),
+            lambda batch: self.save(batch, view, store, fingerprints),
+            size=self.limit.images,
+            workers=self.workers,
+            device=self.device,
+        )
         before = torch.get_num_threads()
         try:
-            for batch in in_order(work, chunks, workers=self.workers, ahead=2 * self.workers):
-                if not on_cpu:
-                    self.forward(batch, view)
-                self.save(batch, view, store, fingerprints)
-                yield from batch
+            with contextlib.closing(batches):
+                for batch in batches:
+                    yield from batch
         finally:
             torch.set_num_threads(before)
             store.flush()
@@ -279,32 +286,41 @@ class Extractor:
             )
         return result
 
-    def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
-        """Run the prefix on the images in a batch that have no output yet.
+    def start(self, batch: PixelBatch[ExtractedImage], view: View) -> Callable[[], None]:
+        """Start to run the prefix on the images in a batch that have no output yet.
+
+        Returns:
+            A function that waits for the outputs and stores them in the images. It raises a
+            DivergedError if the outputs are not finite or are too large to compute with.
 
         Raises:
-            DivergedError: The outputs are not finite or are too large to compute with.
             ResourceError: A single image does not fit in memory.
         """
-        missing = [image for image in batch if image.pixels is not None]
-        if not missing:
-            return
-        pixels = torch.from_numpy(np.stack([m.pixels for m in missing if m.pixels is not None]))
+        pixels, missing = batch.pixels, batch.missing
+        if pixels is None:
+            return lambda: None
 
         def compute(part: slice) -> Tensor:
-            inputs = view.transform.normalise(pixels[part].to(self.device))
-            return run_prefix(self.prefix, inputs).cpu()
+            inputs = view.transform.normalise(to_device(pixels[part], self.device))
+            return run_prefix(self.prefix, inputs)
 
         outputs = self.limit.join(compute, len(missing))
-        if not bool((outputs.abs() < LARGEST_FEATURE).all()):  # true for NaN too
-            raise DivergedError(
-                "the features computed with these weights are infinite, NaN or above "
-                f"{LARGEST_FEATURE:.0e}",
-                fix="use other weights; these are damaged or come from a run that diverged",
-            )
-        bits = outputs.view(torch.uint16) if self.precision == "bf16" else outputs
-        for image, row in zip(missing, bits.numpy(), strict=True):
-            image.row, image.pixels = row, None
+        are_usable = (outputs.abs() < LARGEST_FEATURE).all()  # false for NaN too
+        read = start_reading([outputs, are_usable])
+
+        def finish() -> None:
+            found, usable = read()
+            if not bool(usable):
+                raise DivergedError(
+                    "the features computed with these weights are infinite, NaN or above "
+                    f"{LARGEST_FEATURE:.0e}",
+                    fix="use other weights; these are damaged or come from a run that diverged",
+                )
+            bits = found.view(torch.uint16) if self.precision == "bf16" else found
+            for image, row in zip(missing, bits.numpy(), strict=True):
+                image.row, image.pixels = row, None
+
+        return finish
 
     def save(
         self,

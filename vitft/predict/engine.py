@@ -5,16 +5,16 @@ This module does not import torch; the engines are in `torch_engine` and `numpy_
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from vitft.data.download.web_image import WebLimits
 from vitft.data.images import MAX_PIXELS, read_image
-from vitft.data.loading import in_order
+from vitft.data.loading import in_chunks, in_order, overlapped
 from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
@@ -22,6 +22,11 @@ from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
+LOADED_TOGETHER = 4
+"""Number of images that a worker loads at a time if it does not score them; the first batch is
+complete soon, because many workers load its images."""
+STARTED_BATCHES = 3
+"""Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
 """Note on a file with several pages; only the first one is used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
@@ -54,6 +59,13 @@ class Engine(Protocol):
 
     def scores(self, views: Views) -> Scores:
         """Return float32 scores for views (B, S, S, 3)."""
+
+    def start(self, views: Views) -> Callable[[], Scores]:
+        """Start to compute the scores of views; return a function that waits for them.
+
+        Engines without a device of their own compute the scores at once. The function may be called
+        in another thread.
+        """
 
     def enter_worker(self) -> None:
         """Prepare the calling thread for a batch; called before each batch."""
@@ -93,19 +105,41 @@ class Pipeline:
         """
         engine = self.engine
 
-        def work(chunk: Sequence[ImageSource]) -> list[Prediction] | list[LoadedImage]:
-            engine.enter_worker()
-            loaded = [load_image(engine, source) for source in chunk]
-            return self.predict_batch(loaded) if engine.in_workers else loaded
+        batches = (self.in_workers if engine.in_workers else self.beside_workers)(sources)
+        with engine.running(), contextlib.closing(batches):
+            for batch in batches:
+                yield from batch
 
-        fetched = with_fetched(sources, limits=self.web)
-        chunks = iter(lambda: list(islice(fetched, engine.batch)), [])
-        results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
-        with engine.running(), contextlib.closing(results):
-            for chunk in results:
-                loaded = [item for item in chunk if isinstance(item, LoadedImage)]
-                yield from self.predict_batch(loaded)
-                yield from (item for item in chunk if isinstance(item, Prediction))
+    def in_workers(self, sources: Iterable[ImageSource]) -> Generator[list[Prediction], None, None]:
+        """Yield batches of predictions; each is loaded and scored by one worker."""
+        engine = self.engine
+
+        def work(chunk: Sequence[ImageSource]) -> list[Prediction]:
+            return self.predict_batch(self.load(chunk))
+
+        chunks = in_chunks(with_fetched(sources, limits=self.web), engine.batch)
+        return in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
+
+    def beside_workers(
+        self, sources: Iterable[ImageSource]
+    ) -> Generator[list[Prediction], None, None]:
+        """Yield batches of predictions; workers load the images of the next batches meanwhile.
+
+        A batch is finished in another thread while the next one is loaded and started, so that a
+        GPU always has work.
+        """
+        engine = self.engine
+        chunks = in_chunks(with_fetched(sources, limits=self.web), LOADED_TOGETHER)
+        ahead = 2 * max(1, engine.workers) + 3 * engine.batch // LOADED_TOGETHER
+        loaded = in_order(self.load, chunks, workers=engine.workers, ahead=ahead)
+        with contextlib.closing(loaded):
+            batches = in_chunks(chain.from_iterable(loaded), engine.batch)
+            yield from overlapped(batches, self.start_batch, ahead=STARTED_BATCHES)
+
+    def load(self, sources: Sequence[ImageSource]) -> list[LoadedImage]:
+        """Load images in a worker."""
+        self.engine.enter_worker()
+        return [load_image(self.engine, source) for source in sources]
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
         """Return the predictions for a batch, scoring its usable images in one call to the engine.
@@ -113,19 +147,31 @@ class Pipeline:
         Raises:
             RunError: The engine cannot compute the scores, or some logits are not finite.
         """
+        return self.start_batch(loaded)()
+
+    def start_batch(self, loaded: Sequence[LoadedImage]) -> Callable[[], list[Prediction]]:
+        """Start to score a batch; return a function that waits and returns the predictions.
+
+        Both may raise what `predict_batch` raises.
+        """
         usable = [(item.path, item.view) for item in loaded if item.view is not None]
-        scored: Iterator[Prediction] = iter(())
-        if usable:
-            scores = self.engine.scores(np.stack([view for _, view in usable]))
-            scored = iter(self.postprocess([path for path, _ in usable], scores))
-        if self.keep_views:
-            scored = (replace(p, view=view) for p, (_, view) in zip(scored, usable, strict=True))
-        return [
-            Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
-            if item.view is None
-            else with_notes(next(scored), item.notes)
-            for item in loaded
-        ]
+        wait = self.engine.start(np.stack([view for _, view in usable])) if usable else None
+
+        def finish() -> list[Prediction]:
+            scored: Iterator[Prediction] = iter(())
+            if wait is not None:
+                scored = iter(self.postprocess([path for path, _ in usable], wait()))
+            if self.keep_views:
+                pairs = zip(scored, usable, strict=True)
+                scored = (replace(p, view=view) for p, (_, view) in pairs)
+            return [
+                Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
+                if item.view is None
+                else with_notes(next(scored), item.notes)
+                for item in loaded
+            ]
+
+        return finish
 
 
 def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
@@ -175,7 +221,15 @@ class MirroredEngine:
         self.running = engine.running
 
     def scores(self, views: Views) -> Scores:
-        original = self.engine.scores(views)
-        mirrored = self.engine.scores(np.ascontiguousarray(views[:, :, ::-1]))
-        logits = np.asarray((original.logits + mirrored.logits) / 2, np.float32)
-        return Scores(logits, original.features)
+        return self.start(views)()
+
+    def start(self, views: Views) -> Callable[[], Scores]:
+        original = self.engine.start(views)
+        mirrored = self.engine.start(np.ascontiguousarray(views[:, :, ::-1]))
+
+        def finish() -> Scores:
+            plain = original()
+            logits = np.asarray((plain.logits + mirrored().logits) / 2, np.float32)
+            return Scores(logits, plain.features)
+
+        return finish

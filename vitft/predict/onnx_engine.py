@@ -7,7 +7,7 @@ graph that resizes images itself receives decoded images, one at a time.
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,10 @@ class OnnxEngine:
         if self.any_size:
             return np.asarray(read_image(data, name, grey_range=self.transform.grey_range))
         return decode_view(data, name, self.transform)
+
+    def start(self, views: Views) -> Callable[[], Scores]:
+        scores = self.scores(views)
+        return lambda: scores
 
     def scores(self, views: Views) -> Scores:
         """Return the scores of preprocessed images (B, S, S, 3).

@@ -27,15 +27,17 @@ from vitft.predict.prediction import Prediction
 from vitft.system.batch_limit import BatchLimit
 from vitft.system.device import exact_float32, pick_device, worker_threads
 from vitft.system.errors import RunError
+from vitft.system.transfer import start_reading, to_device
 
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
 PREDICT_BATCH_SIZE = 32
 """Number of images per call to `scores` if each call uses all cores."""
-WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Number of images per call to `scores` by device type. Larger batches do not help on a CPU
-(docs/experiments.md)."""
+WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 48, "mps": 32}
+"""Number of images per batch by device type. Larger batches do not help on a CPU
+(docs/experiments.md). On a GPU, the time to load the first batch and to score the last one is lost,
+so batches are only as large as a GPU needs to be busy."""
 CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
@@ -140,27 +142,64 @@ class Predictor:
         Raises:
             ResourceError: A single image does not fit in memory.
         """
-        found = self.limit.split(lambda part: self.tensors(views[part]), len(views))
-        features, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return Scores(logits.numpy(), features.numpy())
+        return self.start(views)()
 
-    def tensors(self, views: Views) -> tuple[Tensor, Tensor]:
-        """Return the features and logits of images (B, S, S, 3) in float32 on the CPU."""
+    def start(self, views: Views) -> Callable[[], Scores]:
+        """Start to score preprocessed images (B, S, S, 3); return a function that waits for that.
+
+        Raises:
+            ResourceError: A single image does not fit in memory.
+        """
+        started = self.limit.split(lambda part: self.start_part(views[part]), len(views))
+
+        def finish() -> Scores:
+            found = [wait() for wait in started]
+            features, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
+            return Scores(logits.numpy(), features.numpy())
+
+        return finish
+
+    @torch.inference_mode()
+    def start_part(self, views: Views) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Start to compute features and logits, which are then returned in float32 on the CPU."""
         inputs = self.inputs(views)
         with exact_float32(self.device):
             if self.bf16_prefix is None:
-                features = self.model.features(inputs)
-                logits = self.model.classify(features)
-            else:
-                features, logits = self.bf16_scores(inputs, self.bf16_prefix)
-        return features.float().cpu(), logits.float().cpu()
+                features, logits = self.float32_scores(inputs)
+                read = start_reading([features, logits])
+                return lambda: (read()[0], read()[1])
+            read = start_reading(self.bf16_scores(inputs, self.bf16_prefix))
+        return lambda: self.settle(inputs, *read())
 
     def inputs(self, views: Views) -> Tensor:
         """Normalise images (B, S, S, 3) and return pixels (B, channels, S, S) on the device."""
-        return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
+        return self.card.transform.normalise(to_device(torch.from_numpy(views), self.device))
 
-    def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Return features and logits, computed in float32 if the top two logits are close in bf16.
+    def float32_scores(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits in float32, for pixels (B, channels, S, S)."""
+        features = self.model.features(inputs)
+        return features.float(), self.model.classify(features).float()
+
+    @torch.inference_mode()
+    def settle(
+        self, inputs: Tensor, features: Tensor, logits: Tensor, close: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute close calls again in float32; return all features and logits, on the CPU.
+
+        Raises:
+            ResourceError: A single image does not fit in memory.
+        """
+        rows = close.nonzero()[:, 0]
+        if len(rows):
+            chosen = inputs[to_device(rows, self.device)]
+            with exact_float32(self.device):
+                found = self.limit.split(lambda part: self.float32_scores(chosen[part]), len(rows))
+            exact = start_reading([torch.cat(parts) for parts in zip(*found, strict=True)])()
+            features[rows], logits[rows] = exact[0], exact[1]
+        return features, logits
+
+    def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor, Tensor]:
+        """Return features and logits, and whether the top two logits of an image are too close.
 
         The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
         the norm of the feature. For the gap between two logits, the typical error is this norm
@@ -174,14 +213,12 @@ class Predictor:
 
         features = run_prefix(prefix, inputs).float()
         logits = self.model.classify(features)
-        if logits.shape[1] > 1:
-            best = logits.topk(2, dim=1)
-            gap = best.values[:, 0] - best.values[:, 1]
-            close = gap < CLOSE_CALL * expected_gap_error(self.model, features, best.indices)
-            if bool(close.any()):
-                exact = self.model.features(inputs[close])
-                features[close], logits[close] = exact, self.model.classify(exact)
-        return features, logits
+        if logits.shape[1] == 1:
+            return features, logits, torch.zeros_like(logits[:, 0], dtype=torch.bool)
+        best = logits.topk(2, dim=1)
+        gap = best.values[:, 0] - best.values[:, 1]
+        close = gap < CLOSE_CALL * expected_gap_error(self.model, features, best.indices)
+        return features, logits, close
 
 
 def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,21 +71,51 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     """Disable TensorFloat-32 inside the `with` block, so that float32 is computed exactly.
 
     By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, which has a
-    10-bit mantissa like fp16. The setting applies to the whole process, so it is restored on exit.
-    On other devices, it has no effect and is left unchanged, because several threads may use this
-    function at once.
+    10-bit mantissa like fp16. The setting applies to the whole process, so it is restored when the
+    last of all threads leaves the block. On other devices, it has no effect and is left unchanged.
     """
-    cudnn: Any = torch.backends.cudnn
-    backends = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-    backends *= device.type == "cuda"
-    before = [backend.fp32_precision for backend in backends]
+    if device.type != "cuda":
+        yield
+        return
+    EXACT.enter()
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
         yield
     finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        EXACT.leave()
+
+
+class ExactBlocks:
+    """Number of blocks, in all threads, in which float32 is computed exactly on a GPU."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = threading.Lock(), 0
+        self.before: list[str] = []
+
+    def enter(self) -> None:
+        """Disable TensorFloat-32 if this is the first block."""
+        with self.lock:
+            if not self.count:
+                self.before = [backend.fp32_precision for backend in float32_backends()]
+                for backend in float32_backends():
+                    backend.fp32_precision = "ieee"
+            self.count += 1
+
+    def leave(self) -> None:
+        """Restore the settings if this was the last block."""
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                for backend, precision in zip(float32_backends(), self.before, strict=True):
+                    backend.fp32_precision = precision
+
+
+EXACT = ExactBlocks()
+
+
+def float32_backends() -> list[Any]:
+    """Return torch's settings for float32 in matrix products, convolutions and RNNs on a GPU."""
+    cudnn: Any = torch.backends.cudnn
+    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
 
 
 def describe_device(device: torch.device) -> str:

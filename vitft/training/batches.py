@@ -17,6 +17,7 @@ from vitft.data.split import Row
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
+from vitft.system.transfer import to_device
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
@@ -76,7 +77,7 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
     data, size = inputs.data, EVAL_BATCH * 8
     if inputs.extractor is not None:
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
-        features = ((chunk, inputs.features(chunk).to(data.device)) for chunk in chunks)
+        features = ((chunk, to_device(inputs.features(chunk), data.device)) for chunk in chunks)
         return (Batch(found, data.labels(chunk)) for chunk, found in features)
     if inputs.images is not None:
         views = inputs.images.batches(rows, [size] * -(-len(rows) // size))
@@ -100,7 +101,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
         for start in range(done * size, len(order), size):
             whole = order[start : start + size]
             chunk = [rows[i] for i in whole[data.group.batch_slice(len(whole))].tolist()]
-            features = inputs.features(chunk, view).to(data.device)
+            features = to_device(inputs.features(chunk, view), data.device)
             yield Batch(features, data.labels(chunk), len(whole))
 
     return batches

@@ -22,6 +22,7 @@ from vitft.features.label_errors import number_groups
 from vitft.system import console
 from vitft.system.batch_limit import BatchLimit
 from vitft.system.text import listing
+from vitft.system.transfer import to_device
 from vitft.training.distributed import ProcessGroup
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class ImageTable:
         for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
             chunk = rows[start : start + size]
             positions = [self.positions[row.path] for row in chunk]
-            yield chunk, self.pixels[torch.tensor(positions, device=self.pixels.device)]
+            yield chunk, self.pixels[to_device(torch.tensor(positions), self.pixels.device)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Dataset:
         For multi-label data, the targets are 0 or 1 for each label, in float32.
         """
         kind = torch.float32 if self.manifest.labels else torch.long
-        return torch.as_tensor(self.manifest.targets(rows), dtype=kind, device=self.device)
+        return to_device(torch.as_tensor(self.manifest.targets(rows), dtype=kind), self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
@@ -121,7 +122,7 @@ class Dataset:
                 if stack.failed:
                     raise vanished_error(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.indices]
-                yield chunk, torch.from_numpy(stack.pixels).to(self.device)
+                yield chunk, to_device(torch.from_numpy(stack.pixels), self.device)
 
     def load_images(self) -> ImageTable | None:
         """Return a table of all decoded images, or None if they would use too much memory.

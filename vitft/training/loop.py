@@ -217,7 +217,8 @@ class Trainer:
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
             inputs, targets = self.mix(inputs, labels)
-        total, correct, images = 0.0, 0, batch.images or len(labels)
+        images = batch.images or len(labels)
+        found: list[Tensor] = []  # loss and correct images of each micro-batch, read at the end
         for part in self.micro_batches(len(labels), images):
             known = labels[part]
             if len(known):
@@ -232,10 +233,12 @@ class Trainer:
             smoothing = self.spec.label_smoothing
             loss = self.loss.total(logits.float(), target, label_smoothing=smoothing) / images
             self.scaler.scale(loss * factor).backward()
-            total += loss.item() if factor else 0.0
             known = known if known.ndim == 1 or self.loss.several else known.argmax(dim=-1)
-            correct += int(are_right(logits[: len(known)], known).sum())
-        return total, correct
+            right = are_right(logits[: len(known)], known).sum()
+            if factor:
+                found.append(torch.stack([loss.detach(), right.to(loss)]))
+        values = torch.stack(found).tolist() if found else []  # the only wait for a GPU
+        return sum((loss for loss, _ in values), 0.0), round(sum(right for _, right in values))
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
         """Return slices that split this rank's `own` images of a batch into micro-batches.

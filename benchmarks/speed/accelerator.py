@@ -1,0 +1,96 @@
+"""Waits for a GPU and copies to it, counted on the pretend accelerator of the tests.
+
+    python -m benchmarks.speed.accelerator
+
+Every way of training runs once on 30 drawn images in three classes (24 for training, batches of 8, 2 epochs), on a
+small Vision Transformer of random weights and on a small timm model with BatchNorm, in each precision; then
+`predict` runs on the same images. No GPU is needed, and nothing is timed. Printed are
+
+    waits per step    times that the program waits for the GPU from the end of one training step to the end of the
+                      next, with the batch that it fetches (median over the steps); - if no steps are taken
+    copies per image  how often the pixels of an image are copied to the GPU in the whole run, over all images
+    waits per batch   of `predict`, over batches
+"""
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.conftest import tiny_home
+from tests.models.test_timm_model import random_model, saved
+from tests.support.pretend_gpu import Counts, pretend_gpu
+from tests.training.test_run import run_it
+from vitft.predict.torch_engine import Predictor
+from vitft.training.loop import StepResult, Trainer
+
+FREEZE = ("head", "blocks:1", "lora", "none", "head,none")
+PRECISIONS = ("fp32", "bf16", "fp16")
+IMAGES = 30
+
+
+@contextmanager
+def counted_steps(counts: Counts) -> Iterator[list[int]]:
+    """Yield a list to which each training step adds the waits since the previous step."""
+    waits: list[int] = []
+    last = [0]
+    step = Trainer.step
+
+    def counted(self: Trainer, *arguments: Any) -> StepResult:
+        if self.steps == 0:
+            last[0] = counts.syncs
+        result = step(self, *arguments)
+        if self.steps > 1:
+            waits.append(counts.syncs - last[0])
+        last[0] = counts.syncs
+        return result
+
+    with mock.patch.object(Trainer, "step", counted):
+        yield waits
+
+
+def measure(home: Path, weights: Path, freeze: str, precision: str) -> list[str]:
+    """Return the cells of a row of the table."""
+    optim: dict[str, Any] = {"solver": "lbfgs"} if freeze == "head" else {"epochs": 2}
+    train = {"freeze": freeze, "precision": precision, "cache": "none", "device": "cuda"}
+    out = Path(tempfile.mkdtemp(dir=home)) / "run"
+    with pretend_gpu() as counts, counted_steps(counts) as waits:
+        run = run_it(home / "data", weights, out, optim=optim, train=train).run
+        steps = f"{statistics.median(waits):g}" if waits else "-"
+        copies = counts.images_to_gpu / IMAGES
+        total = counts.syncs
+    names = [str(path) for path in sorted((home / "data").rglob("*.png"))]
+    cells = [steps, f"{copies:.1f}", str(total)]
+    for dtype in ("fp32", "bf16"):
+        with pretend_gpu() as counts:
+            predictor = Predictor.from_run(str(run), device="cuda", precision=dtype)
+            predictor.batch = 8
+            counts.syncs = 0
+            list(predictor.stream(names))
+            cells.append(f"{counts.syncs / -(-IMAGES // 8):.1f}")
+    return cells
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| model | --freeze | precision | waits per step | copies per image | waits per run | predict fp32 | predict bf16 |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        home = tiny_home(Path(temporary), per_class=IMAGES // 3)
+        timm = saved(home / "timm.safetensors", random_model())
+        for name, weights in (("ViT", home / "w.safetensors"), ("timm", timm)):
+            for freeze in FREEZE:
+                if name == "timm" and freeze == "lora":
+                    continue
+                for precision in PRECISIONS:
+                    cells = measure(home, weights, freeze, precision)
+                    print(f"| {' | '.join([name, freeze, precision, *cells])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
