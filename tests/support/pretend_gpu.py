@@ -13,6 +13,7 @@ tensors are ordinary ones.
 """
 
 import contextlib
+import importlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -55,14 +56,11 @@ class Counts:
     batches: list[int] = field(default_factory=list)
     """Number of images in each convolution."""
     timeline: Timeline = field(default_factory=Timeline)
-    in_kernel: bool = False
-    """Whether an operator is being computed that does not wait on a GPU."""
 
     def wait(self) -> None:
         """Count a wait for everything that has been queued."""
-        if not self.in_kernel:
-            self.syncs += 1
-            self.timeline.wait()
+        self.syncs += 1
+        self.timeline.wait()
 
 
 COUNTS = Counts()
@@ -228,12 +226,6 @@ class Placement(TorchFunctionMode):
             return move(func, args, kwargs)
         if func in METHODS:
             return METHODS[func](*args)
-        if func in KERNELS:  # one kernel on a GPU; the CPU's version reads values on its way
-            COUNTS.in_kernel = True
-            try:
-                return func(*args, **kwargs)
-            finally:
-                COUNTS.in_kernel = False
         if func in (Tensor.numpy, Tensor.__array__) and isinstance(args[0], OnGpu):
             raise TypeError(
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
@@ -264,7 +256,6 @@ def created(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
     return found.values if not is_gpu and isinstance(found, OnGpu) else found
 
 
-KERNELS = (torch._foreach_mul_, torch._fused_adam_, torch._fused_adamw_)
 METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.pin_memory: lambda tensor, *_: pinned(tensor.clone()),
     Tensor.is_pinned: lambda tensor, *_: is_pinned(tensor),
@@ -368,6 +359,19 @@ def exit_no_grad(mode: Any, *error: Any) -> None:
     mode.pretended.__exit__(*error)
 
 
+def on_their_device(group: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch's function that groups tensors by device see the pretend GPU."""
+
+    def grouped(tensors: Any, *arguments: Any, **options: Any) -> Any:
+        found = group(tensors, *arguments, **options)
+        return {
+            (GPU if isinstance(lists[0][0], OnGpu) else device, dtype): (lists, indices)
+            for (device, dtype), (lists, indices) in found.items()
+        }
+
+    return grouped
+
+
 def in_placement(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     """Let the function of every new thread run in the mode, which is thread-local."""
 
@@ -414,6 +418,11 @@ def pretend_gpu(
         stack.enter_context(mock.patch.object(torch.optim.Optimizer, check))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__enter__", enter_no_grad))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__exit__", exit_no_grad))
+        for path in ("torch.optim.optimizer", "torch.nn.utils.clip_grad"):
+            module = importlib.import_module(path)
+            name = "_group_tensors_by_device_and_dtype"
+            grouped = on_their_device(getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, grouped))
         run = in_placement(threading.Thread.run)
         stack.enter_context(mock.patch.object(threading.Thread, "run", run))
         # A module that is moved gets other tensors, as their type differs.

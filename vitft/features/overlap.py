@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitft.data.loading import Pixels, in_chunks, in_order, overlapped
 
-SMALLEST_BATCH = 32
+SMALLEST_BATCH = 16
 BATCHES = 16
 """Minimum number of batches in a pass, unless they would be smaller than `SMALLEST_BATCH`."""
 LARGEST_CHUNK, CHUNKS = 16, 32

@@ -7,7 +7,6 @@ This module does not import torch; the engines are in `torch_engine` and `numpy_
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,9 +21,6 @@ from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
-LOADED_TOGETHER = 4
-"""Number of images that a worker loads at a time if it does not score them; the first batch is
-complete soon, because many workers load its images."""
 STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
@@ -115,7 +111,7 @@ class Pipeline:
         engine = self.engine
 
         def work(chunk: Sequence[ImageSource]) -> list[Prediction]:
-            return self.predict_batch(self.load(chunk))
+            return self.predict_batch([self.load(source) for source in chunk])
 
         chunks = in_chunks(with_fetched(sources, limits=self.web), engine.batch)
         return in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
@@ -129,17 +125,17 @@ class Pipeline:
         GPU always has work.
         """
         engine = self.engine
-        chunks = in_chunks(with_fetched(sources, limits=self.web), LOADED_TOGETHER)
-        ahead = 2 * max(1, engine.workers) + 3 * engine.batch // LOADED_TOGETHER
-        loaded = in_order(self.load, chunks, workers=engine.workers, ahead=ahead)
+        fetched = with_fetched(sources, limits=self.web)
+        ahead = 2 * (max(1, engine.workers) + engine.batch)
+        loaded = in_order(self.load, fetched, workers=engine.workers, ahead=ahead)
         with contextlib.closing(loaded):
-            batches = in_chunks(chain.from_iterable(loaded), engine.batch)
+            batches = in_chunks(loaded, engine.batch)
             yield from overlapped(batches, self.start_batch, ahead=STARTED_BATCHES)
 
-    def load(self, sources: Sequence[ImageSource]) -> list[LoadedImage]:
-        """Load images in a worker."""
+    def load(self, source: ImageSource) -> LoadedImage:
+        """Load an image in a worker."""
         self.engine.enter_worker()
-        return [load_image(self.engine, source) for source in sources]
+        return load_image(self.engine, source)
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
         """Return the predictions for a batch, scoring its usable images in one call to the engine.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PREDICT_BATCH_SIZE = 32
 """Number of images per call to `scores` if each call uses all cores."""
-WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 48, "mps": 32}
+WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
 """Number of images per batch by device type. Larger batches do not help on a CPU
 (docs/experiments.md). On a GPU, the time to load the first batch and to score the last one is lost,
 so batches are only as large as a GPU needs to be busy."""
