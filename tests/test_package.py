@@ -112,7 +112,18 @@ def test_a_run_without_sharding_does_not_import_dtensor() -> None:
 
 
 HEAVY = {
-    *("PIL", "alembic", "fastapi", "h11", "huggingface_hub", "jinja2", "markupsafe", "matplotlib"),
+    *(
+        "PIL",
+        "alembic",
+        "datasets",
+        "fastapi",
+        "fsspec",
+        "h11",
+        "huggingface_hub",
+        "jinja2",
+        "markupsafe",
+        "matplotlib",
+    ),
     *("mlflow", "numpy", "onnx", "onnxruntime", "onnxscript", "peft", "pyarrow", "pydantic"),
     *(
         "pillow_heif",
@@ -134,6 +145,7 @@ LATE_WITH_REASON = {
     "cli/parser.py: vitft.config.names": "only a wrong option needs it",
     "cli/parser.py: vitft.config.options": "only a wrong option needs it",
     "data/download/fetch.py: fcntl": "POSIX only",
+    "data/remote/prepare.py: fcntl": "POSIX only",
     "serve/label/answers.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
     "system/rundir.py: importlib.metadata": "it imports email and zipfile",

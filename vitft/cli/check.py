@@ -16,6 +16,7 @@ from vitft.data.view_facts import describe_view
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
+from vitft.system.redaction import redacted
 from vitft.system.rundir import check_folder_name
 from vitft.system.text import count, percent, shell_join
 
@@ -31,7 +32,8 @@ def add_check(parser: Parser) -> None:
     parser.add_argument(
         "data",
         metavar="DIR|TABLE",
-        help="image folder with one folder per class, or table with the columns path and label",
+        help="image folder with one folder per class, table with the columns path and label, or "
+        "tar shards (wds:URL{00..99}.tar)",
     )
     add_table_settings(parser)
     parser.add_argument(
@@ -78,16 +80,17 @@ def check_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.check.folder import check_folder, compare_with_run, read_run_settings
         from vitft.check.page import write_check_page
-    from vitft.data.arrays import data_path, find_arrays
+    from vitft.data.arrays import find_arrays
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
+    from vitft.data.remote.prepare import prepare_data
 
-    data = data_path(args.data)
+    config, split = read_run_settings(args.run) if args.run else (Config(), None)
+    spec = with_table_settings(config.data, args.set)
+    data = prepare_data(args.data, spec)
     if find_arrays(data) is None and not is_table(data):
         check_is_folder(data)
     fixes = fixes_path(Path(args.out).expanduser(), data)
-    config, split = read_run_settings(args.run) if args.run else (Config(), None)
-    spec = with_table_settings(config.data, args.set)
     spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
@@ -115,7 +118,7 @@ def check_command(args: argparse.Namespace) -> int:
     page = write_check_page(
         outcome,
         free_name(fixes.with_name("check.html"), suffix=".html"),
-        name=data.name,
+        name=data.name if outcome.folder.table is None else outcome.folder.name,
         command=shell_join(command),
         max_pixels=spec.max_pixels,
         note=difference,
@@ -136,7 +139,7 @@ def training_command(
 ) -> list[str]:
     """Return the command that trains on the data, with the weights of the check."""
     chosen = table_settings(spec) if is_table(data) or spec.classes else []
-    command = ["vitft", "finetune", "--data", args.data, *chosen]
+    command = ["vitft", "finetune", "--data", redacted(args.data), *chosen]
     if args.run or args.weights:
         command += ["--weights", config.weights.name]
     if args.run and config.data.split == "content":

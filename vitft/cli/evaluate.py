@@ -38,8 +38,8 @@ def add_evaluate(parser: Parser) -> None:
         "--data",
         required=True,
         metavar="DIR|TABLE",
-        help="folder with one folder per class, or table (.csv, .tsv, .jsonl, .parquet) with the "
-        "columns path and label",
+        help="folder with one folder per class, table (.csv, .tsv, .jsonl, .parquet) with the "
+        "columns path and label, or tar shards (wds:URL{00..99}.tar)",
     )
     add_table_settings(parser)
     parser.add_argument(
@@ -69,15 +69,15 @@ def evaluate_command(args: argparse.Namespace) -> int:
 
     The exit code is 3 if an image could not be read.
     """
-    from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
+    from vitft.data.remote.prepare import prepare_data
     from vitft.predict.answer_kind import gives_several
 
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
-    data = find_labelled(data_path(args.data), subset=args.subset, spec=spec)
-    out = None if args.out is None else plan_output(args.out, data.source)
+    data = find_labelled(prepare_data(args.data, spec), subset=args.subset, spec=spec)
+    out = None if args.out is None else plan_output(args.out, Path(data.source))
     for text in data.notes:
         output.note(text)
     with heavy_imports():

@@ -15,6 +15,7 @@ TABLE_SETTINGS = (
     "data.separator",
     "data.root",
     "data.classes",
+    "data.allow_private_addresses",
 )
 
 

@@ -67,7 +67,8 @@ FINETUNE_OPTIONS = (
     Option(
         "data.path",
         "image folder with one folder per class, table of paths and labels (.csv, .tsv, .jsonl, "
-        ".parquet), .npz file, torchvision:CIFAR10, or demo",
+        ".parquet), .npz file, torchvision:CIFAR10, tar shards (wds:URL{00..99}.tar), "
+        "or demo",
         metavar="PATH",
         default="-",
         name="data",

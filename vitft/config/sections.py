@@ -25,8 +25,8 @@ class DataSpec:
 
     path: str = ""
     """Dataset: an image folder with one folder per class, optionally inside train/ and val/; a
-    table of paths and labels (.csv, .tsv, .jsonl or .parquet); or arrays (an .npz file, a folder of
-    IDX or CIFAR files, or `torchvision:CIFAR10`).
+    table of paths and labels (.csv, .tsv, .jsonl or .parquet); arrays (an .npz file, a folder of
+    IDX or CIFAR files, or `torchvision:CIFAR10`); or tar shards (`wds:URL{00..99}.tar`).
     """
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
@@ -80,6 +80,8 @@ class DataSpec:
     """Seed for the split."""
     max_pixels: PositiveInt = 100_000_000
     """Maximum number of pixels of an image; larger images are rejected before they are decoded."""
+    allow_private_addresses: bool = False
+    """Whether to fetch tar shards from this machine and its local network too."""
     allow_bad: bool = False
     """Whether to continue when more than a tenth of the files are unreadable."""
     group_duplicates: bool = False

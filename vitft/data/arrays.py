@@ -18,6 +18,7 @@ import numpy as np
 
 from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, ArrayPart
+from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError
 from vitft.system.text import count
 
@@ -72,8 +73,11 @@ def data_path(path: str, root: str = "") -> Path:
     """Convert a value of `--data` to a path.
 
     For `torchvision:NAME`, the path is in the folder `root` or, if `root` is empty, in
-    `DEFAULT_ROOT`.
+    `DEFAULT_ROOT`. For tar shards and Hugging Face datasets, the path is the index of the local
+    copy, which need not exist (see `remote.prepare`).
     """
+    if place := place_of(path):
+        return place.folder / INDEX
     if path.startswith(TORCHVISION):
         return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
     return Path(path).expanduser()

@@ -17,10 +17,11 @@ from typing import Literal
 from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.parts import PART_NAMES, Part
+from vitft.data.remote.places import place_of, short_name
 from vitft.data.table import TABLE_SUFFIXES
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, UsageError
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
@@ -81,6 +82,8 @@ class Folder:
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None
     """Table that lists the files, if any."""
+    shown: str = ""
+    """Name of the data in messages, if it is neither a folder nor a table of the user."""
     labels: tuple[str, ...] = ()
     """Sorted labels of multi-label data; empty if each image has exactly one class."""
 
@@ -90,9 +93,14 @@ class Folder:
         return self.labels or self.classes
 
     @property
-    def source(self) -> Path:
-        """Table or folder that the user specified."""
-        return self.table or self.root
+    def source(self) -> Path | str:
+        """Table or folder that the user specified, or the name of other data, for messages."""
+        return self.shown or self.table or self.root
+
+    @property
+    def name(self) -> str:
+        """Short name of the data, for titles."""
+        return short_name(self.shown) if self.shown else (self.table or self.root).resolve().name
 
 
 def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
@@ -158,6 +166,8 @@ def check_is_folder(root: Path) -> None:
 
     If the folder is missing, the fix suggests an existing folder with a similar name, if any.
     """
+    if place_of(str(root)):
+        raise UsageError(f"{root} is not a folder", fix="use a folder for this command")
     try:
         if root.is_dir():
             return

@@ -5,10 +5,12 @@ it, 12-bit values in 16-bit files would use only 16 of 256 grey levels, and equa
 float files could differ in brightness.
 """
 
+import contextlib
+import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -22,6 +24,7 @@ from vitft.data.images import (
     silence_pillow,
 )
 from vitft.data.loading import in_order
+from vitft.data.remote.members import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, identify_format
 from vitft.system.errors import ImageError
 from vitft.system.files import open_regular
@@ -115,7 +118,7 @@ def has_wide_header(path: str) -> bool:
     """
     silence_pillow()
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with contextlib.closing(open_header(path)) as file:
             head = file.read(32)
             kind = identify_format(head)
             if kind == "PNG":
@@ -126,8 +129,24 @@ def has_wide_header(path: str) -> bool:
             file.seek(0)
             with TIFF(file) as image:
                 return is_wide(image)
-    except DECODER_ERRORS:
+    except (*DECODER_ERRORS, ImageError):
         return False
+
+
+def open_header(path: str) -> BinaryIO:
+    """Open an image file, or an image in a local copy, of which only the header is needed.
+
+    Raises:
+        OSError, ImageError: The file cannot be read.
+    """
+    try:
+        return open(path, "rb", opener=open_regular)
+    except FileNotFoundError:
+        head = copy_member(path, most=32)
+        if head is None:
+            raise
+        is_tiff = identify_format(head) == "TIFF"  # its header may be anywhere
+        return io.BytesIO((copy_member(path) or b"") if is_tiff else head)
 
 
 def read_facts(path: str, max_pixels: int) -> ValueFacts | None:

@@ -38,6 +38,7 @@ from PIL import (
 
 from vitft.data.arrays import array_member
 from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, to_rgb
+from vitft.data.remote.members import copy_member
 from vitft.data.signatures import (
     END_MARKERS,
     FORMAT_BY_SUFFIX,
@@ -124,7 +125,8 @@ def read_image(
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read a regular file; pipes, devices and oversized files are refused.
 
-    The path may also point into an array dataset (see `arrays.array_member`).
+    The path may also point into an array dataset (see `arrays.array_member`) or into the local copy
+    of a remote dataset (see `remote.members`).
 
     Raises:
         ImageError: The file is refused or cannot be read.
@@ -138,7 +140,8 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
                 return file.read()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            inside = array_member(name)
+            inside = copy_member(name)
+            inside = array_member(name) if inside is None else inside
             if inside is not None:
                 return inside
         reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({describe_os_error(error)})")

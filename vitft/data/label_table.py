@@ -23,6 +23,8 @@ from vitft.data.label_columns import (
 )
 from vitft.data.label_sets import label_names
 from vitft.data.parts import Part, part_named
+from vitft.data.remote.index import IndexReader
+from vitft.data.remote.local_copy import LocalCopy, copy_of_table
 from vitft.data.table import NotText, TableReader, base_folder
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
@@ -40,6 +42,8 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Mapping from roles to the usual names of their columns, the preferred name first."""
+SHARD_NAMES = ("cls", "txt")
+"""Names of the column of the class if there is no usual one, in WebDataset's convention."""
 CHOSEN = "chosen"
 """Name of the column in which `vitft label` records how it chose each image."""
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
@@ -87,6 +91,8 @@ class LabelTable:
     columns: Mapping[str, str]
     """Mapping from roles to column names."""
     reader: TableReader
+    copy: LocalCopy | None = None
+    """Local copy of which the table is the index, if any; its images are known to exist."""
     several: bool = False
     """Whether the data is multi-label, i.e. an image may have any number of labels."""
     notes: tuple[str, ...] = ()
@@ -125,12 +131,16 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             message names the line and the column.
         UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
-    tabs = source.suffix.lower() == ".tsv"
-    reader = TableReader(
-        source,
-        missing="check the path and its permissions",
-        fix=FIX,
-        separators="\t" if tabs else ",;",  # some spreadsheets use semicolons
+    copy = copy_of_table(source)
+    reader = (
+        IndexReader(source, copy.data)
+        if copy
+        else TableReader(
+            source,
+            missing="check the path and its permissions",
+            fix=FIX,
+            separators="\t" if source.suffix.lower() == ".tsv" else ",;",  # as in some spreadsheets
+        )
     )
     lines = iter(reader)
     header = next(lines, [])
@@ -153,8 +163,9 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         rows=found,
         columns=columns,
         reader=reader,
+        copy=copy,
         several=several,
-        notes=tuple(notes_on_table(rows, columns)),
+        notes=(*(copy.notes if copy else ()), *notes_on_table(rows, columns)),
     )
     check_split_cells(table)
     return table
@@ -225,6 +236,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
         if role == "label" and not places and not name:
             places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
+            places = places or [names.index(cell) for cell in SHARD_NAMES if cell in names][:1]
         best = [i for i in places if names[i] == usual[0]]
         places = best if len(best) == 1 else places
         if len(places) > 1:

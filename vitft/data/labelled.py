@@ -27,7 +27,8 @@ from vitft.system.text import count
 class LabelledImages:
     """Paths and class names of images that have not been opened yet."""
 
-    source: Path
+    source: Path | str
+    """Folder or table, or the name of other data, for messages."""
     root: str
     """Folder to which the paths are relative."""
     classes: tuple[str, ...]
@@ -179,7 +180,7 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
     part = choose_part(parts, subset, source) if parts else ""
     notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
-        source=source,
+        source=table.copy.data if table.copy else source,
         root=os.fspath(table.root),
         classes=table.classes,
         images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),

@@ -71,12 +71,8 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             reference split.
         UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
-    if spec.split == "reference":
-        raise DataError(
-            f"{source} is a table, but the reference split needs a folder",
-            fix="omit --split reference",
-        )
     table = read_label_table(source, spec)
+    refuse_reference(table, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
     if len(classes) < 2 and not table.several:
@@ -93,7 +89,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             "split",
             fix="assign lines to train, or ignore the column with --set data.split_column=none",
         )
-    missing = missing_files(table)
+    missing = [] if table.copy else missing_files(table)
     if missing and not spec.allow_bad:
         row, reason = missing[0]
         raise table.error(
@@ -120,8 +116,18 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         bad=tuple(sorted((row.path, reason) for row, reason in missing)),
         notes=(*table.notes, *([note] if twins else [])),
         table=source,
+        shown=table.copy.data if table.copy else "",
         labels=table.labels,
     )
+
+
+def refuse_reference(table: LabelTable, spec: DataSpec) -> None:
+    """Raise a DataError if the reference split is requested, which needs a folder."""
+    if spec.split == "reference":
+        what = f"{table.copy.data} is not a folder" if table.copy else f"{table.source} is a table"
+        raise DataError(
+            f"{what}, but the reference split needs a folder", fix="omit --split reference"
+        )
 
 
 def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:

@@ -15,12 +15,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
+from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.data.unused import (
@@ -60,12 +61,17 @@ class ImageSource:
 
 
 def sources(
-    inputs: Sequence[str], *, lists: Sequence[str] = (), stdin: BinaryIO | None = None
+    inputs: Sequence[str],
+    *,
+    lists: Sequence[str] = (),
+    stdin: BinaryIO | None = None,
+    private: bool = False,
 ) -> Iterator[ImageSource]:
     """Return an iterator over all images of the inputs and lists, in order.
 
     Folders without images, patterns without matches and unreadable lists raise an error
-    immediately, before any expensive work. A file that does not exist becomes an error row.
+    immediately, before any expensive work. A file that does not exist becomes an error row. Tar
+    shards are copied first, from this machine's local network only with `private`.
 
     Raises:
         DataError: An input contains no images, or a folder or list cannot be read.
@@ -73,17 +79,21 @@ def sources(
     """
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
-    parts = [argument_sources(name, stdin) for name in inputs]
+    parts = [argument_sources(name, stdin, private) for name in inputs]
     return chain.from_iterable([*parts, *map(from_list, lists)])
 
 
-def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]:
-    """Return the images that one argument refers to."""
+def argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterable[ImageSource]:
+    """Return the images that one argument refers to; see `sources`."""
     if name == STDIN:
         assert stdin is not None
         return from_stdin(stdin)
+    if place_of(name):
+        from vitft.data.remote.prepare import copied_images  # it imports numpy
+
+        return starmap(ImageSource, copied_images(name, allow_private=private))
     if is_url(name):
-        return [web_source(name)]
+        return [ImageSource(redacted(name), url=name)]
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
         return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
@@ -94,11 +104,6 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
     if Path(name).suffix.lower() in LISTS and is_list(name):
         return from_list(name)
     return [ImageSource(name, name)]
-
-
-def web_source(url: str) -> ImageSource:
-    """Return the source for a web address."""
-    return ImageSource(redacted(url), url=url)
 
 
 def expand(inputs: Iterable[str]) -> Iterator[str]:
@@ -182,7 +187,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
 def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     """Return the images for an entry of a list or pattern; problems become error rows."""
     if is_url(name):
-        return [web_source(name)]
+        return [ImageSource(redacted(name), url=name)]
     if not name:
         return [ImageSource(name, error="empty line")]
     if os.path.isdir(path):  # noqa: PTH112

@@ -29,6 +29,7 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.label_sets import label_names, split_labels
 from vitft.data.membership import membership
+from vitft.data.remote.places import INDEX, place_of
 from vitft.data.stratify import draw_by_labels
 from vitft.data.table import TableReader, base_folder, encode_table
 from vitft.metrics.intervals import Flags
@@ -176,7 +177,10 @@ def run_manifest(run: Path) -> Manifest | None:
     for key in ("path", "root"):
         if not isinstance(section.get(key), str):
             raise damaged_file(run / "config.toml", f"data.{key} is not text")
-    folder = Path(os.path.expanduser(str(section["path"])))  # noqa: PTH111 - never raises
+    data = str(section["path"])
+    place = place_of(data)
+    folder = Path(os.path.expanduser(data))  # noqa: PTH111 - never raises
+    folder = place.folder / INDEX if place else folder
     return Manifest.read(path, base_folder(folder, str(section["root"])))
 
 

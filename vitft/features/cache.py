@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from vitft.system.cache_folder import cache_folder
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import open_regular, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured
@@ -43,29 +44,8 @@ LIMIT_GB = 20.0
 
 
 def default_folder() -> Path:
-    """Return the default cache folder.
-
-    If the environment variable VITFT_CACHE is set, the result is $VITFT_CACHE/features. Otherwise,
-    it is `vitft/features` in the user's cache folder: XDG_CACHE_HOME, or ~/.cache if that variable
-    is unset or contains a relative path.
-
-    Raises:
-        RunError: The home directory is needed but cannot be determined.
-
-    Source: XDG Base Directory Specification 0.8, which requires relative paths to be ignored.
-    """
-    if own := os.environ.get("VITFT_CACHE"):
-        return Path(own).expanduser() / "features"
-    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if shared.is_absolute():
-        return shared / "vitft" / "features"
-    try:
-        return Path.home() / ".cache" / "vitft" / "features"
-    except RuntimeError as error:
-        raise RunError(
-            "cannot cache features: there is no home directory",
-            fix="choose a cache folder with --cache DIR or the environment variable VITFT_CACHE",
-        ) from error
+    """Return the default folder of cached features (see `cache_folder`)."""
+    return cache_folder("features")
 
 
 def key_of(*parts: str) -> bytes:

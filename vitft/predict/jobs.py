@@ -65,7 +65,8 @@ def run_prediction(
     pictures = None
     if request.explain is not None:
         pictures = plan_run(request.explain, "", option="--explain")
-    images = sources(request.images, lists=request.lists, stdin=stdin)
+    web = WebLimits(allow_private=request.allow_private_addresses)
+    images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     engine, images = choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
     if (done := finished_job(request, shard)) is not None:
@@ -80,7 +81,6 @@ def run_prediction(
         thresholds=thresholds,
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
-    web = WebLimits(allow_private=request.allow_private_addresses)
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
     labels = engine.classes if thresholds else ()
     with open_destination(request, shard, images, write, labels) as (rows, remaining):

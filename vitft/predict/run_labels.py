@@ -118,7 +118,8 @@ def is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     split = RunDir(folder).split
     if not os.path.lexists(split):
         return False
-    if is_table(data.source) and data.source.resolve() != data_path(config.data.path).resolve():
+    table = data_path(data.source) if isinstance(data.source, str) else data.source
+    if is_table(table) and table.resolve() != data_path(config.data.path).resolve():
         return False
     paths = {path for path, _ in data.images}
     rows = [row for row in Manifest.read(split, folder).rows if row.path in paths]

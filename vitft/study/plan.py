@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.config.schema import one_class_only
+from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, assign_parts
+from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import DataError, UsageError
@@ -80,7 +82,7 @@ def check_study(
     for one in sources:
         if not one.is_baseline:
             check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
-    folder = assign_parts(scan(Path(data).expanduser()), "test")
+    folder = assign_parts(scan(prepare_data(data, DataSpec())), "test")
     if folder.labels:
         raise one_class_only("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.files):
@@ -92,8 +94,8 @@ def check_study(
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
     if not fitting:
         raise too_few_images(folder, counts)
-    place = plan_run(out or str(free_name(Path(f"study-{folder.source.resolve().name}"))), data)
-    if folder.source.resolve() in (place.resolve(), *place.resolve().parents):
+    place = plan_run(out or str(free_name(Path(f"study-{folder.name}"))), data)
+    if (folder.table or folder.root).resolve() in (place.resolve(), *place.resolve().parents):
         raise UsageError(
             f"--out {place} is inside the data directory",
             fix="choose a folder outside it with --out DIR",

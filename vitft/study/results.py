@@ -149,7 +149,7 @@ def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
     plan = study.plan
     return {
         "vitft": version("vitft"),
-        "data": plan.folder.source.resolve().name,
+        "data": plan.folder.name,
         "classes": list(plan.folder.classes),
         "images": study.images,
         "test_images": study.test_images,
@@ -203,7 +203,7 @@ def to_figure(study: StudyResults) -> bytes:
         plan.shots,
         curves,
         majority=study.majority,
-        title=f"{plan.folder.source.resolve().name}: linear heads on frozen features",
+        title=f"{plan.folder.name}: linear heads on frozen features",
         detail=f"{mean_of(plan.seeds)}; bands: 95% intervals; "
         f"{count(study.test_images, 'test image')}",
     )
@@ -212,7 +212,7 @@ def to_figure(study: StudyResults) -> bytes:
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
     """Return the content of study.md: command, table of accuracies and table of differences."""
     plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
-    name = markdown_cell(plan.folder.source.resolve().name)
+    name = markdown_cell(plan.folder.name)
     seeds = "Seed 0" if plan.seeds == 1 else f"Seeds 0 to {plan.seeds - 1}"
     accuracies = [
         [curve.name, *(f"{100 * p.top1:.1f} ({bounds(p.interval)})" for p in curve.points)]

@@ -16,6 +16,8 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
     "plots": ("matplotlib",),
+    "s3": ("fsspec", "s3fs"),
+    "sources": ("datasets", "fsspec"),
     "serve": ("fastapi", "uvicorn", "python_multipart"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),

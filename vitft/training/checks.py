@@ -15,11 +15,12 @@ from vitft.config.run import (
     read_run_config,
 )
 from vitft.config.sections import DataSpec
-from vitft.data.arrays import data_path
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.label_table import SETTING_OF
+from vitft.data.remote.places import place_of, short_name
+from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table
@@ -39,6 +40,7 @@ RESUME_CHANGES = frozenset(
         "data.path",
         "data.root",
         "data.classes",
+        "data.allow_private_addresses",
         "data.like",
         "train.device",
         "train.cache",
@@ -68,7 +70,9 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             "no data given",
             fix="choose an image folder or a table of labels with --data PATH, or use --data demo",
         )
-    data = data_path(config.data.path, config.data.root)
+    data = prepare_data(config.data.path, config.data)
+    if place := place_of(config.data.path):
+        config = replace(config, data=replace(config.data, path=place.text))  # without secrets
     check_table_settings(data, config.data)
     scanned = scan(data, config.data)
     check_val_from(scanned, config.data)
@@ -77,7 +81,8 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
     if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
         files = count(len(folder.files), "image")
         classes = count(len(folder.classes), "class", "classes")
-        log.info(f"data:       {data.name or data}, {files} in {classes}")
+        name = short_name(config.data.path) if folder.shown else data.name or data
+        log.info(f"data:       {name}, {files} in {classes}")
     config = with_weights(config, images=len(folder.files))
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
@@ -91,7 +96,7 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
         )
     check_trackers(config.train.trackers)
-    planned = plan_run(out, config.data.path)
+    planned = plan_run(out, short_name(config.data.path))
     if data.resolve() in planned.resolve().parents:  # never true of a table
         raise UsageError(
             f"the run directory {planned} is inside the data directory",
@@ -190,7 +195,9 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     status = environment["status"] if environment else None
     config = config_from_table(after)
     check_trackers(config.train.trackers)
-    data = data_path(config.data.path, config.data.root)
+    data = prepare_data(config.data.path, config.data)
+    if place := place_of(config.data.path):
+        config = replace(config, data=replace(config.data, path=place.text))
     scan(data, config.data)
     if config.data.like:
         like_manifest(config.data.like)

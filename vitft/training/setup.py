@@ -21,6 +21,7 @@ from vitft.data.draw import draw, joined_groups
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.inspection import log_inspection
+from vitft.data.remote.places import place_of
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
 from vitft.data.split import split
@@ -106,7 +107,7 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         UsageError: The device or a setting cannot be used.
     """
     located = with_absolute_paths(config.data)
-    folder = assign_parts(scan(Path(located.path), located), located.val_from)
+    folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
     folder, data_spec = apply_fixes(folder, located)
     if folder.labels:
         check_several_labels(config)
@@ -139,13 +140,15 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
 
 def with_absolute_paths(spec: DataSpec) -> DataSpec:
     """Return the settings with absolute paths to the data, its base folder and other files."""
-    data = data_path(spec.path, spec.root).resolve()
+    place, data = place_of(spec.path), data_path(spec.path, spec.root).resolve()
     root = (
         str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
     )
     like = str(run_path(spec.like).resolve()) if spec.like else ""  # `latest` may change
     classes = str(Path(spec.classes).expanduser().resolve()) if spec.classes else ""
-    return replace(spec, path=str(data), root=root, classes=classes, like=like)
+    return replace(
+        spec, path=place.text if place else str(data), root=root, classes=classes, like=like
+    )
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:

@@ -10,8 +10,9 @@ import pytest
 from vitft.data.download import addresses, web_image
 from vitft.data.download.addresses import is_public
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
-from vitft.data.sources import ImageSource, web_source, with_fetched
+from vitft.data.sources import ImageSource, with_fetched
 from vitft.system.errors import ImageError
+from vitft.system.redaction import redacted
 
 BODY = bytes(range(256)) * 40
 LOCAL = WebLimits(allow_private=True)
@@ -168,10 +169,10 @@ def test_other_schemes_are_not_web_addresses(url: str) -> None:
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
     wanted = [
         ImageSource("a.jpg", "a.jpg"),
-        web_source(f"{site}/good"),
-        web_source(f"{site}/nothing"),
+        ImageSource(redacted(f"{site}/good"), url=f"{site}/good"),
+        ImageSource(redacted(f"{site}/nothing"), url=f"{site}/nothing"),
         ImageSource("b.jpg", "b.jpg"),
-        *(web_source(f"{site}/named/{i}") for i in range(40)),
+        *(ImageSource(redacted(f"{site}/named/{i}"), url=f"{site}/named/{i}") for i in range(40)),
     ]
 
     found = list(with_fetched(iter(wanted), limits=LOCAL))
@@ -196,7 +197,7 @@ def test_a_login_is_sent_to_its_host_and_not_after_a_redirect(site: str) -> None
 def test_passwords_are_in_neither_names_nor_reasons(site: str) -> None:
     url = site.replace("http://", "http://me:secret@") + "/nothing?token=secret"
 
-    (source,) = with_fetched([web_source(url)], limits=LOCAL)
+    (source,) = with_fetched([ImageSource(redacted(url), url=url)], limits=LOCAL)
     with pytest.raises(ImageError) as caught:
         fetch_image(url, LOCAL)
 

@@ -49,6 +49,8 @@ class DownloadLimits:
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
+    option: str = "--to"
+    """What chooses the folder of the download, for messages."""
 
 
 class BrokeOffError(Exception):
@@ -185,17 +187,17 @@ def receive(
         raise ResourceError(
             f"the download needs another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is "
             f"free in {part.parent}",
-            fix="free some disk space, or choose a folder on another disk with --to",
+            fix=f"free some disk space, or choose a folder on another disk with {limits.option}",
         )
     header = answer.headers.get
     version = RemoteVersion(
         url=redacted(url), etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total
     )
-    with writing(part, option="--to"):
+    with writing(part, option=limits.option):
         part.touch()
         file = part.open("r+b")
     with file:
-        with writing(part, option="--to"):
+        with writing(part, option=limits.option):
             file.truncate(start)
             file.seek(start)
         write_atomically(version_file(part), json.dumps(asdict(version)))
@@ -242,7 +244,7 @@ def copy_body(
     rest = max(1, round(((total or start) - start) / 1e6))
     with console.Progress(label, rest, unit="MB") as progress:
         while piece := answer.read1(2**18):
-            with writing(part, option="--to"):
+            with writing(part, option=limits.option):
                 file.write(piece)
             done += len(piece)
             progress.advance(round((done - start) / 1e6) - progress.done)
@@ -251,7 +253,7 @@ def copy_body(
             if done - paced >= limits.pace and clock.left < clock.seconds / 2:
                 clock.renew()
                 paced = done
-        with writing(part, option="--to"):
+        with writing(part, option=limits.option):
             file.flush()
     return done
 

@@ -1,0 +1,264 @@
+"""Local copies: fetched once, resumed, shared by processes, and the same data as a folder."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import draw_folder, tiny_home
+from tests.support.ranks import counts, end_ranks, start_ranks
+from tests.support.shards import serving_shards, shards_of, write_shards
+from vitft.cli.main import main
+from vitft.config.sections import DataSpec
+from vitft.data.download.resumable import DownloadLimits
+from vitft.data.remote.places import place_of
+from vitft.data.remote.prepare import prepare_data
+from vitft.models.checkpoint import load_checkpoint
+from vitft.system.errors import DataError, ResourceError
+
+PRIVATE = "data.allow_private_addresses=true"
+SPEC = DataSpec(allow_private_addresses=True)
+QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3)
+ROOT = Path(__file__).parents[3]
+
+
+def train(data: str, weights: Path, out: Path, *options: str) -> None:
+    words = ["finetune", "--data", data, "--weights", str(weights), "--out", str(out), *options]
+    assert main([*words, "--set", PRIVATE]) == 0
+
+
+def split_by_digest(run: Path) -> dict[str, tuple[str, str]]:
+    with (run / "split.csv").open() as file:
+        return {row["sha256"]: (row["label"], row["split"]) for row in csv.DictReader(file)}
+
+
+def figures(run: Path) -> dict[str, Any]:
+    found = json.loads((run / "eval.json").read_text())
+    return {key: found[key] for key in ("top1", "loss", "per_class", "confusion") if key in found}
+
+
+def test_shards_on_disk_and_on_the_web_are_the_folder_they_were_made_of(
+    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = draw_folder(tmp_path / "data", per_class=8)
+    contents = shards_of(folder)
+    local = write_shards(tmp_path / "shards", contents)
+
+    train(str(folder), tiny_weights, tmp_path / "folder")
+    train(local, tiny_weights, tmp_path / "local")
+    capsys.readouterr()
+    with serving_shards(contents) as (site, asked):
+        train(site.url, tiny_weights, tmp_path / "web")
+        assert asked == [f"/part-{number:02}.tar" for number in range(4)]
+
+    assert "features from the cache: 24 of 24" in capsys.readouterr().err
+    of_folder = load_checkpoint(tmp_path / "folder" / "model.safetensors")[0]
+    for name in ("local", "web"):
+        assert split_by_digest(tmp_path / name) == split_by_digest(tmp_path / "folder")
+        assert figures(tmp_path / name) == figures(tmp_path / "folder")
+        tensors = load_checkpoint(tmp_path / name / "model.safetensors")[0]
+        assert all(torch.equal(tensors[key], of_folder[key]) for key in of_folder)
+
+
+@pytest.fixture
+def web_run(tmp_path: Path, tiny_weights: Path) -> tuple[str, Path, Path]:
+    """The value of `--data` of shards that were on the web, a run on them, and their folder."""
+    folder = draw_folder(tmp_path / "data", per_class=8)
+    with serving_shards(shards_of(folder)) as (site, _):
+        train(site.url, tiny_weights, tmp_path / "run")
+    return site.url, tmp_path / "run", folder
+
+
+def test_every_command_works_on_a_copy_without_the_network(
+    web_run: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run, folder = web_run
+    names = [f"part-0{i // 6}.tar/{c}{j:03}.png" for i, (c, j) in enumerate(
+        (c, j) for c in ("blue", "green", "red") for j in range(8)
+    )]  # fmt: skip
+
+    assert main(["predict", data, "--run", str(run), "--out", str(tmp_path / "p.csv")]) == 0
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == names
+    assert not any(row["error"] for row in rows)
+    assert main(["predict", str(folder), "--run", str(run), "--out", str(tmp_path / "f.csv")]) == 0
+    with (tmp_path / "f.csv").open() as file:
+        of_folder = [row["probability"] for row in csv.DictReader(file)]
+    assert [row["probability"] for row in rows] == of_folder
+
+    assert main(["check", data, "--run", str(run), "--out", str(tmp_path / "check")]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--data", data, "--run", str(run), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["path"] == data
+    assert main(["report", "--run", str(run)]) == 0
+    assert [*(run / "thumbs").iterdir()]
+
+
+def test_a_stopped_run_refuses_changed_shards(
+    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=8))
+    data = write_shards(tmp_path / "shards", contents)
+    options = ("--freeze", "none", "--epochs", "9", "--max-time", "1s")
+    train(data, tiny_weights, tmp_path / "run", *options)
+    capsys.readouterr()
+
+    write_shards(tmp_path / "shards", [*contents[:3], contents[2]])
+    code = main(["finetune", "--resume", str(tmp_path / "run")])
+
+    assert code == 5
+    assert "Traceback" not in capsys.readouterr().err
+
+
+COPY = (
+    "import sys; from vitft.config.sections import DataSpec;"
+    "from vitft.data.remote.prepare import prepare_data;"
+    "print(prepare_data(sys.argv[1], DataSpec(allow_private_addresses=True)))"
+)
+
+
+def copying(data: str) -> "subprocess.Popen[str]":
+    """A process that makes the local copy of a dataset and prints its path."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", COPY, data]
+    return subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE)
+
+
+def test_a_killed_copy_is_continued_where_it_was(tmp_path: Path) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=40), shards=3)
+    with serving_shards(contents) as (site, asked):
+        site.faults = ["", "stall"]
+        process = copying(site.url)
+        place = place_of(site.url)
+        assert place is not None
+        part = place.folder / "shards" / "part-01.tar.part"
+        limit = time.monotonic() + 30
+        while not (part.exists() and part.stat().st_size) and time.monotonic() < limit:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kept = part.stat().st_size
+        assert 0 < kept < len(contents[1])
+        assert not (place.folder / "index.csv").exists()
+        asked.clear()
+
+        index = prepare_data(site.url, SPEC)
+
+        assert asked == [f"/part-01.tar bytes={kept}-", "/part-02.tar"]
+        prepare_data(site.url, SPEC)
+        assert len(asked) == 2
+    assert not part.exists()
+    copies = [(place.folder / "shards" / f"part-0{i}.tar").read_bytes() for i in range(3)]
+    assert copies == contents
+    assert index.read_text().count("\n") == 1 + 120
+
+
+def test_processes_share_one_copy(tmp_path: Path) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=4))
+    with serving_shards(contents) as (site, asked):
+        processes = [copying(site.url) for _ in range(3)]
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+
+        assert [process.returncode for process in processes] == [0, 0, 0]
+        assert len({*outputs}) == 1
+        assert sorted(asked) == [f"/part-{number:02}.tar" for number in range(4)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_each_image_of_a_copy_is_read_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    home = tiny_home(tmp_path)
+    shutil.rmtree(home / "data")
+    contents = shards_of(draw_folder(tmp_path / "images", per_class=16))
+    monkeypatch.setenv("VITFT_CACHE", str(home))  # the copy is in home/data, which is watched
+    with serving_shards(contents) as (site, asked):
+        words = ["finetune", "--data", site.url, "--weights", "w.safetensors", "--out", "run"]
+        ended = end_ranks(start_ranks(home, size, [*words, "--set", PRIVATE]))
+
+        assert [code for code, _ in ended] == [0] * size, ended
+        assert len(asked) == 4
+    opened = [rank["opened"] for rank in counts(home, size)]
+    assert sum(map(len, opened)) == 48
+    assert {n for one in opened for n in one.values()} == {4}  # header and file, each noted twice
+    assert len({path for one in opened for path in one}) == 48
+
+
+FAULTS = {
+    "a connection that is reset": (["reset"], 4),
+    "an error of the server": (["503", "503"], 5),
+    "a stall": (["stall"], 4),
+    "a size that is unknown": (["no length"] * 4, 4),
+}
+
+
+@pytest.mark.parametrize(("faults", "requests"), FAULTS.values(), ids=FAULTS)
+def test_faults_of_the_network_are_outlived(
+    tmp_path: Path, faults: list[str], requests: int
+) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=20), shards=3)
+    with serving_shards(contents) as (site, asked):
+        site.faults = faults
+
+        index = prepare_data(site.url, SPEC, QUICK)
+
+        assert len(asked) <= requests
+    copies = [(index.parent / "shards" / f"part-0{i}.tar").read_bytes() for i in range(3)]
+    assert copies == contents
+
+
+def test_a_missing_or_refused_shard_is_named_and_not_kept(tmp_path: Path) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=4), shards=2)
+    with serving_shards([*contents, b"<html>please log in</html>"]) as (site, asked):
+        with pytest.raises(DataError, match=r"part-02.tar was refused.*looks like a web page"):
+            prepare_data(site.url, SPEC)
+        site.files["/part-02.tar"] = contents[0]
+
+        index = prepare_data(site.url, SPEC)
+
+        assert asked.count("/part-00.tar") == 1
+        assert index.read_text().count("\n") == 1 + 18
+        with pytest.raises(DataError, match=r"cannot fetch http.*part-03.tar: .* 404"):
+            prepare_data(site.url.replace("02}", "03}"), SPEC)
+
+
+def test_a_secret_is_sent_but_never_written(tmp_path: Path, tiny_weights: Path) -> None:
+    folder = draw_folder(tmp_path / "data", per_class=8)
+    with serving_shards(shards_of(folder)) as (site, asked):
+        train(f"{site.url}?sig=hidden123", tiny_weights, tmp_path / "run")
+        assert asked[0] == "/part-00.tar?sig=hidden123"
+
+    written = [*(tmp_path / "run").rglob("*"), *Path(os.environ["HOME"]).rglob("*")]
+    assert len(written) > 20
+    for path in written:
+        assert "hidden123" not in path.name
+        assert not path.is_file() or b"hidden123" not in path.read_bytes(), path
+
+
+def test_a_disk_that_is_too_small_is_known_after_the_first_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=20), shards=10)
+    usage = shutil.disk_usage(tmp_path)
+    free = usage._replace(free=2 * len(contents[0]))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+
+    with (
+        serving_shards(contents) as (site, asked),
+        pytest.raises(ResourceError, match="needs about another") as error,
+    ):
+        prepare_data(site.url, SPEC)
+
+    assert len(asked) == 1
+    assert "VITFT_CACHE" in error.value.fix

@@ -1,0 +1,1 @@
+"""Datasets of tar shards and Hugging Face datasets, read through a local copy in the cache."""

@@ -1,0 +1,254 @@
+"""Values of `--data` that are not paths: `wds:` for tar shards, `hf:` for Hugging Face datasets.
+
+Such a dataset is read through its local copy, a folder of the cache with the table `index.csv`.
+This module computes the location of the copy; `remote.prepare` makes it. Neither reads the network
+here nor imports anything slow.
+"""
+
+import glob
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from vitft.system.cache_folder import cache_folder
+from vitft.system.errors import DataError, UsageError
+from vitft.system.redaction import redacted
+
+Kind = Literal["wds", "hf"]
+PLACE_KINDS: tuple[Kind, ...] = ("wds", "hf")
+INDEX = "index.csv"
+COPY = re.compile(r"(?P<root>.+?-[0-9a-f]{12}\.copy)[\\/](?P<member>.+)", re.DOTALL)
+"""Path of an image in a local copy."""
+BRACES = re.compile(r"\{([^{}]*)\}")
+NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
+MAX_SHARDS = 100_000
+WEB = ("http", "https")
+FILE_SYSTEMS = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "hf": "huggingface_hub",
+}
+"""Mapping from the schemes that fsspec reads to the libraries that it needs for them."""
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+ARCHIVE_NAME = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|zip)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A dataset that is not a folder, a table or an array dataset on this machine."""
+
+    kind: Kind
+    address: str
+    """Shards with braces, or the name of a Hugging Face dataset; as given, i.e. with secrets."""
+
+    @property
+    def text(self) -> str:
+        """Value of `--data` for messages and settings: without secrets, with absolute paths."""
+        address = self.address
+        if self.kind == "wds" and scheme_of(address) in ("", "file"):
+            address = os.path.abspath(local_path(address))  # noqa: PTH100 - keeps links
+        elif self.kind == "hf" and os.path.exists(address):  # noqa: PTH110
+            address = os.path.abspath(address)  # noqa: PTH100
+        return f"{self.kind}:{redacted(address)}"
+
+    @property
+    def name(self) -> str:
+        """Short name, for runs and folders: the last part of the address."""
+        path = unquote(urlsplit(self.address).path) if scheme_of(self.address) else self.address
+        name = re.sub(r"\.tar$", "", path.rstrip("/").rpartition("/")[2])
+        return re.sub(r"[^\w.]+", "_", name).strip("._")[:60] or "data"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the local copy. A secret that has changed does not change the folder."""
+        digest = hashlib.sha256(self.text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return cache_folder("data") / f"{self.name}-{digest}.copy"
+
+
+class ShardPlace(NamedTuple):
+    """A tar file of a dataset."""
+
+    name: str
+    """Path relative to the folder that contains all shards, with slashes."""
+    address: str
+    """Path or address, with secrets."""
+
+
+def place_of(data: str) -> Place | None:
+    """Return the place that a value of `--data` names, or None if the value is a path."""
+    kind, colon, address = data.partition(":")
+    if not colon or kind not in PLACE_KINDS:
+        return None
+    return Place(kind, address)
+
+
+def short_name(data: str) -> str:
+    """Return a short name for a value of `--data`: a path, or the last part of an address."""
+    place = place_of(data)
+    return data if place is None else place.name
+
+
+def check_place(data: str) -> Place | None:
+    """Return the place that a value of `--data` names, or None if the value may be a path.
+
+    Raises:
+        UsageError: The value is an address or an archive, which need `wds:` or another command.
+    """
+    place = place_of(data)
+    if place is not None:
+        if not place.address.strip("/"):
+            raise UsageError(f"{data} names no data", fix=place_example(place.kind))
+        return place
+    scheme = scheme_of(data)
+    archive = ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
+    is_tar = archive is not None and archive[1].lower() == "tar"
+    if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
+        folders = f"vitft data fetch --url {data}" if scheme in WEB else "unpack it"
+        raise UsageError(
+            f"{data} is a tar file, which may be a shard or an archive of a folder",
+            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls); otherwise, {folders}",
+        )
+    if scheme in WEB:
+        raise UsageError(
+            f"{data} is an address, not a folder or a table",
+            fix="fetch an archive of images with vitft data fetch --url URL, or use wds:URL for "
+            "tar shards",
+        )
+    if scheme:
+        raise UsageError(
+            f"{data} cannot be read as a folder: vitft reads tar shards from such places",
+            fix="use --data wds:URL{00..99}.tar, or copy the folder to this machine",
+        )
+    if archive is not None and os.path.isfile(data):  # noqa: PTH113
+        raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
+    return None
+
+
+def place_example(kind: Kind) -> str:
+    """Return the fix that shows the form of a place."""
+    forms = {"wds": "wds:https://HOST/train-{00..09}.tar", "hf": "hf:USER/NAME or hf:NAME:train"}
+    return f"use e.g. --data {forms[kind]}"
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address in lower case, or an empty string for a path."""
+    match = SCHEME.match(address)
+    return match[1].lower() if match else ""
+
+
+def local_path(address: str) -> str:
+    """Return the path of a local shard, given with or without file://."""
+    return os.path.expanduser(re.sub(r"^file://", "", address, flags=re.IGNORECASE))  # noqa: PTH111
+
+
+def expand_braces(address: str) -> list[str]:
+    """Return the addresses for `{00..99}` and `{a,b}`, in order.
+
+    Raises:
+        UsageError: A pair of braces contains neither, or there are more than `MAX_SHARDS`.
+    """
+    found = [address]
+    while match := BRACES.search(found[0]):
+        if (texts := texts_in_braces(match[1])) is None:
+            raise UsageError(
+                f"wds:{address}: {{{match[1]}}} is not a list of shards",
+                fix="use {00..99} for numbers, or {train,val} for names",
+            )
+        if len(texts) * len(found) > MAX_SHARDS:
+            raise UsageError(
+                f"wds:{address} names more than {MAX_SHARDS:,} shards",
+                fix="correct the numbers in braces, or divide the data",
+            )
+        found = [one.replace(match[0], text, 1) for one in found for text in texts]
+    return found
+
+
+def texts_in_braces(inside: str) -> Sequence[str] | None:
+    """Return the texts for which a pair of braces stands, or None if there are none.
+
+    Numbers have leading zeros if one of the limits has.
+    """
+    if numbers := NUMBERS.fullmatch(inside):
+        limits = numbers.groups()
+        first, last = map(int, limits)
+        width = max(map(len, limits)) if any(n[0] == "0" and len(n) > 1 for n in limits) else 0
+        step = 1 if last >= first else -1
+        every = range(first, last + step, step)
+        return [f"{n:0{width}}" for n in every[: MAX_SHARDS + 1]]
+    return inside.split(",") if "," in inside else None
+
+
+def list_shards(address: str) -> list[ShardPlace]:
+    """Return the shards that an address with braces or, for paths, a pattern names.
+
+    Raises:
+        DataError: No file matches the pattern.
+        UsageError: An address is not that of an uncompressed tar file, its scheme is not supported,
+            or a shard is named twice.
+    """
+    if address.lower().startswith("pipe:"):
+        raise UsageError(
+            f"wds:{address} names a command, and vitft does not run commands from data",
+            fix="use the address that the command reads",
+        )
+    scheme = scheme_of(address)
+    if scheme not in ("", "file", *WEB, *FILE_SYSTEMS):
+        raise UsageError(
+            f"wds:{address}: {scheme}:// is not supported",
+            fix=f"use a path, {', '.join(f'{name}://' for name in (*WEB, *FILE_SYSTEMS))}, or copy "
+            "the shards to this machine",
+        )
+    addresses = expand_braces(address)
+    if scheme in ("", "file"):
+        paths = [os.path.abspath(local_path(one)) for one in addresses]  # noqa: PTH100
+        addresses = [path for one in paths for path in matching(one)]
+    paths = [unquote(urlsplit(one).path) if scheme in WEB else one for one in addresses]
+    for path, one in zip(paths, addresses, strict=True):
+        if not path.lower().endswith(".tar"):
+            packed = ARCHIVE_NAME.search(path)
+            raise UsageError(
+                f"wds:{one} is {'a compressed archive' if packed else 'not a .tar file'}",
+                fix="use uncompressed .tar shards: single images are read from them",
+            )
+    common = common_folder(paths)
+    names = [safe_name(path[len(common) :]) for path in paths]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"wds:{address} names {twice} twice", fix="name each shard once")
+    return [ShardPlace(name, one) for name, one in zip(names, addresses, strict=True)]
+
+
+def matching(path: str) -> list[str]:
+    """Return the files that match a path with `*` or `?`, sorted; other paths are returned as is.
+
+    Raises:
+        DataError: No file matches.
+    """
+    if os.path.lexists(path) or not any(sign in path for sign in "*?"):
+        return [path]
+    found = sorted(glob.glob(path))  # noqa: PTH207 - names as typed
+    if not found:
+        raise DataError(f"no shards match {path}", fix="check the pattern and the folder")
+    return found
+
+
+def common_folder(paths: list[str]) -> str:
+    """Return the longest folder, with its slash, in which all files lie."""
+    first, last = min(paths), max(paths)
+    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return "".join(f"{one}/" for one, _ in same)
+
+
+def safe_name(path: str) -> str:
+    """Return the relative path of a shard as a name that every file system accepts."""
+    parts = (re.sub(r"[^\w.@+-]", "_", part) for part in path.split("/"))
+    return "/".join(part for part in parts if part.strip("."))

@@ -1,0 +1,286 @@
+"""Local copies of remote datasets: made once, then read without the network.
+
+A shard is fetched whole into the cache, resumed after an interruption, checked and indexed; shards
+on this machine are only indexed. One process makes the copy, others wait for it.
+"""
+
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vitft.config.sections import DataSpec
+from vitft.data.arrays import data_path
+from vitft.data.download.addresses import PrivateAddressError
+from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
+from vitft.data.remote.fsspec_files import check_libraries, fetch_file
+from vitft.data.remote.index import IndexReader, IndexTable
+from vitft.data.remote.local_copy import (
+    MEMBERS,
+    SOURCE,
+    IndexedShard,
+    LocalCopy,
+    ShardFile,
+    read_copy,
+    read_samples_record,
+    write_samples,
+)
+from vitft.data.remote.members import encode_positions
+from vitft.data.remote.places import (
+    FILE_SYSTEMS,
+    INDEX,
+    WEB,
+    Place,
+    ShardPlace,
+    check_place,
+    list_shards,
+    scheme_of,
+)
+from vitft.data.remote.samples import read_samples
+from vitft.data.table import encode_table
+from vitft.system import console
+from vitft.system.errors import DataError, ResourceError, UsageError
+from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.text import count, describe_os_error
+
+log = logging.getLogger(__name__)
+
+COPY_OPTION = "the environment variable VITFT_CACHE"
+WAIT_S, PATIENCE_S = 0.2, 5.0
+"""Seconds between attempts to lock a copy, and seconds after which a message is logged."""
+PRIVATE_FIX = (
+    "if you trust this address, add --set data.allow_private_addresses=true, or in predict "
+    "--allow-private-addresses"
+)
+
+
+def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
+    """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
+
+    Raises:
+        UsageError: The value names an unsupported place, a library is missing, or a setting cannot
+            be used with a local copy.
+        DataError: A shard is missing, cannot be fetched, or is refused.
+        ResourceError: The disk is full or too small.
+        RunError: The cache folder is not writable.
+    """
+    place = check_place(data)
+    if place is None:
+        return data_path(data, spec.root)
+    if spec.root:
+        raise UsageError(
+            f"data.root={spec.root} has no effect: {place.text} contains its images",
+            fix="remove it",
+        )
+    limits = replace(
+        limits or DownloadLimits(), allow_private=spec.allow_private_addresses, option=COPY_OPTION
+    )
+    if scheme_of(place.address) in FILE_SYSTEMS:
+        check_libraries(place.address)
+    make_copy(place, limits)
+    return data_path(data)
+
+
+def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name (SHARD/MEMBER) and the path of each image, after making the local copy.
+
+    Raises:
+        DataError, UsageError, ResourceError, RunError: See `prepare_data`.
+    """
+    index = prepare_data(data, DataSpec(allow_private_addresses=allow_private))
+    reader = IndexReader(index, data)
+    rows = iter(reader)
+    header = next(rows)
+    if "path" not in header:
+        raise reader.error(
+            f"each sample has several images ({', '.join(header)})",
+            fix="keep one image in each sample, named KEY.jpg",
+        )
+    column = header.index("path")
+    return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
+
+
+def make_copy(place: Place, limits: DownloadLimits) -> None:
+    """Make the local copy of a dataset, or complete it; a complete copy is not touched."""
+    if place.kind == "hf":
+        raise UsageError(f"{place.text}: not supported yet", fix="save the images in a folder")
+    shards = list_shards(place.address)
+    if is_complete(read_copy(place.folder), place, shards):
+        return
+    with locked_copy(place):
+        if is_complete(read_copy(place.folder), place, shards):
+            return
+        found = ready_shards(place, shards, limits)
+        if not any(one.images for shard in found for one in shard.contents.samples.values()):
+            raise DataError(
+                f"{place.text} contains no images: {count(len(shards), 'shard')} without KEY.jpg, "
+                "KEY.png or another image",
+                fix="write each image as KEY.jpg and its class as KEY.cls, or in KEY.json",
+            )
+        write_copy(place.folder, place.text, found)
+
+
+def write_copy(
+    folder: Path, data: str, shards: Sequence[IndexedShard], notes: Sequence[str] = ()
+) -> None:
+    """Write the index of a copy, the positions of its images and its description.
+
+    Raises:
+        ResourceError: The disk is full or faulty.
+        RunError: A file cannot be written.
+    """
+    (folder / SOURCE).unlink(missing_ok=True)
+    table = IndexTable({shard.file.name: shard.contents for shard in shards})
+    write_atomically(folder / MEMBERS, encode_positions(table))
+    write_atomically(folder / INDEX, encode_table(table.header, table.rows()))
+    copy = LocalCopy(
+        data=data,
+        shards=tuple(shard.file for shard in shards),
+        notes=(*notes, *table.notes()),
+        images=table.images,
+    )
+    write_json(folder / SOURCE, asdict(copy))
+
+
+def is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:
+    """Return whether a copy has all shards, and none has changed since it was indexed."""
+    return (
+        copy is not None
+        and [file.name for file in copy.shards] == [shard.name for shard in shards]
+        and all(file.is_unchanged(place.folder) for file in copy.shards)
+    )
+
+
+def ready_shards(
+    place: Place, shards: Sequence[ShardPlace], limits: DownloadLimits
+) -> list[IndexedShard]:
+    """Return all shards with their samples, after fetching and indexing those that are new."""
+    if all(is_local(shard) for shard in shards):
+        with console.Progress(f"reading {place.name}", len(shards), unit="shards") as progress:
+            found = []
+            for shard in shards:
+                found.append(ready_shard(place, shard, limits))
+                progress.advance()
+            return found
+    log.info(f"data:       copying {place.text} to {place.folder}")
+    found = []
+    for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
+        log.debug(f"shard {number} of {len(shards)}: {shard.name}")
+        found.append(ready_shard(place, shard, limits))
+        check_free_space(place, found, len(shards) - number)
+    log.info(f"data:       {count(len(shards), 'shard')} copied")
+    return found
+
+
+def is_local(shard: ShardPlace) -> bool:
+    """Return whether a shard is a file on this machine, which is not copied."""
+    return scheme_of(shard.address) in ("", "file")
+
+
+def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> IndexedShard:
+    """Return a shard with its samples, after fetching and indexing it if necessary.
+
+    Raises:
+        DataError: The shard is missing, cannot be fetched, or is refused; a fetched shard that is
+            refused is removed.
+    """
+    kept = place.folder / "shards" / shard.name
+    path = Path(shard.address) if is_local(shard) else kept
+    record = kept.with_name(f"{kept.name}.json")
+    known = read_samples_record(record)
+    if known is not None and known.file.is_unchanged(place.folder):
+        return known
+    with writing(record, option=COPY_OPTION):
+        record.parent.mkdir(parents=True, exist_ok=True)
+    if not is_local(shard) and not path.is_file():
+        fetch_shard(shard, path, limits)
+    shown = shard.address
+    try:
+        contents = read_samples(path, shown=shown)
+        state = path.stat()
+    except OSError as error:
+        raise DataError(
+            f"cannot read the shard {shown}: {describe_os_error(error)}",
+            fix="check the path and its permissions",
+        ) from error
+    except DataError:
+        if not is_local(shard):
+            path.unlink(missing_ok=True)
+        raise
+    file = str(path) if is_local(shard) else f"shards/{shard.name}"
+    indexed = IndexedShard(
+        ShardFile(shard.name, file, state.st_size, str(state.st_mtime_ns)), contents
+    )
+    write_samples(record, indexed)
+    return indexed
+
+
+def fetch_shard(shard: ShardPlace, path: Path, limits: DownloadLimits) -> None:
+    """Fetch a shard completely, resuming a partial download.
+
+    Raises:
+        DataError: The shard does not exist, is at a private address, or cannot be fetched.
+        ResourceError: The disk is full or too small.
+    """
+    part = path.with_name(f"{path.name}.part")
+    if scheme_of(shard.address) in WEB:
+        try:
+            fetch_to_part(shard.address, part, limits=limits)
+        except DataError as error:
+            if not isinstance(error.__cause__, PrivateAddressError):
+                raise
+            raise DataError(error.problem, fix=PRIVATE_FIX) from error
+    else:
+        fetch_file(shard.address, part, limits=limits)
+    with writing(path, option=COPY_OPTION):
+        part.replace(path)
+    remove_part(part)
+
+
+def check_free_space(place: Place, found: Sequence[IndexedShard], left: int) -> None:
+    """Raise a ResourceError if the shards that are left will not fit on the disk.
+
+    Their size is estimated by the mean of those that were fetched.
+    """
+    sizes = [shard.file.size for shard in found if shard.file.file.startswith("shards/")]
+    needed = left * sum(sizes) / max(1, len(sizes))
+    free = shutil.disk_usage(place.folder).free
+    if needed > free:
+        raise ResourceError(
+            f"{place.text} needs about another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
+            f"is free in {place.folder.parent}",
+            fix=f"free some disk space, or choose a folder on another disk with {COPY_OPTION}",
+        )
+
+
+@contextlib.contextmanager
+def locked_copy(place: Place) -> Iterator[None]:
+    """Lock a copy, waiting as long as another process holds the lock.
+
+    The lock of a dead process is released by the system. On Windows, there is no lock.
+    """
+    folder = place.folder
+    with writing(folder, option=COPY_OPTION):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with writing(folder / ".lock", option=COPY_OPTION):
+        file = (folder / ".lock").open("ab")
+    started, told = time.monotonic(), False
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told and time.monotonic() - started > PATIENCE_S:
+                    log.info(f"waiting for another process that is copying {place.text}")
+                    told = True
+                time.sleep(WAIT_S)
+        yield
