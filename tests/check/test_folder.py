@@ -224,6 +224,8 @@ def test_a_check_applies_the_fixes_of_the_run_and_adds_to_them(
         capsys, str(data), "--weights", str(tiny_weights), "--fixes", "fixes.csv", "--out", "fixed"
     )
 
+    assert main(["check", str(data)]) == 0  # the table of the run is here
+    assert "fixes.csv of an earlier check was not applied" in capsys.readouterr().err
     assert (audit["images"], unfixed["images"]) == (76, 77)
     assert "fixes applied: 1 image left out, 1 relabelled" in audit["notes"]
     assert [item["path"] for item in unfixed["mislabels"]] == ["blue/moved.png"]

@@ -233,6 +233,14 @@ def winners(html: str) -> int:
     return sum("winner" in (a.get("class") or "") for _, a in check_harmless(html).elements)
 
 
+def test_a_difference_that_is_not_significant_is_not_called_one(tmp_path: Path) -> None:
+    result = compared(make_run(tmp_path / "a"), make_run(tmp_path / "b", hardness=2, seed=1))
+
+    (pair,) = result.pairs
+    assert 0.05 <= pair.p < 1
+    assert result.conclusion(pair).startswith("No significant difference on these images: A is ")
+
+
 def test_green_marks_a_significant_difference_and_never_a_tie(tmp_path: Path) -> None:
     good = make_run(tmp_path / "good", per_class=60, held_back=50, hardness=0.5)
     same = make_run(tmp_path / "same", per_class=60, held_back=50, hardness=0.5)

@@ -124,7 +124,7 @@ def check_command(args: argparse.Namespace) -> int:
         note=difference,
     )
     written = str(fixes) if outcome.fixes else None
-    for text in filter(None, (*outcome.notes, difference)):
+    for text in filter(None, (*outcome.notes, difference, earlier_table(fixes, outcome))):
         output.note(text)
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written, "page": page and str(page)})
@@ -132,6 +132,16 @@ def check_command(args: argparse.Namespace) -> int:
         print_findings(outcome)
         print_next_steps(outcome, written, page, command)
     return 0
+
+
+def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
+    """Return a note on the table of an earlier check that was not applied, or ""."""
+    if fixes.name == "fixes.csv" or outcome.former:
+        return ""
+    return (
+        f"{fixes.with_name('fixes.csv')} of an earlier check was not applied; to see what remains, "
+        "add --fixes with the table that you have edited"
+    )
 
 
 def training_command(

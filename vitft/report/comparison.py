@@ -143,11 +143,11 @@ class RunComparison:
         if not added.settings:
             p = f"; {p_equation(pair.p)}" if pair.p < 0.05 else ""
             return effect_text(added, letters, pair.difference, pair.interval, p)
-        verb = "differs" if len(added.settings) == 1 else "differ"
+        names = ["the fixes" if key == "data.fixes" else key for key in added.settings]
+        verb = "differs" if len(names) == 1 and names != ["the fixes"] else "differ"
         return (
             f"{self.difference_text(pair)}; {letters[added.is_second]} has "
-            f"{count(added.images, 'additional training image')}, but {listing(added.settings)} "
-            f"{verb} too"
+            f"{count(added.images, 'additional training image')}, but {listing(names)} {verb} too"
         )
 
     def difference_text(self, pair: RunPair) -> str:
@@ -161,7 +161,9 @@ class RunComparison:
             return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
         if pair.difference == 0:
             return f"{better} and {worse} are equally accurate on these images"
-        return f"{better} is more accurate than {worse} by {by}, but not significantly ({p})"
+        return (
+            f"No significant difference on these images: {better} is ahead of {worse} by {by} ({p})"
+        )
 
     @property
     def winner(self) -> int | None:

@@ -71,9 +71,14 @@ def template_engine() -> "Environment":
         "interval": interval,
         "percent": percent,
         "points": points,
-        "whole_percent": whole_percent,
+        "whole_percent": unbroken_percent,
     }
     return engine
+
+
+def unbroken_percent(probability: float | None) -> str:
+    """Return a whole percentage; the space in `< 1%` does not break the line."""
+    return whole_percent(probability).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
