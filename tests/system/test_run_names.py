@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("runs/lastest", "did you mean --run runs/latest?", id="with the folder"),
         pytest.param(LEAVES, f"did you mean --run runs/{LEAVES}?", id="without the folder"),
         pytest.param("leaves", f"did you mean --run runs/{LEAVES}?", id="name of the data"),
-        pytest.param("birds", "use one of the 3 runs, e.g. --run runs/latest", id="nothing near"),
+        pytest.param("birds", "choose from 2 runs, e.g. --run runs/latest", id="nothing near"),
     ],
 )
 def test_similar_runs_are_suggested(here: Path, given: str, suggested: str) -> None:

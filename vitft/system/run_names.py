@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from vitft.system.rundir import BASE, LATEST, MODEL
-from vitft.system.text import listing, shell_quote
+from vitft.system.text import count, listing, shell_quote
 
 RUN_FILES = ("config.toml", MODEL)
 """A folder with one of these files is a run."""
@@ -30,7 +30,9 @@ def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwis
     if near := similar_names_of_runs(given.name, list(known)):
         names = (f"{prefix}{shell_quote(str(known[name]))}" for name in near)
         return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
-    return f"use one of the {len(known):,} runs, e.g. {prefix}{BASE / LATEST}; {list_all}"
+    example = shell_quote(str(known.get(LATEST) or next(iter(known.values()))))
+    number = count(len({*known} - {LATEST}) or 1, "run")
+    return f"choose from {number}, e.g. {prefix}{example}; {list_all}"
 
 
 def runs_in(folder: Path) -> list[Path]:
