@@ -32,8 +32,8 @@ def add_check(parser: Parser) -> None:
     parser.add_argument(
         "data",
         metavar="DIR|TABLE",
-        help="image folder with one folder per class, table with the columns path and label, or "
-        "tar shards (wds:URL{00..99}.tar)",
+        help="image folder with one folder per class, table with the columns path and label, tar "
+        "shards (wds:URL{00..99}.tar) or Hugging Face dataset (hf:NAME)",
     )
     add_table_settings(parser)
     parser.add_argument(

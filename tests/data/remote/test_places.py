@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from vitft.cli.main import main
+from vitft.config.sections import DataSpec
 from vitft.data.remote.fsspec_files import check_libraries
+from vitft.data.remote.hugging_face import parse_name
 from vitft.data.remote.places import check_place, expand_braces, list_shards, place_of
+from vitft.data.remote.prepare import prepare_data
 from vitft.system.errors import DataError, UsageError
 
 
@@ -125,3 +128,25 @@ def test_paths_stay_paths(tmp_path: Path) -> None:
 def test_a_pattern_without_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no shards match"):
         list_shards(f"{tmp_path}/*.tar")
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("cifar10", ("cifar10", "", "", "")),
+        ("user/name:train", ("user/name", "", "", "train")),
+        ("user/name@v1:config/train", ("user/name", "v1", "config", "train")),
+        ("user/name:config/", ("user/name", "", "config", "")),
+    ],
+)
+def test_a_name_has_parts(address: str, parts: tuple[str, ...]) -> None:
+    assert parse_name(address) == parts
+
+
+def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(UsageError, match="needs datasets, which is not installed") as error:
+        prepare_data("hf:user/name", DataSpec())
+
+    assert "vitft[sources]" in error.value.fix

@@ -21,6 +21,8 @@ from vitft.system.files import read_regular, write_atomically
 from vitft.system.structure import parse_json, structured
 
 SOURCE, MEMBERS = "source.json", "members.npy"
+COPY_OPTION = "the environment variable VITFT_CACHE"
+"""What chooses the folder of copies, for messages."""
 FORMAT = 1
 """Version of the files of a copy; a copy of another version is made again."""
 MAX_JSON_BYTES = 2**32
@@ -55,6 +57,8 @@ class LocalCopy:
     shards: tuple[ShardFile, ...]
     notes: tuple[str, ...]
     images: int
+    version: str = ""
+    """Commit or digest of a Hugging Face dataset."""
     format: int = FORMAT
 
 

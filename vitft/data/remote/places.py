@@ -55,8 +55,11 @@ class Place:
         address = self.address
         if self.kind == "wds" and scheme_of(address) in ("", "file"):
             address = os.path.abspath(local_path(address))  # noqa: PTH100 - keeps links
-        elif self.kind == "hf" and os.path.exists(address):  # noqa: PTH110
-            address = os.path.abspath(address)  # noqa: PTH100
+        elif self.kind == "hf":
+            whole = os.path.exists(address)  # noqa: PTH110
+            name, colon, split = (address, "", "") if whole else address.rpartition(":")
+            if whole or os.path.exists(name):  # noqa: PTH110
+                address = f"{os.path.abspath(name)}{colon}{split}"  # noqa: PTH100
         return f"{self.kind}:{redacted(address)}"
 
     @property

@@ -6,6 +6,7 @@ on this machine are only indexed. One process makes the copy, others wait for it
 
 import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from vitft.data.arrays import data_path
 from vitft.data.download.addresses import PrivateAddressError
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
 from vitft.data.remote.fsspec_files import check_libraries, fetch_file
+from vitft.data.remote.hugging_face import copy_rows, local_version, parse_name
 from vitft.data.remote.index import IndexReader, IndexTable
 from vitft.data.remote.local_copy import (
+    COPY_OPTION,
     MEMBERS,
     SOURCE,
     IndexedShard,
@@ -44,11 +47,11 @@ from vitft.data.table import encode_table
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError, UsageError
 from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.imports import require_extra
 from vitft.system.text import count, describe_os_error
 
 log = logging.getLogger(__name__)
 
-COPY_OPTION = "the environment variable VITFT_CACHE"
 WAIT_S, PATIENCE_S = 0.2, 5.0
 """Seconds between attempts to lock a copy, and seconds after which a message is logged."""
 PRIVATE_FIX = (
@@ -105,14 +108,18 @@ def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]
 
 def make_copy(place: Place, limits: DownloadLimits) -> None:
     """Make the local copy of a dataset, or complete it; a complete copy is not touched."""
-    if place.kind == "hf":
-        raise UsageError(f"{place.text}: not supported yet", fix="save the images in a folder")
-    shards = list_shards(place.address)
+    shards = [] if place.kind == "hf" else list_shards(place.address)
     if is_complete(read_copy(place.folder), place, shards):
         return
+    if place.kind == "hf":
+        require_extra("sources", feature=f"reading {place.text}")
     with locked_copy(place):
         if is_complete(read_copy(place.folder), place, shards):
             return
+        notes: list[str] = []
+        version = ""
+        if place.kind == "hf":
+            shards, notes, version = copy_rows(place)
         found = ready_shards(place, shards, limits)
         if not any(one.images for shard in found for one in shard.contents.samples.values()):
             raise DataError(
@@ -120,11 +127,11 @@ def make_copy(place: Place, limits: DownloadLimits) -> None:
                 "KEY.png or another image",
                 fix="write each image as KEY.jpg and its class as KEY.cls, or in KEY.json",
             )
-        write_copy(place.folder, place.text, found)
+        write_copy(place, found, notes, version)
 
 
 def write_copy(
-    folder: Path, data: str, shards: Sequence[IndexedShard], notes: Sequence[str] = ()
+    place: Place, shards: Sequence[IndexedShard], notes: Sequence[str], version: str
 ) -> None:
     """Write the index of a copy, the positions of its images and its description.
 
@@ -132,12 +139,14 @@ def write_copy(
         ResourceError: The disk is full or faulty.
         RunError: A file cannot be written.
     """
+    folder = place.folder
     (folder / SOURCE).unlink(missing_ok=True)
     table = IndexTable({shard.file.name: shard.contents for shard in shards})
     write_atomically(folder / MEMBERS, encode_positions(table))
     write_atomically(folder / INDEX, encode_table(table.header, table.rows()))
     copy = LocalCopy(
-        data=data,
+        data=place.text,
+        version=version,
         shards=tuple(shard.file for shard in shards),
         notes=(*notes, *table.notes()),
         images=table.images,
@@ -146,12 +155,16 @@ def write_copy(
 
 
 def is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:
-    """Return whether a copy has all shards, and none has changed since it was indexed."""
-    return (
-        copy is not None
-        and [file.name for file in copy.shards] == [shard.name for shard in shards]
-        and all(file.is_unchanged(place.folder) for file in copy.shards)
-    )
+    """Return whether a copy has all shards, and none has changed since it was indexed.
+
+    For a Hugging Face dataset, which has no list of shards, local files must not have changed.
+    """
+    if copy is None or not all(file.is_unchanged(place.folder) for file in copy.shards):
+        return False
+    if place.kind == "hf":
+        name = parse_name(place.address).name
+        return not os.path.exists(name) or copy.version == local_version(name)  # noqa: PTH110
+    return [file.name for file in copy.shards] == [shard.name for shard in shards]
 
 
 def ready_shards(
@@ -165,7 +178,8 @@ def ready_shards(
                 found.append(ready_shard(place, shard, limits))
                 progress.advance()
             return found
-    log.info(f"data:       copying {place.text} to {place.folder}")
+    if place.kind != "hf":
+        log.info(f"data:       copying {place.text} to {place.folder}")
     found = []
     for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
         log.debug(f"shard {number} of {len(shards)}: {shard.name}")

@@ -1,0 +1,320 @@
+"""Rows of Hugging Face datasets as tar shards of a local copy.
+
+The rows are streamed once through the library `datasets`. An image is stored as the bytes of its
+file, which nothing has decoded, and the other columns as JSON, so that the shards are read like any
+others (see `remote.samples`). A shard is written whole, with the position of the stream after it,
+so that an interrupted copy continues with the next row.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitft.data.label_table import PATH_COLUMNS
+from vitft.data.parts import part_named
+from vitft.data.remote.local_copy import COPY_OPTION
+from vitft.data.remote.places import Place, ShardPlace, safe_name
+from vitft.data.signatures import identify_format
+from vitft.data.unused import suffix_of
+from vitft.system import console
+from vitft.system.errors import DataError, VitftError
+from vitft.system.files import read_regular, write_json, writing
+from vitft.system.imports import require_extra
+from vitft.system.redaction import redacted
+from vitft.system.structure import parse_json
+from vitft.system.text import listing
+
+log = logging.getLogger(__name__)
+
+SHARD_ROWS = 500
+"""Number of rows in a shard."""
+PROGRESS = "progress.json"
+SUFFIXES = {
+    "JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif",
+    "AVIF": "avif", "HEIC": "heic",
+}  # fmt: skip
+"""Mapping from the formats of images to the components of their names."""
+CHECK = "check the name, the split and the network, or log in with `hf auth login`"
+
+
+class HubName(NamedTuple):
+    """The parts of `hf:NAME[@REVISION][:[CONFIG/]SPLIT]`."""
+
+    name: str
+    revision: str = ""
+    config: str = ""
+    split: str = ""
+
+
+def parse_name(address: str) -> HubName:
+    """Return the parts of a name; the name of a file or folder on this machine may contain any."""
+    if os.path.exists(address):  # noqa: PTH110
+        return HubName(os.path.abspath(address))  # noqa: PTH100 - `parquet` is also a format
+    name, colon, rest = address.rpartition(":")
+    if not colon:
+        name, rest = address, ""
+    config, _, split = rest.rpartition("/")
+    if os.path.exists(name):  # noqa: PTH110
+        return HubName(os.path.abspath(name), "", config, split)  # noqa: PTH100
+    name, _, revision = name.partition("@")
+    return HubName(name, revision, config, split)
+
+
+def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
+    """Write the rows of a dataset to tar shards in the folder of its copy, or continue to.
+
+    The copy must be locked. Return the shards, notes on splits that are not used, and the version
+    of the data: a commit on the hub, or a digest of names, sizes and times of local files.
+
+    Raises:
+        DataError: The dataset cannot be read, or has no images.
+        ResourceError, RunError: A shard cannot be written.
+        UsageError: The library `datasets` is not installed.
+    """
+    require_extra("sources", feature=f"reading {place.text}")
+    hub = parse_name(place.address)
+    try:
+        with quiet_libraries():
+            return copy_splits(place, hub)
+    except VitftError:
+        raise
+    except Exception as error:  # `datasets` and the libraries below it raise anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = redacted((lines or [type(error).__name__])[0])[:200]
+        raise DataError(f"cannot read {place.text}: {reason}", fix=CHECK) from error
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep `datasets` from drawing progress bars and logging inside the block."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+
+
+def copy_splits(place: Place, hub: HubName) -> tuple[list[ShardPlace], list[str], str]:
+    """Write the rows of the chosen splits to shards; see `copy_rows`."""
+    progress = read_copied(place.folder)
+    local = os.path.exists(hub.name)  # noqa: PTH110
+    version = local_version(hub.name) if local else str(progress.get("version", ""))
+    if not version:
+        from huggingface_hub import HfApi
+
+        version = str(HfApi().dataset_info(hub.name, revision=hub.revision or None).sha)
+    if progress.get("version") != version:  # new, or changed since it was copied
+        shutil.rmtree(place.folder / "shards", ignore_errors=True)
+        progress = {"version": version, "splits": {}}
+        write_json(place.folder / PROGRESS, progress)
+    if "all" not in progress:
+        progress["all"] = split_names(hub, "" if local else version)
+    names, notes = chosen_splits(place, hub, progress["all"])
+    shards = []
+    for split in names:
+        copy_split(place, hub, split, progress)
+        shards += progress["splits"][split]["shards"]
+    return [ShardPlace(name, f"hf://{hub.name}/{name}") for name in shards], notes, version
+
+
+def local_version(path: str) -> str:
+    """Return a digest of the names, sizes and times of change of local files."""
+    root = Path(path)
+    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+    lines = [f"{file} {(s := file.stat()).st_size} {s.st_mtime_ns}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_copied(folder: Path) -> dict[str, Any]:
+    """Return the progress of a copy, or an empty dict if there is none."""
+    try:
+        found = parse_json(read_regular(folder / PROGRESS, limit=2**28))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("splits"), dict) else {}
+
+
+def load_arguments(hub: HubName, version: str) -> dict[str, Any]:
+    """Return the arguments with which `datasets` opens a dataset."""
+    if hub.name.endswith(".parquet") and os.path.isfile(hub.name):  # noqa: PTH113
+        return {"path": "parquet", "data_files": hub.name}
+    revision = {} if os.path.exists(hub.name) else {"revision": version}  # noqa: PTH110
+    return {"path": hub.name, "name": hub.config or None, **revision}
+
+
+def split_names(hub: HubName, version: str) -> list[str]:
+    """Return the names of all splits of a dataset."""
+    import datasets
+
+    options = load_arguments(hub, version)
+    if "data_files" in options:
+        return ["train"]
+    name = options.pop("name")
+    return list(datasets.get_dataset_split_names(options.pop("path"), name, **options))
+
+
+def chosen_splits(place: Place, hub: HubName, names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the splits to copy, and notes on the others.
+
+    Raises:
+        DataError: The requested split does not exist, or the splits have unusual names.
+    """
+    if hub.split:
+        if hub.split not in names:
+            raise DataError(
+                f"{place.text}: there is no split {hub.split}; splits found: {listing(names)}",
+                fix="use one of these splits",
+            )
+        return [hub.split], []
+    known = names if len(names) == 1 else [name for name in names if part_named(name)]
+    if not known:
+        raise DataError(
+            f"{place.text}: none of the splits is named train, validation or test; splits found: "
+            f"{listing(names)}",
+            fix=f"choose one of them, e.g. hf:{hub.name}:{names[0]}",
+        )
+    others = [name for name in names if name not in known]
+    return known, [f"not used: the splits {listing(others)}"] if others else []
+
+
+def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any]) -> None:
+    """Write the rows of a split to shards, beginning after the last whole shard."""
+    import datasets
+
+    state = progress["splits"].setdefault(split, {"shards": [], "stream": None, "done": False})
+    if state["done"]:
+        return
+    version = progress["version"]
+    stream = datasets.load_dataset(**load_arguments(hub, version), split=split, streaming=True)
+    features: Mapping[str, Any] = stream.features or {}
+    images = image_columns(features)
+    if not images:
+        raise DataError(
+            f"{place.text} has no column of images; columns found: {listing(features)}",
+            fix="use a dataset with a column of the type Image",
+        )
+    for name in images:
+        if isinstance(features[name], datasets.Image):
+            stream = stream.cast_column(name, datasets.Image(decode=False))
+    if state["stream"]:
+        stream.load_state_dict(state["stream"])
+    found = stream.info.splits if stream.info else None
+    total = found[split].num_examples if found and split in found else 0
+    first = len(state["shards"]) * SHARD_ROWS
+    rows = iter(stream)
+    with console.Progress(f"copying {place.name} {split}", max(total - first, 1)) as bar:
+        while not state["done"]:
+            name = f"{safe_name(split)}-{len(state['shards']):05}.tar"
+            number = len(state["shards"]) * SHARD_ROWS
+            path = place.folder / "shards" / name
+            part = path.with_name(f"{name}.part")
+            written = write_rows(part, rows, number, images, features)
+            if written:
+                part.replace(path)
+                state["shards"].append(name)
+                bar.advance(written)
+            state["done"] = written < SHARD_ROWS
+            state["stream"] = None if state["done"] else stream.state_dict()
+            write_json(place.folder / PROGRESS, progress)
+
+
+def image_columns(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns of images, beginning with the one that has a usual name.
+
+    Columns of bytes with a usual name, and of objects with `bytes` and `path`, are included.
+    """
+    import datasets
+
+    found = []
+    for name, feature in features.items():
+        is_bytes = getattr(feature, "dtype", "") in ("binary", "large_binary")
+        is_file = isinstance(feature, dict) and {*feature} == {"bytes", "path"}
+        usual = name.lower() in PATH_COLUMNS
+        if isinstance(feature, datasets.Image) or is_file or (is_bytes and usual):
+            found.append(name)
+    return sorted(found, key=lambda name: name.lower() not in PATH_COLUMNS)
+
+
+def write_rows(
+    part: Path,
+    rows: Iterator[Mapping[str, Any]],
+    number: int,
+    images: list[str],
+    features: Mapping[str, Any],
+) -> int:
+    """Write the next rows, at most `SHARD_ROWS`, as a tar file, and return their number.
+
+    Raises:
+        ResourceError, RunError: The file cannot be written.
+    """
+    written = 0
+    with writing(part, option=COPY_OPTION):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        file = part.open("wb")
+    with file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        while written < SHARD_ROWS and (row := next(rows, None)) is not None:
+            for component, data in row_members(row, images, features):
+                info = tarfile.TarInfo(f"{number + written:07}.{component}")
+                info.size = len(data)
+                with writing(part, option=COPY_OPTION):
+                    tar.addfile(info, io.BytesIO(data))
+            written += 1
+    return written
+
+
+def row_members(
+    row: Mapping[str, Any], images: list[str], features: Mapping[str, Any]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images of a row and its other columns as JSON, each with its component."""
+    for place, name in enumerate(images):
+        data, path = image_bytes(row[name])
+        if data is not None:
+            suffix = SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
+            suffix = suffix if suffix in SUFFIXES.values() else "jpg"  # is reported as unreadable
+            yield (f"{safe_name(name)}.{suffix}" if place else suffix), data
+    fields = {
+        name: json_value(value, features.get(name))
+        for name, value in row.items()
+        if name not in images
+    }
+    yield "json", json.dumps(fields).encode()
+
+
+def image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cell of any type
+    """Return the bytes of an image's file and its path; the bytes are None if there is no image."""
+    if not isinstance(value, dict):
+        return value, ""
+    data, path = value.get("bytes"), value.get("path") or ""
+    if data is None and path:
+        import fsspec
+
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    return data, path
+
+
+def json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return a cell for JSON: names instead of class indices, and text for other objects."""
+    if isinstance(value, list | tuple):
+        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+        return [json_value(item, inner) for item in value]
+    if hasattr(feature, "int2str") and isinstance(value, int):
+        return feature.int2str(value) if value >= 0 else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return {} if isinstance(value, dict | bytes) else str(value)
