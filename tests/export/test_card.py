@@ -18,19 +18,20 @@ from vitft.models.card import Provenance
 from vitft.system.errors import UsageError
 
 
-def compared() -> ExportComparison:
-    return ExportComparison(
-        name="timm",
-        by="timm 1.2",
-        images=6,
-        difference=1e-7,
-        largest=3.0,
-        changed=0,
-        correct=(3, 3),
-        size=9,
-        speed=1.0,
-        original_speed=1.0,
-    )
+def compared(**fields: Any) -> ExportComparison:
+    usual: dict[str, Any] = {
+        "name": "timm",
+        "by": "timm 1.2",
+        "images": 6,
+        "difference": 1e-7,
+        "largest": 3.0,
+        "changed": 0,
+        "correct": (3, 3),
+        "size": 9,
+        "speed": 1.0,
+        "original_speed": 1.0,
+    }
+    return ExportComparison(**{**usual, **fields})
 
 
 def plan(**fields: Any) -> ExportPlan:
@@ -93,6 +94,53 @@ def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_pat
     assert 'timm.create_model("hf-hub:me/flowers", pretrained=True)' in card
     assert "vitft predict --run hf:me/flowers photo.jpg" in card
     assert str(tmp_path) not in card
+
+
+def test_the_card_of_8_bit_weights_states_the_accuracy_measured_with_them(tmp_path: Path) -> None:
+    kept = make_run(tmp_path)
+    small = compared(name="int8", images=40, changed=3, correct=(36, 34))
+
+    write_readme(load_trained(str(kept)), tmp_path, small, plan())
+
+    (metric,) = header(tmp_path)["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == 0.85  # 34 of 40; the float32 model: 0.5 of 6 in eval.json
+    assert metric["name"].startswith("accuracy with 8-bit weights on 40 validation images")
+    body = (tmp_path / "README.md").read_text().split("---\n", 2)[2]
+    assert "The graph model.onnx has 8-bit weights" in body
+    assert "Its accuracy is 85.0% (95% interval " in body
+    assert "on 40 validation images, compared with 90.0% for the original float32 model" in body
+    assert body.index("85.0%") < body.index("## Use")
+    assert "The original float32 model: Accuracy 50.0%" in body
+    assert "were measured with the original float32 model" in body
+
+
+def test_8_bit_weights_have_an_accuracy_even_if_the_run_has_no_results(tmp_path: Path) -> None:
+    kept = make_run(tmp_path)
+    (kept / "eval.json").unlink()
+
+    small = compared(name="int8", correct=(6, 5), several_labels=True)
+    write_readme(load_trained(str(kept)), tmp_path, small, plan())
+
+    (metric,) = header(tmp_path)["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == pytest.approx(5 / 6, abs=1e-6)
+    assert "all labels right" in metric["name"]
+    assert "(images whose labels are all right) is 83.3%" in (tmp_path / "README.md").read_text()
+
+
+def test_a_second_graph_of_8_bits_has_its_own_accuracy_in_the_card(tmp_path: Path) -> None:
+    kept = make_run(tmp_path)
+    row, small = (
+        compared(name=f"transformers-js{kind}", correct=(6, right))
+        for kind, right in (("", 6), (", int8", 5))
+    )
+
+    write_readme(load_trained(str(kept)), tmp_path, row, plan(), second=small)
+
+    card = (tmp_path / "README.md").read_text()
+    assert "onnx/model_quantized.onnx, which web pages load by default, has 8-bit weights" in card
+    assert "Its accuracy is 83.3%" in card
+    metrics = header(tmp_path)["model-index"][0]["results"][0]["metrics"]
+    assert metrics[0]["value"] == 0.5  # the float32 graph is the model of the folder
 
 
 CONFUSIONS: list[Any] = [

@@ -30,6 +30,14 @@ def logits(path: Path, pixels: Any, *, openvino: Any = None) -> Any:
     return core.compile_model(core.read_model(path), "CPU", exact)({"pixels": pixels})[0]
 
 
+def test_the_readme_tells_the_8_bit_graph_from_the_float32_one(graph: Path) -> None:
+    exact, small = ((graph / name / "README.md").read_text() for name in ("onnx", "int8"))
+
+    assert "accuracy with 8-bit weights on 6 validation images" in small
+    assert "original float32 model on the same images" in small
+    assert "8-bit weights" not in exact
+
+
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_an_image_is_answered_alike_whatever_else_is_in_its_batch(
     graph: Path, runtime: str

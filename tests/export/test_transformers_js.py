@@ -97,6 +97,7 @@ def test_the_readme_has_a_program_for_node(done: Exported) -> None:
     text = (done.folder / "README.md").read_text()
 
     assert "library_name: transformers.js" in text
+    assert "onnx/model_quantized.onnx, which web pages load by default, has 8-bit weights" in text
     assert 'import { env, pipeline, RawImage } from "@huggingface/transformers";' in text
 
 

@@ -5,6 +5,7 @@ characters that might have a special meaning are replaced by character reference
 """
 
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ import yaml
 
 from vitft.export.caveats import caveat, javascript_caveat
 from vitft.export.compare import ExportComparison
+from vitft.export.eight_bits import (
+    FLOAT_RESULTS,
+    eight_bit_lines,
+    eight_bit_metrics,
+    is_eight_bits,
+)
 from vitft.export.facts import (
     accuracy_sentence,
     catalog_origin,
@@ -94,22 +101,36 @@ CardDumper.add_representer(str, CardDumper.represent_str)
 
 
 def write_readme(
-    trained: TrainedRun, folder: Path, row: ExportComparison, plan: ExportPlan
+    trained: TrainedRun,
+    folder: Path,
+    row: ExportComparison,
+    plan: ExportPlan,
+    *,
+    second: ExportComparison | None = None,
 ) -> None:
     """Write the model card of an exported folder, with programs that open the folder.
 
     If the plan has a hub repository, the programs open the repository instead, and pictures are
     written for its page. huggingface_hub validates the metadata.
+
+    Args:
+        trained: The exported run.
+        folder: Folder that contains the export.
+        row: Comparison of the export with the run.
+        plan: Options of the export.
+        second: Comparison of the folder's additional 8-bit graph, if it has one.
     """
     results = results_of(trained)
     data = data_name(trained.run)
-    metadata = header_of(trained.card, row.name, results, data, plan)
+    small = row if is_eight_bits(row) else second
+    metadata = header_of(trained.card, row, results, data, plan)
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
     body = "\n".join(
         [
             *introduction(trained, results, row.name),
+            *eight_bit_lines(row, small),
             *usage_section(trained.card, row.name, plan),
-            *limits_section(trained, results),
+            *limits_section(trained, results, is_rounded=is_eight_bits(row)),
             *data_section(trained, results),
             *results_section(results, row),
             *pictures_section(trained, results, folder, plan),
@@ -120,11 +141,12 @@ def write_readme(
 
 
 def header_of(
-    card: Card, form: str, results: RunResults | None, data: str, plan: ExportPlan
+    card: Card, row: ExportComparison, results: RunResults | None, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
     from huggingface_hub import ModelCardData
 
+    form, measured = row.name, evaluation_of(card, row, results, data)
     library = LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
@@ -140,8 +162,8 @@ def header_of(
         tags=["image-classification", "vision-transformer", "vitft", library],
         base_model=base or None,
         base_model_relation="finetune" if base else None,
-        model_name=name if results else None,
-        eval_results=evaluation_of(card, results, data) if results else None,
+        model_name=name if measured else None,
+        eval_results=measured or None,
     )
     return dict(data_of_card.to_dict())
 
@@ -155,23 +177,23 @@ def base_model(weights: Provenance) -> str:
     return entry.repo if entry else ""
 
 
-def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
+def evaluation_of(
+    card: Card, row: ExportComparison, results: RunResults | None, data: str
+) -> list[Any]:
     """Return the accuracies as `EvalResult` objects of huggingface_hub.
 
-    If the exported head reads fewer blocks than the run's head, only its top-1 accuracy is known.
+    With 8-bit weights, only the accuracy measured by the export is known. If the exported head
+    reads fewer blocks than the run's head, only its top-1 accuracy is known.
     """
     from huggingface_hub import EvalResult
 
-    on = count(results["images"], "validation image")
-    is_whole = last_block_accuracy(card, results) is None
-    metrics: list[tuple[str, str, float | None, Interval | None]] = [
-        ("accuracy", "accuracy", results["top1"], results["top1_interval"]),
-        ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
-        ("top5_accuracy", "top-5 accuracy", results["top5"], results["top5_interval"]),
-    ]
-    if found := results.get("labels"):
-        name = "mean average precision"
-        metrics = [("mean_average_precision", name, found["map"], found["map_interval"])]
+    metrics: Sequence[tuple[str, str, float | None, Interval | None]] = []
+    on = count(row.images, "validation image")
+    if is_eight_bits(row):
+        metrics = eight_bit_metrics(row)
+    elif results:
+        on = count(results["images"], "validation image")
+        metrics = run_metrics(card, results)
     return [
         EvalResult(
             task_type="image-classification",
@@ -182,12 +204,30 @@ def evaluation_of(card: Card, results: RunResults, data: str) -> list[Any]:
             metric_value=round(value, 6),
             metric_name=f"{name} on {on}, 95% interval {interval(bounds)}",
         )
-        for kind, name, value, bounds in metrics[: None if is_whole else 1]
+        for kind, name, value, bounds in metrics
         if value is not None
     ]
 
 
-def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
+def run_metrics(
+    card: Card, results: RunResults
+) -> Sequence[tuple[str, str, float | None, Interval | None]]:
+    """Return kind, name, value and interval of each metric that holds for the exported head."""
+    is_whole = last_block_accuracy(card, results) is None
+    metrics: list[tuple[str, str, float | None, Interval | None]] = [
+        ("accuracy", "accuracy", results["top1"], results["top1_interval"]),
+        ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
+        ("top5_accuracy", "top-5 accuracy", results["top5"], results["top5_interval"]),
+    ]
+    if found := results.get("labels"):
+        name = "mean average precision"
+        metrics = [("mean_average_precision", name, found["map"], found["map_interval"])]
+    return metrics[: None if is_whole else 1]
+
+
+def limits_section(
+    trained: TrainedRun, results: RunResults | None, *, is_rounded: bool
+) -> list[str]:
     """Return the lines about the intended use and the limits of the model."""
     names = [markdown_text(name) for name in trained.card.classes]
     lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
@@ -196,6 +236,8 @@ def limits_section(trained: TrainedRun, results: RunResults | None) -> list[str]
             "- The results by class, the confusions and the calibration were measured with the "
             "run's head, which reads several blocks; the exported head reads only the last one."
         )
+    if is_rounded and results:
+        lines.append(f"- {FLOAT_RESULTS}")
     return ["## Intended use and limits", "", *lines, ""]
 
 
@@ -322,7 +364,8 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
     )
     if not results:
         return [same, ""]
-    return ["## Results", "", accuracy_sentence(results), "", same, ""]
+    source = "The original float32 model: " if is_eight_bits(row) else ""
+    return ["## Results", "", f"{source}{accuracy_sentence(results)}", "", same, ""]
 
 
 def licence_section(card: Card, chosen: str) -> list[str]:

@@ -51,6 +51,8 @@ class ExportComparison:
     speed: float
     """Images per second, excluding preprocessing."""
     original_speed: float
+    several_labels: bool = False
+    """Whether the model is multi-label; an image is then correct only if every label is."""
 
     @property
     def cost(self) -> str:
@@ -160,6 +162,7 @@ def comparison_row(
         size=size,
         speed=1 / statistics.median(export.seconds),
         original_speed=1 / statistics.median(original.seconds),
+        several_labels=bool(thresholds),
     )
 
 

@@ -93,10 +93,12 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             check_comparison(row, max_error=max_error_of(row.name, plan))
         notes = export_notes(trained, plan, rows)
         notes += [note for each in formats.values() for note in each.notes()]
+        named = {row.name: row for row in rows}
         for row in rows:
             if row.name in formats and formats[row.name].is_model:
                 folder = fresh if len(formats) == 1 else fresh / row.name
-                write_readme(formats[row.name].source(trained), folder, row, plan)
+                source = formats[row.name].source(trained)
+                write_readme(source, folder, row, plan, second=named.get(f"{row.name}, int8"))
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
 
 
