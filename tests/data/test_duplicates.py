@@ -7,7 +7,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.support.pictures import encoded, read, scene
+from vitft.data import duplicates
 from vitft.data.duplicates import (
+    TABLE_BITS,
     KnownImages,
     are_copies,
     candidates,
@@ -15,6 +17,7 @@ from vitft.data.duplicates import (
     copies_among,
     group_names,
     near_pairs,
+    similar_codes,
 )
 from vitft.data.fingerprint import (
     BRIGHTNESS,
@@ -220,3 +223,28 @@ def test_groups_are_named_by_their_first_member_and_single_images_have_none() ->
     names = group_names(["a", "b", "c", "d", "e"], [(1, 3), (3, 4)])
 
     assert names == {"b": "b", "d": "b", "e": "b"}
+
+
+def test_tables_find_nearly_all_pairs_that_differ_in_few_bits() -> None:
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 2**64, 4000, dtype=np.uint64)
+    for i in range(400):  # the codes 3,600 to 3,999 differ from the first 400 in 1 to 8 bits
+        flipped = random.choice(64, 1 + i % 8, replace=False)
+        codes[3600 + i] = codes[i] ^ np.bitwise_or.reduce(np.uint64(1) << flipped.astype(np.uint64))
+
+    found = [
+        pair for rows, columns in similar_codes(codes) for pair in zip(rows, columns, strict=True)
+    ]
+
+    assert len(found) == len(set(found))
+    assert all(i < j and np.bitwise_count(codes[i] ^ codes[j]) <= TABLE_BITS for i, j in found)
+    assert sum((i, 3600 + i) in set(found) for i in range(400)) >= 396
+
+
+def test_copies_are_found_in_large_sets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenes = [scene(seed) for seed in range(8)]
+    monkeypatch.setattr(duplicates, "MAX_ALL_PAIRS", 3)
+
+    found = near_pairs(sketches(*scenes, *(read(encoded(image, 60)) for image in scenes)))
+
+    assert found == [(seed, seed + 8) for seed in range(8)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
+from vitft.metrics import calibration
 from vitft.metrics.calibration import (
     PRIOR_SPREADS,
     Ints,
@@ -235,3 +236,14 @@ def test_a_dominant_logit_means_certainty_without_overflow() -> None:
     )
 
     assert confidence.tolist() == [1.0, 1.0]
+
+
+def test_the_temperature_of_many_logits_is_fitted_to_evenly_spaced_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits, labels = answered(1000, sharpness=3.0)
+    some = fit_temperature(logits[::4], labels[::4])
+
+    monkeypatch.setattr(calibration, "MAX_LOGITS", logits.size // 4)
+
+    assert fit_temperature(logits, labels) == some

@@ -13,6 +13,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
+from vitft.metrics import classification
 from vitft.metrics.calibration import FittedTemperature
 from vitft.metrics.classification import (
     calibrated_metrics,
@@ -22,6 +23,7 @@ from vitft.metrics.classification import (
     probability_metrics,
 )
 from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import class_pair_counts
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,3 +168,29 @@ def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
     assert figures["loss"] == pytest.approx(
         torch.nn.functional.cross_entropy(logits, labels).item()
     )
+
+
+def test_the_confusions_of_many_classes_are_the_entries_of_the_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits, labels = some()
+    names = [f"class {i}" for i in range(logits.shape[1])]
+
+    dense = classification_metrics(logits, labels, names)
+    monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 6)
+    sparse = classification_metrics(logits, labels, names)
+
+    assert sparse["confusion"] == []
+    assert class_pair_counts(sparse) == class_pair_counts(dense)
+    assert sum(class_pair_counts(dense).values()) == len(labels)
+    assert sparse["per_class"] == dense["per_class"]
+
+
+def test_the_memory_of_metrics_does_not_grow_with_the_square_of_the_classes() -> None:
+    labels = torch.tensor([0, 29_999])
+
+    found = classification_metrics(
+        torch.eye(30_000)[[5, 29_999]], labels, [str(i) for i in range(30_000)]
+    )
+
+    assert class_pair_counts(found) == {(0, 5): 1, (29_999, 29_999): 1}

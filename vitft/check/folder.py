@@ -133,7 +133,7 @@ def check_folder(
         audit=audit,
         proposed=propose_fixes(audit, probabilities),
         former=former,
-        labels_checked=bool(probabilities),
+        labels_checked=features is not None and bool(good),
         folder=folder,
         grey_range=grey_range,
     )

@@ -10,6 +10,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.table_settings import add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
+from vitft.metrics.results import class_pair_counts
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
@@ -172,7 +173,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
     if results.get("labels"):
         return
     output.result("")
-    print_confusion(results["confusion"], list(results["per_class"]))
+    print_confusion(class_pair_counts(results), list(results["per_class"]))
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
@@ -194,18 +195,14 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
     output.table(("class", "images", "recall", "precision", "F1"), rows, numbers=4)
 
 
-def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
     """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
     if len(names) <= 12:  # fits on a terminal
-        rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
+        indices = range(len(names))
+        rows = [(names[i], *(str(counts.get((i, j), 0)) for j in indices)) for i in indices]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))
         return
-    mistakes = sorted(
-        (-count, i, j)
-        for i, row in enumerate(matrix)
-        for j, count in enumerate(row)
-        if count and i != j
-    )
+    mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
     output.table(
         ("class", "predicted as", "images"),
         [(names[i], names[j], str(-count)) for count, i, j in mistakes[:10]],

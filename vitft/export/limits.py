@@ -1,12 +1,13 @@
 """Section "Intended use and limits" of a model card, written from the results of the run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import AuditResults, RunResults
+from vitft.metrics.results import AuditResults, RunResults, class_pair_counts
 from vitft.system.run_content import read_run_json
 from vitft.system.text import count, interval, percent
 
@@ -28,10 +29,12 @@ class ClassPair(NamedTuple):
 
 def most_confused(results: RunResults) -> list[ClassPair]:
     """Return the most frequent confusions, of at least two images each, in descending order."""
+    counts, totals = class_pair_counts(results), Counter[int]()
+    for (true, _), number in counts.items():
+        totals[true] += number
     pairs = [
-        ClassPair(i, j, number, sum(row))
-        for i, row in enumerate(results["confusion"])
-        for j, number in enumerate(row)
+        ClassPair(i, j, number, totals[i])
+        for (i, j), number in counts.items()
         if i != j and number > 1
     ]
     return sorted(pairs, key=lambda pair: -pair.images)[:MOST_MENTIONED]

@@ -50,7 +50,8 @@ def check_labels(
     label names, and `classes` contains the label sets.
 
     Returns:
-        The label errors, and a mapping from each path to the probabilities of the classes by name.
+        The label errors, and the class probabilities by name for the path of each file that has an
+        identical copy.
     """
     by_digest: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -72,9 +73,10 @@ def check_labels(
         for same, is_fitted in zip(copies, has_one_label, strict=True)
     ]
     by_path = {
-        file.path: dict(zip(classes, row, strict=True))
-        for same, row in zip(copies, probabilities.tolist(), strict=True)
+        file.path: dict(zip(classes, row.tolist(), strict=True))
+        for same, row in zip(copies, probabilities, strict=True)
         for file in same
+        if len(same) > 1
     }
     return find_mislabels(probabilities, y, paths, classes), by_path
 

@@ -4,7 +4,9 @@ Such a model is not measurably more accurate than always predicting the largest 
 does not import torch.
 """
 
-from vitft.metrics.results import RunResults
+from collections import Counter
+
+from vitft.metrics.results import RunResults, class_pair_counts
 from vitft.system.text import percent
 
 CONSTANT = 0.95
@@ -42,12 +44,13 @@ def constant_class(results: RunResults) -> tuple[str, float] | None:
     The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction, if
     there are fewer than two classes, or if the results of an older run lack the confusion matrix.
     """
-    names, matrix = list(results.get("per_class", {})), results.get("confusion", [])
-    counts = [sum(column) for column in zip(*matrix, strict=True)]
-    if len(names) < 2 or len(counts) != len(names) or not sum(counts):
+    names, counts = list(results.get("per_class", {})), Counter[int]()
+    for (_, predicted), images in class_pair_counts(results).items():
+        counts[predicted] += images
+    if len(names) < 2 or not counts or max(counts) >= len(names):
         return None
-    best = max(range(len(counts)), key=counts.__getitem__)
-    fraction = counts[best] / sum(counts)
+    best = max(sorted(counts), key=counts.__getitem__)
+    fraction = counts[best] / sum(counts.values())
     return (names[best], fraction) if fraction >= CONSTANT else None
 
 

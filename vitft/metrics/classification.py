@@ -25,7 +25,14 @@ from vitft.metrics.intervals import (
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
-from vitft.metrics.results import ClassMetrics, LabelResults, Metrics, ProbabilityMetrics
+from vitft.metrics.results import (
+    MAX_DENSE_CLASSES,
+    ClassMetrics,
+    ConfusionResults,
+    LabelResults,
+    Metrics,
+    ProbabilityMetrics,
+)
 from vitft.metrics.targets import are_right, chosen, mean_loss
 
 
@@ -34,6 +41,16 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     classes = logits.shape[-1]
     pairs = labels * classes + logits.argmax(dim=-1)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+
+
+def confused_pairs(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]:
+    """Return the nonzero entries of the confusion matrix as (true class, predicted class, images).
+
+    The time and memory grow with the number of images, not with the square of that of the classes.
+    """
+    pairs = torch.stack([labels, logits.argmax(dim=-1)], dim=1)
+    entries, counts = torch.unique(pairs, dim=0, return_counts=True)
+    return [(i, j, n) for (i, j), n in zip(entries.tolist(), counts.tolist(), strict=True)]
 
 
 def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
@@ -60,9 +77,11 @@ def classification_metrics(
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, resampled=resampled)
     total = len(labels)
-    matrix = confusion_matrix(logits, labels)
-    rows, columns = matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
-    hits = matrix.diagonal().tolist()
+    predicted, number = logits.argmax(dim=-1), len(classes)
+    rows, columns, hits = (
+        torch.bincount(found, minlength=number).tolist()
+        for found in (labels, predicted, labels[predicted == labels])
+    )
     correct = sum(hits)
     fifth = count_top_k(logits, labels, 5) if len(classes) > 5 else None
     recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
@@ -80,9 +99,16 @@ def classification_metrics(
         "per_class": {
             name: class_metrics(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
         },
-        "confusion": matrix.tolist(),
+        **confusion_results(logits, labels),
         "calibration": None,
     }
+
+
+def confusion_results(logits: Tensor, labels: Tensor) -> ConfusionResults:
+    """Return the confusion matrix, as a table or, for many classes, as its nonzero entries."""
+    if logits.shape[-1] <= MAX_DENSE_CLASSES:
+        return {"confusion": confusion_matrix(logits, labels).tolist()}
+    return {"confusion": [], "confused_pairs": confused_pairs(logits, labels)}
 
 
 def several_label_metrics(

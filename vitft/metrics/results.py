@@ -14,6 +14,9 @@ from vitft.system.structure import AtLeastOne, Natural, Range, Share
 Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
 Loss = Annotated[float, Range(ge=0, le=1e9)]
 Positive = Annotated[float, Range(gt=0, le=1e30)]
+MAX_DENSE_CLASSES = 1000
+"""Maximum number of classes for which the confusion matrix is written as a table. With 5,000
+classes, it would take 76 MB, almost all of it zeros."""
 
 
 class ClassMetrics(TypedDict):
@@ -87,7 +90,17 @@ class LabelResults(TypedDict):
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
 
 
-class Metrics(ProbabilityMetrics):
+class ConfusionResults(TypedDict):
+    """Numbers of images by true and predicted class; `class_pair_counts` reads either form."""
+
+    confusion: list[list[Natural]]
+    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
+    more than `MAX_DENSE_CLASSES` classes."""
+    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
+    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
+
+
+class Metrics(ProbabilityMetrics, ConfusionResults):
     """Metrics of a model on labelled images.
 
     For a multi-label model, `labels` is present, a prediction is correct if it consists of exactly
@@ -103,7 +116,6 @@ class Metrics(ProbabilityMetrics):
     balanced_interval: Interval
     majority: Share  # accuracy of always predicting the largest class or label set
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
-    confusion: list[list[Natural]]  # by true class (row) and predicted class (column)
     labels: NotRequired[LabelResults]  # present only for multi-label models
 
 
@@ -379,9 +391,36 @@ def read_results(path: Path) -> RunResults | None:
     """
     results = read_run_json(path, RunResults)
     if results is not None:
-        classes, matrix = len(results["per_class"]), results["confusion"]
-        if "labels" not in results and any(
-            size != classes for size in (len(matrix), *map(len, matrix))
-        ):
-            raise damaged_file(path, "confusion does not have one row and column per class")
+        check_confusion(path, results)
     return results
+
+
+def check_confusion(path: Path, results: RunResults) -> None:
+    """Check that the confusion matrix of the results read from `path` fits the classes.
+
+    Raises:
+        RunError: It does not.
+    """
+    classes, matrix = len(results["per_class"]), results["confusion"]
+    pairs = results.get("confused_pairs")
+    if pairs is not None and max((max(i, j) for i, j, _ in pairs), default=-1) >= classes:
+        raise damaged_file(path, "confused_pairs contains classes that do not exist")
+    if "labels" in results or (pairs is not None and not matrix):
+        return
+    if any(size != classes for size in (len(matrix), *map(len, matrix))):
+        raise damaged_file(path, "confusion does not have one row and column per class")
+
+
+def class_pair_counts(results: ConfusionResults) -> dict[tuple[int, int], int]:
+    """Return the numbers of images by true and predicted class, omitting zeros.
+
+    The dictionary is empty for multi-label models and for older runs without a confusion matrix.
+    """
+    if pairs := results.get("confused_pairs"):
+        return {(i, j): n for i, j, n in pairs}
+    return {
+        (i, j): n
+        for i, row in enumerate(results.get("confusion") or [])
+        for j, n in enumerate(row)
+        if n
+    }

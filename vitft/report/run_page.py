@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.metrics.results import ClassMetrics
+from vitft.metrics.results import ClassMetrics, class_pair_counts
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (
@@ -244,7 +244,5 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
-    table = run.results.get("confusion") or []
-    if len(table) != len(run.classes):
-        return {}
-    return {(i, j): n for i, row in enumerate(table) for j, n in enumerate(row) if n}
+    found = class_pair_counts(run.results)
+    return found if all(max(pair) < len(run.classes) for pair in found) else {}

@@ -14,6 +14,7 @@ from vitft.features.cut import cut_model
 from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
+from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
 from vitft.metrics.targets import are_right, mean_loss
@@ -91,8 +92,11 @@ class HeadSolver:
         """Return the training loss of a head that reads the same features as the solved head."""
         assert isinstance(head, nn.Linear)
         x = self.features[0][: len(self.labels), : solved.weight.shape[1]]
-        device = head.weight.device
-        return mean_loss(head(x.to(device)), self.labels.to(device)).item()
+        device, rows = head.weight.device, max(1, MAX_LOGITS // head.out_features)
+        return sum(
+            mean_loss(head(some.to(device)), targets.to(device)).item() * (len(some) / len(x))
+            for some, targets in zip(x.split(rows), self.labels.split(rows), strict=True)
+        )
 
     def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
         """Score the solved head, and score all images by cross-validation.
