@@ -28,7 +28,6 @@ from vitft.metrics.label_metrics import label_results
 from vitft.metrics.results import (
     MAX_DENSE_CLASSES,
     ClassMetrics,
-    ConfusionResults,
     LabelResults,
     Metrics,
     ProbabilityMetrics,
@@ -85,7 +84,7 @@ def classification_metrics(
     correct = sum(hits)
     fifth = count_top_k(logits, labels, 5) if len(classes) > 5 else None
     recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
-    return {
+    found: Metrics = {
         "images": total,
         "top1": correct / total,
         "top1_interval": wilson_interval(correct, total),
@@ -99,16 +98,14 @@ def classification_metrics(
         "per_class": {
             name: class_metrics(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
         },
-        **confusion_results(logits, labels),
+        "confusion": [],
         "calibration": None,
     }
-
-
-def confusion_results(logits: Tensor, labels: Tensor) -> ConfusionResults:
-    """Return the confusion matrix, as a table or, for many classes, as its nonzero entries."""
-    if logits.shape[-1] <= MAX_DENSE_CLASSES:
-        return {"confusion": confusion_matrix(logits, labels).tolist()}
-    return {"confusion": [], "confused_pairs": confused_pairs(logits, labels)}
+    if len(classes) <= MAX_DENSE_CLASSES:
+        found["confusion"] = confusion_matrix(logits, labels).tolist()
+    else:
+        found["confused_pairs"] = confused_pairs(logits, labels)
+    return found
 
 
 def several_label_metrics(

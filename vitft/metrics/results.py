@@ -5,8 +5,9 @@ Undefined values, such as the recall of a class without images, are None. Files 
 these types (`system.run_content`), so every key that older runs lack must be NotRequired.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from vitft.system.run_content import damaged_file, read_run_json
 from vitft.system.structure import AtLeastOne, Natural, Range, Share
@@ -411,7 +412,7 @@ def check_confusion(path: Path, results: RunResults) -> None:
         raise damaged_file(path, "confusion does not have one row and column per class")
 
 
-def class_pair_counts(results: ConfusionResults) -> dict[tuple[int, int], int]:
+def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
     """Return the numbers of images by true and predicted class, omitting zeros.
 
     The dictionary is empty for multi-label models and for older runs without a confusion matrix.
