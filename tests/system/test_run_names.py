@@ -84,3 +84,18 @@ def test_a_folder_must_not_have_the_name_of_a_file(
 @pytest.mark.parametrize("name", ["v1.0", "runs.old", "20261123-1.5"])
 def test_other_names_with_a_point_are_names_of_folders(here: Path, name: str) -> None:
     assert plan_run(name, "") == Path(name)
+
+
+def test_the_path_itself_is_not_suggested(here: Path) -> None:
+    assert f"runs/{LEAVES}?" not in suggest_runs(f"runs/{LEAVES}", otherwise="")
+
+
+def test_without_a_finished_run_the_stopped_one_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "runs" / LEAVES / "split.csv").write_text("")
+    (here / "runs" / "latest").unlink()
+
+    assert main(["predict", "a.jpg"]) == 5
+
+    assert f"`vitft finetune --resume runs/{LEAVES}`" in capsys.readouterr().err

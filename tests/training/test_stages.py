@@ -409,3 +409,49 @@ def test_the_default_learning_rate_is_resolved_and_written(
     done = start(few, tiny_weights, tmp_path / "run", settings)
 
     assert read_toml(done.run / "config.toml")["optim"]["lr"] == 5e-4
+
+
+def test_latest_resumes_the_run_that_has_not_finished(
+    few: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start(few, tiny_weights, Path("runs/finished"), {})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        stopped = start(few, tiny_weights, Path("runs/stopped"), EVERYTHING).run
+    images = (stopped / "split.csv").read_text().count(",train")
+    capsys.readouterr()
+
+    assert main(["finetune", "--resume", "runs/latest"]) == 0
+
+    printed = capsys.readouterr().err
+    assert f"resuming the most recent run that has not finished: {stopped}" in printed
+    assert "resuming after 4 steps, in epoch 2 of 3" in printed
+    assert f"training: {3 * images}/{3 * images}" in printed
+    assert Path("runs/latest").readlink() == Path("stopped")
+
+
+def test_a_run_that_was_killed_is_resumed_instead_of_used(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stopped / "model.safetensors").unlink(missing_ok=True)
+
+    assert main(["predict", "a.jpg", "--run", str(stopped)]) == 5
+
+    error = capsys.readouterr().err
+    assert "the run has not finished" in error
+    assert f"fix: finish it with `vitft finetune --resume {stopped}`" in error
+
+
+def test_a_run_without_a_saved_state_starts_again_and_says_so(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(stopped / "resume")
+
+    assert main(["finetune", "--resume", str(stopped)]) == 0
+
+    assert "no training state was saved" in capsys.readouterr().err

@@ -27,7 +27,8 @@ from vitft.metrics.results import (
 from vitft.metrics.verdict import verdict
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import BASE, run_path
+from vitft.system.run_names import unfinished_run
+from vitft.system.rundir import BASE, LATEST, run_path
 from vitft.system.text import (
     count,
     duration,
@@ -188,7 +189,13 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
             fix="remove them: a resumed run keeps its directory and settings",
         )
     _, named = named_settings(args)
-    return check_resume(run_path(args.resume), named)
+    path = run_path(args.resume)
+    if Path(args.resume).name == LATEST:  # the link is set only when a run finishes
+        stopped = unfinished_run(Path(args.resume).expanduser().parent)
+        if stopped is not None:
+            output.note(f"resuming the most recent run that has not finished: {stopped}")
+            path = stopped
+    return check_resume(path, named)
 
 
 def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:

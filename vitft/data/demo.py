@@ -194,7 +194,7 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
 
 
 def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
-    """Return image `number` of a kind of flower, with `size` x `size` pixels."""
+    """Return the image with index `number` of a kind of flower, `size` x `size` pixels."""
     return flower_scene(kind, number, seed=seed, size=size)[0]
 
 

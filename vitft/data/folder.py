@@ -33,7 +33,7 @@ class File:
     """Path relative to the data folder, with slashes."""
     label: int
     part: Part = ""
-    """Subset that contains the file; empty if the split has not been drawn yet."""
+    """Subset that contains the file; empty before the data are split."""
     group: str = ""
     """Name of the file's group, which the split never divides; empty if the file has none."""
 

@@ -39,7 +39,7 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
 
 
 def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
-    """Return the remarks that `images.decode` would make on a JPEG decoded by `decode_upright`."""
+    """Return the notes that `images.decode` would return for a JPEG decoded by `decode_upright`."""
     try:
         with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
             return tuple(decoding_remarks("JPEG", image, name))

@@ -3,7 +3,7 @@
 from typing import Literal
 
 Part = Literal["train", "val", "test", ""]
-"""Subset of a dataset; empty if the split has not been drawn yet."""
+"""Subset of a dataset; empty before the data are split."""
 
 PART_NAMES: tuple[tuple[Part, frozenset[str]], ...] = (
     ("train", frozenset({"train", "training", "trn"})),

@@ -30,7 +30,7 @@ NEEDED_EXTRAS = {
     "onnx": "onnx",
     "int8": "onnx",
 }
-"""Extra of vitft needed to write or reopen each format; the other formats need none."""
+"""Extra of vitft that is required to write or reopen a format; formats not listed require none."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
 """Formats that contain the computation graph and can therefore include the normalisation."""
 HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")

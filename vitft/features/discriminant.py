@@ -29,7 +29,7 @@ class were identical."""
 def solve_discriminant(
     x: Tensor, y: Tensor, sample_weight: Tensor, *, classes: int, shrinkages: Sequence[float]
 ) -> Tensor:
-    """Solve linear discriminant analysis for each of several shrinkages in (0, 1].
+    """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
 
     Rows whose `sample_weight` (n,) is zero are not used. The logit of a class without images is
     log(0.5 / number of rows used) for every image.

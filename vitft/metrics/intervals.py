@@ -152,7 +152,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_interval(only_first: int, only_second: int, images: int) -> tuple[float, float]:
-    """Return the 95% interval of the first model's accuracy minus the second model's.
+    """Return the 95% interval for the difference in accuracy (first model minus second).
 
     `images` is the number of images on which both models are tested. The other arguments are the
     same as for `mcnemar`.

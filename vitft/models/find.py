@@ -7,7 +7,12 @@ from pathlib import Path
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
-from vitft.system.run_names import suggest_runs
+from vitft.system.run_names import (
+    has_settings,
+    resume_command,
+    suggest_runs,
+    unfinished_run,
+)
 from vitft.system.rundir import BASE, MODEL, run_path
 from vitft.system.text import shell_quote
 
@@ -66,9 +71,17 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     if path.is_file():
         return path
     if run is None:
+        stopped = unfinished_run()
         raise RunError(
             f"no finished run in {BASE}/",
-            fix="run `vitft finetune --data DIR --weights NAME` first, or choose a run with --run",
+            fix=f"finish the run that was stopped with `{resume_command(stopped)}`"
+            if stopped
+            else "run `vitft finetune --data DIR --weights NAME` first, or choose a run with --run",
+        )
+    if has_settings(path):
+        raise RunError(
+            f"no model in {run}: the run has not finished",
+            fix=f"finish it with `{resume_command(path)}`",
         )
     inner = sorted({file.parent for n in (MODEL, ONNX_FILE) for file in path.glob(f"*/{n}")})
     raise RunError(

@@ -303,7 +303,7 @@ class ViTConfig:
 
     @property
     def last_norm(self) -> str:
-        """Name of the last norm: `norm` before pooling, `fc_norm` after it, or empty for none."""
+        """Name of the last norm: `norm` before pooling, `fc_norm` after it; empty if none."""
         if not self.final_norm:
             return ""
         return "norm" if self.pool != "mean" or self.norm_before_pool else "fc_norm"

@@ -96,7 +96,8 @@ class RunInfo:
 def run_name(run: str | None, checkpoint: Path) -> str:
     """Return the name of a run directory, with links such as `runs/latest` resolved.
 
-    A hub repository is named `hf:owner/name`, and any other checkpoint after the stem of its path.
+    For a hub repository, the name is `hf:owner/name`; for any other checkpoint, it is the stem of
+    its path.
     """
     if run is not None and run.startswith("hf:"):
         return run

@@ -268,7 +268,7 @@ def duplicate_section(found: Sequence[CopyGroup], table: DecisionTable) -> Findi
         title="Duplicates",
         number=count(len(found), "group of duplicates", "groups of duplicates"),
         text="Duplicates across training and validation make the accuracy look better than it is. "
-        "Of identical files, one is enough.",
+        "Keep only one of identical files.",
         groups=groups,
         more=len(found) - len(groups),
     )

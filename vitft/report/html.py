@@ -2,8 +2,8 @@
 
 The template engine escapes every value except the charts, the style sheet and the script. Control
 characters are shown as escape sequences. The content security policy blocks all requests, style
-attributes and scripts except the page's own script, which is allowed by its digest. A script in a
-class or file name could therefore not run even if the name were not escaped.
+attributes and scripts except the page's own script, which is allowed by its digest. So even an
+unescaped script in a class or file name could not run.
 """
 
 import base64

@@ -125,7 +125,9 @@ def describe_budget(run: Run) -> str:
             "alone."
         )
     if budget["chosen"] == "head" and budget["trials"]:
-        text += " Only the head was trained, because no trial was clearly better than the head."
+        text += (
+            " Only the head was trained, because no trial was clearly better than the head alone."
+        )
     for skipped in budget["skipped"]:
         text += (
             f" Training {layers_text(skipped['layers'])} was not tried: it needs a budget of about "

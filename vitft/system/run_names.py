@@ -4,7 +4,8 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from vitft.system.rundir import BASE, LATEST, MODEL
+from vitft.system.errors import RunError
+from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
 from vitft.system.text import count, listing, shell_quote
 
 RUN_FILES = ("config.toml", MODEL)
@@ -22,6 +23,7 @@ def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwis
         child.name: child
         for folder in dict.fromkeys((BASE, given.parent))
         for child in runs_in(folder)
+        if child != given
     }
     if not known:
         return otherwise
@@ -42,6 +44,34 @@ def runs_in(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [child for child in children if any((child / name).is_file() for name in RUN_FILES)]
+
+
+def unfinished_run(folder: Path = BASE) -> Path | None:
+    """Return the most recently started run in a folder that has not finished, or None.
+
+    A run that is still being written counts as unfinished.
+    """
+    started: list[tuple[float, Path]] = []
+    for run in runs_in(folder):
+        if run.is_symlink() or not has_settings(run):
+            continue
+        try:
+            environment = read_environment(run / "environment.json")
+            if environment is None or environment["status"] != "finished":
+                started.append(((run / "config.toml").stat().st_mtime, run))
+        except (OSError, RunError):  # damaged, or deleted meanwhile
+            continue
+    return max(started)[1] if started else None
+
+
+def has_settings(run: Path) -> bool:
+    """Return whether a folder has the files that `vitft finetune` writes before it trains."""
+    return all((run / name).is_file() for name in ("config.toml", "split.csv"))
+
+
+def resume_command(run: Path) -> str:
+    """Return the command that continues a run."""
+    return f"vitft finetune --resume {shell_quote(str(run))}"
 
 
 def similar_names_of_runs(name: str, known: list[str]) -> list[str]:

@@ -33,7 +33,7 @@ class Range:
         return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
-        """Return a phrase for the bounds that can follow `a number`, e.g. `from 0 to 1`."""
+        """Describe the bounds in a phrase that can follow `a number`, e.g. `from 0 to 1`."""
         if math.isfinite(self.ge) and math.isfinite(self.le):
             return f"from {self.ge:.9g} to {self.le:.9g}"
         if math.isfinite(self.ge):

@@ -43,6 +43,7 @@ from vitft.training.stages import RunContext, StepStage
 from vitft.training.state import (
     State,
     check_same_images,
+    list_states,
     newest_state,
     remove_states,
     remove_temporary_files,
@@ -122,6 +123,8 @@ def run_finetuning(
         setup = load_data_and_model(config, group)
         start = extract_and_split(setup, group)
         run = stack.enter_context(open_run(out, start, resume=resume))
+        if resume and not list_states(run.resume):
+            log.info("no training state was saved: training starts again from the beginning")
         trackers.start(run, flat_settings(setup.config), resume=resume)
         context = RunContext(
             run=run,
@@ -271,8 +274,11 @@ def load_saved(context: RunContext) -> State | None:
         if facts["stage"] >= len(context.config.train.stages):
             raise damaged_file(context.run.resume, "its newest state has an unknown stage")
         context.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
-        done = count(facts["epochs"], "completed epoch")
-        log.info(f"resuming after {count(facts['step'], 'step')} ({done})")
+        epochs = context.config.optim.epochs
+        log.info(
+            f"resuming after {count(facts['step'], 'step')}, in epoch "
+            f"{min(facts['epochs'] + 1, epochs)} of {epochs}"
+        )
     if group.is_main:
         group.barrier()
     return found[0] if found else None

@@ -106,8 +106,10 @@ class StepStage:
             self.metrics, self.epochs = RunningMetrics(**facts["tally"]), facts["epochs"]
             self.context.run.cut_log(facts["log_bytes"])
         stopper, optim = self.context.stopper, self.config.optim
-        total = epoch_size(self.data.manifest.train, self.config.train) * optim.epochs
-        done = min(total, self.trainer.steps * optim.batch_size)
+        images = epoch_size(self.data.manifest.train, self.config.train)
+        total = images * optim.epochs
+        epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
+        done = epochs * images + min(images, steps * optim.batch_size)  # last batches are smaller
         with (
             one_thread(when=self.inputs.cut.pooled),
             console.Progress("training", total) as self.progress,

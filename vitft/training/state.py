@@ -5,8 +5,8 @@
     resume/budget.json                    finished trials, chosen layers (runs with a time budget)
 
 Each state contains the name of the file with the best weights up to that step. Files are written
-atomically, and digests are verified on reading. The two newest states are kept; an older state is
-deleted only when a newer one is on disk. States are ordered by stage and step, not by time.
+atomically, and digests are verified on reading. The two newest states are kept; an old state is
+deleted only after its replacement is on disk. States are ordered by stage and step, not by time.
 """
 
 import contextlib

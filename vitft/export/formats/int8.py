@@ -82,8 +82,8 @@ def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     """Replace the constant matrices of a graph with int8 matrices, in place.
 
-    A MatMul that does not follow an activation function is computed in integers. For the other
-    products, the weights are converted to float32 at run time.
+    A MatMul that does not follow an activation function is computed in integer arithmetic. For the
+    other products, the weights are converted to float32 at run time.
     """
     from onnx import numpy_helper
 

@@ -243,7 +243,7 @@ def read_pixels(path: Path) -> DecodedPixels:
 
 
 def unequal_vectors(folder: Path) -> tuple[int, list[str]]:
-    """Compare the vectors in a folder bit by bit; return their number and which of them differ."""
+    """Compare the vectors in a folder bit by bit; return their number and the unequal names."""
     paths, wrong = sorted(folder.glob("*.pixels")), []
     for path in paths:
         pixels = read_pixels(path)

@@ -223,7 +223,7 @@ class Session:
         """Return a class name with normalised spaces, spelled as in `known` if it is listed there.
 
         Raises:
-            UsageError: The name is empty, too long or contains unusable characters, or there are
+            UsageError: The name is empty or too long or contains unusable characters, or there are
                 too many classes.
         """
         name = unicodedata.normalize("NFC", " ".join(name.split()))
