@@ -22,8 +22,8 @@ from vitft.metrics.classification import (
     count_top_k,
     probability_metrics,
 )
+from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import class_pair_counts
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.table_settings import add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
-from vitft.metrics.results import class_pair_counts
+from vitft.metrics.confusions import class_pair_counts
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import AuditResults, RunResults, class_pair_counts
+from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.results import AuditResults, RunResults
 from vitft.system.run_content import read_run_json
 from vitft.system.text import count, interval, percent
 

@@ -6,7 +6,8 @@ does not import torch.
 
 from collections import Counter
 
-from vitft.metrics.results import RunResults, class_pair_counts
+from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.results import RunResults
 from vitft.system.text import percent
 
 CONSTANT = 0.95

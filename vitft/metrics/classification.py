@@ -17,6 +17,7 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
     log_losses,
 )
+from vitft.metrics.confusions import MAX_DENSE_CLASSES
 from vitft.metrics.intervals import (
     Floats,
     bootstrap_mean_interval,
@@ -26,7 +27,6 @@ from vitft.metrics.intervals import (
 )
 from vitft.metrics.label_metrics import label_results
 from vitft.metrics.results import (
-    MAX_DENSE_CLASSES,
     ClassMetrics,
     LabelResults,
     Metrics,

@@ -5,19 +5,16 @@ Undefined values, such as the recall of a class without images, are None. Files 
 these types (`system.run_content`), so every key that older runs lack must be NotRequired.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
+from vitft.metrics.confusions import ConfusionResults
 from vitft.system.run_content import damaged_file, read_run_json
 from vitft.system.structure import AtLeastOne, Natural, Range, Share
 
 Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
 Loss = Annotated[float, Range(ge=0, le=1e9)]
 Positive = Annotated[float, Range(gt=0, le=1e30)]
-MAX_DENSE_CLASSES = 1000
-"""Maximum number of classes for which the confusion matrix is written as a table. With 5,000
-classes, it would take 76 MB, almost all of it zeros."""
 
 
 class ClassMetrics(TypedDict):
@@ -89,16 +86,6 @@ class LabelResults(TypedDict):
     macro_f1_interval: Interval | None
     none: NotRequired[ClassMetrics]  # of images without labels, treated as a class
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
-
-
-class ConfusionResults(TypedDict):
-    """Numbers of images by true and predicted class; `class_pair_counts` reads either form."""
-
-    confusion: list[list[Natural]]
-    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
-    more than `MAX_DENSE_CLASSES` classes."""
-    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
-    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
 
 
 class Metrics(ProbabilityMetrics, ConfusionResults):
@@ -410,18 +397,3 @@ def check_confusion(path: Path, results: RunResults) -> None:
         return
     if any(size != classes for size in (len(matrix), *map(len, matrix))):
         raise damaged_file(path, "confusion does not have one row and column per class")
-
-
-def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
-    """Return the numbers of images by true and predicted class, omitting zeros.
-
-    The dictionary is empty for multi-label models and for older runs without a confusion matrix.
-    """
-    if pairs := results.get("confused_pairs"):
-        return {(i, j): n for i, j, n in pairs}
-    return {
-        (i, j): n
-        for i, row in enumerate(results.get("confusion") or [])
-        for j, n in enumerate(row)
-        if n
-    }

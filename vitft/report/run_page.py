@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.metrics.results import ClassMetrics, class_pair_counts
+from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.results import ClassMetrics
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (

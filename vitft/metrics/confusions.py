@@ -1,0 +1,35 @@
+"""Numbers of images by true and predicted class, as a matrix or as its nonzero entries."""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from vitft.system.structure import AtLeastOne, Natural
+
+MAX_DENSE_CLASSES = 1000
+"""Maximum number of classes for which the confusion matrix is written as a table. With 5,000
+classes, it would take 76 MB, almost all of it zeros."""
+
+
+class ConfusionResults(TypedDict):
+    """Part of eval.json; `class_pair_counts` reads either form."""
+
+    confusion: list[list[Natural]]
+    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
+    more than `MAX_DENSE_CLASSES` classes."""
+    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
+    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
+
+
+def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
+    """Return the numbers of images by true and predicted class, omitting zeros.
+
+    The dictionary is empty for multi-label models and for older runs without a confusion matrix.
+    """
+    if pairs := results.get("confused_pairs"):
+        return {(i, j): n for i, j, n in pairs}
+    return {
+        (i, j): n
+        for i, row in enumerate(results.get("confusion") or [])
+        for j, n in enumerate(row)
+        if n
+    }
