@@ -192,7 +192,8 @@ class TorchExportFormat(ExportFormat):
 
     def open(self, folder: Path) -> OpenedModel:
         files = {DESCRIPTION_FILE: ""}
-        module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
+        with silenced():  # torch 2.10 warns of its own read-only buffers
+            module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
         return open_graph(
             json.loads(files[DESCRIPTION_FILE]),
             lambda inputs: module_logits(module, inputs),
