@@ -6,14 +6,22 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.data.remote.local_copy import find_copies
+from vitft.system.cache_folder import cache_folder
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 def add_cache(parser: Parser) -> None:
     """Add the options of `vitft cache`."""
     actions = Commands(parser, "actions")
     for name, text, command in (
-        ("list", "list cached features with their layer, precision, last use and size", list_cache),
+        (
+            "list",
+            "list cached features with their layer, precision, last use and size, and local copies "
+            "of data",
+            list_cache,
+        ),
         ("clean", "delete all cached features, or only the least recently used ones", clean_cache),
     ):
         action = actions.add_parser(name, help=text)
@@ -55,6 +63,10 @@ def list_cache(args: argparse.Namespace) -> int:
     )
     total = sum(space.size for space in found) / 1e9
     output.result(f"{total:.2f} GB in {folder}, limit {LIMIT_GB:.0f} GB")
+    for place, copy in [] if args.cache else find_copies(cache_folder("data")):
+        fetched = sum(shard.size for shard in copy.shards if shard.file.startswith("shards/"))
+        images = count(copy.images, "image")
+        output.result(f"{fetched / 1e9:.2f} GB in {place}: {images} of {copy.data}")
     return 0
 
 

@@ -100,6 +100,8 @@ def test_every_command_works_on_a_copy_without_the_network(
     capsys.readouterr()
     assert main(["evaluate", "--data", data, "--run", str(run), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"]["path"] == data
+    assert main(["cache", "list"]) == 0
+    assert f"24 images of {data}" in capsys.readouterr().out.replace("\n", " ")
     assert main(["report", "--run", str(run)]) == 0
     assert [*(run / "thumbs").iterdir()]
 

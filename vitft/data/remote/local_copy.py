@@ -79,6 +79,13 @@ def read_copy(folder: Path) -> LocalCopy | None:
     return found if found.format == FORMAT else None
 
 
+def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
+    """Return the complete copies in a folder of the cache, sorted by name."""
+    folders = sorted(cache.glob("*.copy")) if cache.is_dir() else []
+    pairs = ((folder, read_copy(folder)) for folder in folders)
+    return [(folder, copy) for folder, copy in pairs if copy is not None]
+
+
 def copy_of_table(table: Path) -> LocalCopy | None:
     """Return the copy of which a path is the index, or None if it is another table."""
     if table.name != INDEX or not COPY.fullmatch(table.as_posix()):
