@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
-	bench-finetuned bench-scratch kills campaign mutants pretrain-demo notebooks matrix
+	bench-finetuned bench-scratch bench-gpu kills campaign mutants pretrain-demo notebooks matrix
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -43,6 +43,9 @@ bench-predict: $(VENV)/.testing  ## compare predict with timm and transformers, 
 
 bench-finetuned: $(VENV)/.testing  ## accuracy of the ways to fine-tune over split seeds, DATA and WEIGHTS
 	$(BIN)/python -m benchmarks.accuracy.finetuned --data $(DATA) --weights $(WEIGHTS)
+
+bench-gpu: $(VENV)/.testing  ## parity, throughput, memory and accuracy on a GPU, to bench-gpu.txt
+	$(BIN)/python -m benchmarks.speed.gpu
 
 bench-scratch: $(VENV)/.testing  ## compare an epoch from scratch with a tutorial's kind of code, on DATA
 	$(BIN)/python -m benchmarks.speed.from_scratch --data $(DATA)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.speed import gpu
 from tests.conftest import draw_folder, tiny_home
 from tests.features.test_extract import TRANSFORM, digests, extractor_of
 from tests.models.test_timm_model import random_model, saved
@@ -273,3 +274,42 @@ def test_a_timm_model_is_cut_and_predicts_on_a_gpu(tmp_path: Path) -> None:
         assert main([*words, "--device", "cuda", "--dtype", "bf16"]) == 0
 
     assert len(rows.read_text().splitlines()) == 1 + 24
+
+
+def test_predict_chooses_bf16_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", str(home / "data"), "--run", str(home / "run"), "--device", "cuda"]
+
+    def answers(*options: str, has_bf16: bool = True) -> tuple[list[str], str]:
+        with pretend_gpu(has_bf16=has_bf16):
+            assert main([*words, "--format", "jsonl", *options]) == 0
+        said = capsys.readouterr()
+        found = [json.loads(line)["classes"][0]["class"] for line in said.out.splitlines()]
+        return found, said.err
+
+    plain, nothing = answers("--dtype", "fp32")
+    found, note = answers()
+
+    assert found == plain
+    assert "computed in bf16" in note
+    assert "bf16" not in nothing
+    for options in (["--threshold", "0.5"], ["--tta"], ["--dtype", "bf16"]):
+        assert "computed in bf16" not in answers(*options)[1]
+    assert "computed in bf16" not in answers(has_bf16=False)[1]
+
+
+def test_the_benchmark_of_a_gpu_writes_every_section(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench-gpu.txt"
+    assert gpu.main(["--out", str(out)]) == 2
+    assert "no CUDA GPU: nothing was measured" in capsys.readouterr().err
+    assert not out.exists()
+
+    with pretend_gpu():
+        assert gpu.main(["--quick", "--out", str(out)]) == 0
+
+    sections = {text.partition("\n")[0]: text for text in out.read_text().split("\n\n")}
+    assert list(gpu.SECTIONS) == [name for name in sections if name in gpu.SECTIONS]
+    assert "as expected" in sections["parity"]
+    assert all(len(sections[name].splitlines()) >= 4 for name in gpu.SECTIONS)
+    assert "100.0% of 30" in sections["accuracy"]

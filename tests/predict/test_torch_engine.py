@@ -1,15 +1,20 @@
 """The torch engine: one prediction per image, in order."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from vitft.data.sources import expand
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
-from vitft.predict.torch_engine import Predictor
+from vitft.predict import torch_engine
+from vitft.predict.torch_engine import Predictor, prediction_precision
 from vitft.system.errors import DataError, RunError
 
 
@@ -86,3 +91,36 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 def test_a_backbone_without_classes_is_refused(tiny_weights: Path) -> None:
     with pytest.raises(RunError, match="backbone without classes"):
         Predictor.from_run(str(tiny_weights))
+
+
+def test_auto_is_bf16_where_that_is_faster_and_close_calls_are_found(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, card = torch.device("cpu"), predictor.card
+    several = replace(card, thresholds=(0.5, 0.5, 0.5))
+    timm = TimmModel(TimmConfig(timm="test_vit", image_size=(160, 160), num_classes=3))
+    monkeypatch.setattr(torch_engine, "pick_precision", lambda *_: "bf16")
+
+    assert prediction_precision(predictor.model, card, cpu) == "bf16"
+    assert prediction_precision(predictor.model, several, cpu) == "fp32"
+    assert prediction_precision(timm, card, cpu) == "fp32"
+    assert Predictor(predictor.model, card, device="cpu", precision="auto").bf16_prefix is not None
+    monkeypatch.setattr(torch_engine, "pick_precision", lambda *_: "fp32")
+    assert Predictor(predictor.model, card, device="cpu", precision="auto").bf16_prefix is None
+
+
+def test_a_model_with_a_large_error_in_bf16_settles_more_images_in_float32(
+    predictor: Predictor, image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = np.stack([predictor.view(p.read_bytes(), "") for p in image_folder.rglob("*.png")])
+    exact = predictor.scores(views).logits
+    rough = Predictor(predictor.model, predictor.card, device="cpu", precision="bf16")
+    assert rough.bf16_prefix is not None
+    assert 0 < rough.probe_error(rough.bf16_prefix) < 0.1
+    changed = np.abs(rough.scores(views).logits - exact).max(axis=1)
+    monkeypatch.setattr(Predictor, "probe_error", lambda *_: 100.0)
+
+    careful = Predictor(predictor.model, predictor.card, device="cpu", precision="bf16")
+
+    assert (changed > 1e-5).any()
+    assert np.abs(careful.scores(views).logits - exact).max() < 1e-5

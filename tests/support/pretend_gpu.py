@@ -401,6 +401,8 @@ def pretend_gpu(
         "get_device_capability": lambda *_: (8, 0) if has_bf16 else (7, 5),
         "get_device_name": lambda *_: "pretend accelerator",
         "max_memory_reserved": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
         "manual_seed_all": lambda *_: None,

@@ -131,7 +131,7 @@ def choose_engine(
 
     An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, as selected by
     `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and the job is
-    small: one process, at most `FEW_IMAGES` images, float32, device `auto` or `cpu`, and no
+    small: one process, at most `FEW_IMAGES` images, not bf16, device `auto` or `cpu`, and no
     overlays. In all other cases, it runs in torch.
 
     Raises:
@@ -146,7 +146,7 @@ def choose_engine(
     are_few = 0 < len(first) <= FEW_IMAGES
     images = chain(first, images)
     is_plain = (
-        request.device in ("auto", "cpu") and request.dtype == "fp32" and request.explain is None
+        request.device in ("auto", "cpu") and request.dtype != "bf16" and request.explain is None
     )
     if request.engine == "numpy" or (request.engine == "auto" and are_few and is_plain):
         engine = NumpyEngine.open(checkpoint)
@@ -157,8 +157,16 @@ def choose_engine(
         from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(
-        request.run, device=request.device, precision=request.dtype, digest=digest
+        request.run,
+        device=request.device,
+        precision="fp32" if are_few and request.dtype == "auto" else request.torch_dtype,
+        digest=digest,
     )
+    if request.dtype == "auto" and predictor.precision == "bf16" and request.shard.rank == 0:
+        log.info(
+            "computed in bf16, which changes probabilities slightly; images whose class could "
+            "change are computed in float32 (--dtype fp32 computes all of them so)"
+        )
     if request.engine == "numpy":
         raise UsageError(
             "the NumPy engine does not support this model",

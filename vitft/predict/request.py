@@ -12,6 +12,7 @@ ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ENGINES = ("auto", "numpy", "torch")
+DTYPES = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ class PredictRequest:
     """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None
     """New folder for relevance overlays; None to write no overlays."""
-    dtype: str = "fp32"
-    """Precision of the computation: fp32 or bf16."""
+    dtype: str = "auto"
+    """Precision of the computation, one of `DTYPES` (see `torch_dtype`)."""
     engine: str = "auto"
     """One of `ENGINES`."""
     allow_private_addresses: bool = False
@@ -55,6 +56,16 @@ class PredictRequest:
     def style(self) -> str:
         """Format of the rows: `format` or, if it is None, the default."""
         return choose_format(self.format, self.out)
+
+    @property
+    def torch_dtype(self) -> str:
+        """Precision for the torch engine: `dtype`, or fp32 where `auto` must not choose bf16.
+
+        bf16 keeps the most probable class, but not the side of a threshold on which a probability
+        is, nor the class of an average with the mirror image. Overlays are computed in float32.
+        """
+        needs_float32 = self.threshold or self.precision or self.tta or self.explain
+        return "fp32" if self.dtype == "auto" and needs_float32 else self.dtype
 
     def __post_init__(self) -> None:
         if not self.images and not self.lists:
@@ -94,7 +105,7 @@ class PredictRequest:
             )
         if self.engine == "numpy":
             used = ["--explain"] * (self.explain is not None)
-            used += ["--dtype bf16"] * (self.dtype != "fp32")
+            used += ["--dtype bf16"] * (self.dtype == "bf16")
             if used:
                 raise UsageError(
                     f"the NumPy engine does not support {used[0]}", fix="remove --engine numpy"
@@ -104,7 +115,7 @@ class PredictRequest:
         """Raise UsageError if an option does not work with the ONNX graph at `path`."""
         used = [f"--engine {self.engine}"] * (self.engine != "auto")
         used += [f"--device {self.device}"] * (self.device not in ("auto", "cpu"))
-        used += ["--dtype bf16"] * (self.dtype != "fp32")
+        used += ["--dtype bf16"] * (self.dtype == "bf16")
         used += ["--explain"] * (self.explain is not None)
         if used:
             raise UsageError(

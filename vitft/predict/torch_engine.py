@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,12 @@ from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model
+from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import Pipeline, Views, decode_view
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.system.batch_limit import BatchLimit
-from vitft.system.device import exact_float32, pick_device, worker_threads
+from vitft.system.device import exact_float32, pick_device, pick_precision, worker_threads
 from vitft.system.errors import RunError
 from vitft.system.transfer import start_reading, to_device
 
@@ -42,7 +44,8 @@ CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
 BF16_ERROR = 0.0155
-"""Typical relative error of a bf16 feature, as a ratio of norms (docs/experiments.md)."""
+"""Typical relative error of a bf16 feature, as a ratio of norms (docs/experiments.md). For a model
+whose error is larger for noise images, that error is used."""
 
 
 class Predictor:
@@ -54,7 +57,7 @@ class Predictor:
         device: Device name, as in `train.device`.
         precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
             decoder; images whose most probable class could change due to bf16 are scored again in
-            float32.
+            float32. `auto` is one of them (see `prediction_precision`).
 
     Raises:
         RunError: The model has no classes.
@@ -70,7 +73,10 @@ class Predictor:
                 fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
             )
         self.device = pick_device(local_device(device))
-        self.model, self.card, self.precision = model.eval().to(self.device), card, precision
+        self.model, self.card = model.eval().to(self.device), card
+        if precision == "auto":
+            precision = prediction_precision(model, card, self.device)
+        self.precision = precision
         if card.thresholds and precision != "fp32":
             raise one_class_only(f"--dtype {precision}")
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
@@ -80,6 +86,9 @@ class Predictor:
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
         self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
+        self.bf16_error = BF16_ERROR
+        if self.bf16_prefix is not None:
+            self.bf16_error = max(BF16_ERROR, self.probe_error(self.bf16_prefix))
 
     @classmethod
     def from_run(
@@ -95,7 +104,7 @@ class Predictor:
         Args:
             run: Name of the model, or None for the latest run.
             device: Device name, as in `train.device`.
-            precision: `fp32` or `bf16`, as in `Predictor`.
+            precision: `fp32`, `bf16` or `auto`, as in `Predictor`.
             digest: Function that returns the digest of the checkpoint, if the caller computes it.
 
         Raises:
@@ -169,7 +178,10 @@ class Predictor:
                 read = start_reading([features, logits])
                 return lambda: (read()[0], read()[1])
             read = start_reading(self.bf16_scores(inputs, self.bf16_prefix))
-        return lambda: self.settle(inputs, *read())
+        if self.device.type == "cuda":
+            return lambda: self.settle(inputs, *read())
+        settled = self.settle(inputs, *read())  # here: MPS may not support several threads
+        return lambda: settled
 
     def inputs(self, views: Views) -> Tensor:
         """Normalise images (B, S, S, 3) and return pixels (B, channels, S, S) on the device."""
@@ -198,10 +210,22 @@ class Predictor:
             features[rows], logits[rows] = exact[0], exact[1]
         return features, logits
 
+    @torch.inference_mode()
+    def probe_error(self, prefix: "Prefix") -> float:
+        """Return the largest relative error of a bf16 feature of two noise images."""
+        from vitft.features.cut import run_prefix  # imports torch's optimisers
+
+        shape = (2, *self.transform.image_size, 3)
+        noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        inputs = self.inputs(noise)
+        with exact_float32(self.device):
+            exact, found = self.model.features(inputs).float(), run_prefix(prefix, inputs).float()
+        return float(((found - exact).norm(dim=1) / exact.norm(dim=1)).max())
+
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor, Tensor]:
         """Return features and logits, and whether the top two logits of an image are too close.
 
-        The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
+        The error of a bf16 feature has a random direction and a norm of about `bf16_error` times
         the norm of the feature. For the gap between two logits, the typical error is this norm
         times the distance between their rows in the head, divided by the square root of the number
         of dimensions. If the gap between the two largest logits of an image is below `CLOSE_CALL`
@@ -217,17 +241,31 @@ class Predictor:
             return features, logits, torch.zeros_like(logits[:, 0], dtype=torch.bool)
         best = logits.topk(2, dim=1)
         gap = best.values[:, 0] - best.values[:, 1]
-        close = gap < CLOSE_CALL * expected_gap_error(self.model, features, best.indices)
+        typical = self.bf16_error * gap_change(self.model, features, best.indices)
+        close = gap < CLOSE_CALL * typical
         return features, logits, close
 
 
-def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
-    """Return the typical bf16 error (B,) of the gap between the logits of class pairs (B, 2)."""
+def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
+    """Return the typical change (B,) of the gap between the logits of class pairs (B, 2).
+
+    It is that for a change of the features in a random direction by their own norm.
+    """
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
     weights = [cast("Tensor", head.weight) for head in heads]  # each (C, head inputs)
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, head inputs)
     rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
-    return BF16_ERROR * inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
+    return inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
+
+
+def prediction_precision(model: Model, card: Card, device: torch.device) -> str:
+    """Return the precision that `auto` selects: `bf16` where it is faster and safe, else `fp32`.
+
+    It is safe for vitft's own models with one class per image, for which close calls are known to
+    be found.
+    """
+    is_safe = isinstance(model, VisionTransformer) and not card.thresholds
+    return "bf16" if is_safe and pick_precision("auto", device) == "bf16" else "fp32"
 
 
 def bf16_copy(model: Model) -> "Prefix":

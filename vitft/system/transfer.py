@@ -32,11 +32,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Queue copies of tensors to the CPU; return a function that waits for them and returns them.
 
-    The tensors must be on the same device. Work that is queued later does not delay the copies.
+    The tensors must be on the same device. Work that is queued later does not delay the copies. The
+    function may be called in another thread, because on other devices than CUDA, it does nothing:
+    the copies have been made then.
     """
     device = tensors[0].device
     if device.type != "cuda":
-        return lambda: [tensor.cpu() for tensor in tensors]
+        read = [tensor.cpu() for tensor in tensors]
+        return lambda: read
     copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
     for target, tensor in zip(copies, tensors, strict=True):
         target.copy_(tensor, non_blocking=True)
