@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
 from vitft.predict.output import ProcessShard
-from vitft.predict.request import DTYPES, ENGINES, ROW_FORMATS, PredictRequest
+from vitft.predict.request import PREDICT_DTYPES, ENGINES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
@@ -109,7 +109,7 @@ def add_inference_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=PREDICT_DTYPES,
         default="auto",
         help="floating-point precision: bf16 changes probabilities slightly, but no classes, "
         "because close calls are recomputed in fp32; auto (default) is bf16 where that is faster, "

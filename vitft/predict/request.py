@@ -12,7 +12,7 @@ ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ENGINES = ("auto", "numpy", "torch")
-DTYPES = ("auto", "fp32", "bf16")
+PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class PredictRequest:
     explain: str | None = None
     """New folder for relevance overlays; None to write no overlays."""
     dtype: str = "auto"
-    """Precision of the computation, one of `DTYPES` (see `torch_dtype`)."""
+    """Precision of the computation, one of `PREDICT_DTYPES` (see `torch_dtype`)."""
     engine: str = "auto"
     """One of `ENGINES`."""
     allow_private_addresses: bool = False
