@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
 from vitft.predict.output import ProcessShard
-from vitft.predict.request import PREDICT_DTYPES, ENGINES, ROW_FORMATS, PredictRequest
+from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
