@@ -130,6 +130,8 @@ KINDS = [
     ("model.pt2", "is a torch.export program"),
     ("model.pth", "is a Python pickle"),
     ("model.npz", "is a NumPy archive"),
+    ("index.html", "is a web page, which is opened with a browser"),
+    ("notes.txt", "is not a checkpoint"),
 ]
 
 
@@ -145,6 +147,22 @@ def test_a_file_of_another_kind_is_refused_for_its_kind_and_never_called_damaged
     assert reason in error
     assert "damaged" not in error
     assert "train the model again" not in error
+
+
+def test_the_folder_of_a_web_page_is_opened_with_a_browser(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    export_run(str(run), plan_export(["html"], str(tmp_path / "page")))
+
+    with pytest.raises(RunError, match="is a web page, which is opened with a browser") as caught:
+        find_model(str(tmp_path / "page"))
+
+    assert caught.value.fix.startswith("open it in a browser")
+
+
+def test_a_copy_of_a_checkpoint_with_another_name_is_a_checkpoint(tmp_path: Path) -> None:
+    copy = make_run(tmp_path).joinpath("model.safetensors").rename(tmp_path / "model.v2")
+
+    assert find_model(str(copy)) == copy
 
 
 def test_a_folder_of_several_exports_is_refused_with_the_name_of_one(tmp_path: Path) -> None:

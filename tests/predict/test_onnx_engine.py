@@ -205,6 +205,78 @@ def test_a_damaged_graph_is_refused_in_one_sentence(tmp_path: Path) -> None:
         OnnxEngine(tmp_path / "x.onnx")
 
 
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_a_graph_with_one_changed_byte_is_refused(
+    run: Path,
+    graphs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    path = tmp_path / "model.onnx"
+    content = bytearray((graphs[kind] / "model.onnx").read_bytes())
+    content[len(content) // 2] ^= 1  # inside the weights, where onnxruntime reads anything
+    path.write_bytes(content)
+
+    photo = str(run.parent / "photos" / "0" / "0.png")
+    assert main(["predict", photo, "--run", str(path)]) == 5
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "the sha256 of the contents differs from the recorded one" in shown.err
+
+
+@pytest.mark.parametrize("form", ["int8", "transformers-js"])
+def test_8_bit_graphs_and_those_for_transformers_js_have_a_digest_too(
+    run: Path, tmp_path: Path, form: str
+) -> None:
+    folder = export_run(str(run), plan_export([form], str(tmp_path / "x"), images=6)).folder
+
+    for path in folder.rglob("*.onnx"):
+        assert OnnxEngine(path).classes == ("blue", "green", "red")
+        props = {entry.key for entry in onnx.load(path).metadata_props}
+        assert props == {"vitft", "vitft.sha256"}
+        content = bytearray(path.read_bytes())
+        content[9] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(RunError, match="sha256"):
+            OnnxEngine(path)
+
+
+def test_a_graph_that_another_tool_wrote_again_is_refused_until_its_digest_is_removed(
+    graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = onnx.load(graphs["bytes"] / "model.onnx")
+    model.graph.name = "changed"
+    onnx.save(model, tmp_path / "x.onnx")
+    model.metadata_props.add(key="more", value="at the end")
+    onnx.save(model, tmp_path / "y.onnx")
+
+    for name in ("x.onnx", "y.onnx"):
+        with pytest.raises(RunError, match="sha256"):
+            OnnxEngine(tmp_path / name)
+    text = {entry.key: entry.value for entry in model.metadata_props}["vitft"]
+    onnx.helper.set_model_props(model, {"vitft": text})
+    onnx.save(model, tmp_path / "z.onnx")
+    assert OnnxEngine(tmp_path / "z.onnx").takes_bytes
+
+
+def test_weights_in_a_second_file_have_a_digest(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitft.export.formats.onnx.MAX_INLINE_BYTES", 0)
+    folder = export_run(str(run), plan_export(["onnx"], str(tmp_path / "x"))).folder
+    assert OnnxEngine(folder / "model.onnx").classes
+    data = folder / "model.onnx.data"
+
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    with pytest.raises(RunError, match="sha256"):
+        OnnxEngine(folder / "model.onnx")
+
+
 def test_without_onnxruntime_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.report import new_page
-from vitft.system.errors import UsageError
 from vitft.system.files import free_name
 
 if TYPE_CHECKING:
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 
 def add_compare(parser: Parser) -> None:
     """Add the options of `vitft compare`."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run directories, e.g. runs/*"
+    )
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -33,17 +34,12 @@ def add_compare(parser: Parser) -> None:
 
 def compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, write the HTML page, and print a table or JSON."""
-    if len(args.runs) < 2:
-        raise UsageError(
-            "only one run to compare",
-            fix="pass two or more run directories: vitft compare RUN RUN ...",
-        )
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
     from vitft.report.comparison import compare_runs
     from vitft.report.comparison_page import write_comparison
-    from vitft.report.run_files import find_run, read_run
+    from vitft.report.run_files import find_runs, read_run
 
-    comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
+    comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
     write_comparison(comparison, out)
     if args.format == "json":
         output.as_json(comparison.to_json())

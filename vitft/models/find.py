@@ -18,6 +18,7 @@ from vitft.system.text import shell_quote
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
+PAGE_FILE = "index.html"
 FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
         "an ONNX graph, which only `vitft predict` and `vitft evaluate` can run",
@@ -26,6 +27,11 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".pt2": (
         "a torch.export program, which vitft cannot run",
         "use the run directory, or an export made with --onnx",
+    ),
+    ".html": (
+        "a web page, which is opened with a browser",
+        "open it in a browser; here, use the run directory, or an export made with --onnx, --timm "
+        "or --transformers",
     ),
     **dict.fromkeys(
         PICKLE_SUFFIXES,
@@ -62,13 +68,18 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         return fetch_model(run)
     path = run_path(run)
     if path.is_dir():
-        files = [path / name for name in (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE)]
-        path = next((file for file in files if file.is_file()), path)
+        names = (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE, PAGE_FILE)
+        path = next((path / name for name in names if (path / name).is_file()), path)
     kind = path.suffix.lower()
     if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):
         what, fix = FOREIGN_MODELS[kind]
         raise RunError(f"{path} is {what}", fix=fix)
     if path.is_file():
+        if kind not in (".safetensors", ".onnx") and not begins_like_safetensors(path):
+            raise RunError(
+                f"{path} is not a checkpoint",
+                fix=f"use a run directory, or the file {MODEL} in it",
+            )
         return path
     if run is None:
         stopped = unfinished_run()
@@ -92,6 +103,16 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
             run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"
         ),
     )
+
+
+def begins_like_safetensors(path: Path) -> bool:
+    """Return whether a file begins with the length of a JSON header, and with that header."""
+    try:
+        with path.open("rb") as file:
+            length, first = int.from_bytes(file.read(8), "little"), file.read(1)
+        return first == b"{" and length <= path.stat().st_size
+    except OSError:
+        return True  # the error is reported when the file is read
 
 
 @cache  # a command may call this both before and after importing torch

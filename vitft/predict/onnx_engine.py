@@ -15,11 +15,13 @@ import numpy as np
 
 from vitft.data.images import read_image
 from vitft.data.transforms import EvalTransform
+from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Views, decode_view
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
+from vitft.system.text import describe_os_error
 
 ONNX_BATCH_SIZE = 16
 """Number of images per call to a graph with a fixed image size."""
@@ -104,18 +106,29 @@ def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     """Return an onnxruntime session that runs a graph on all cores.
 
     Raises:
-        RunError: onnxruntime cannot read the file.
+        RunError: onnxruntime cannot read the file, or the file or its weights do not match the
+            digest in it. A graph without a digest is accepted.
     """
     import onnxruntime
 
+    try:
+        is_other = has_changed(path)
+    except OSError as error:
+        raise unreadable_graph(path, describe_os_error(error)) from error
+    if is_other:
+        raise unreadable_graph(path, CHANGED)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only; other errors are raised
     # Otherwise, idle threads would take the cores from the threads that decode images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        is_other = contradicts_metadata(path, session.get_modelmeta().custom_metadata_map)
     except Exception as error:  # onnxruntime's exceptions have no common base class
         raise unreadable_graph(path, first_line(error)) from error
+    if is_other:
+        raise unreadable_graph(path, CHANGED)
+    return session
 
 
 def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -27,11 +27,18 @@ from vitft.predict.validation import (
     thumb_name,
     validation_predictions,
 )
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
 from vitft.system.run_content import damaged_file, read_run_bytes, read_run_json, read_run_lines
 from vitft.system.run_names import suggest_runs
-from vitft.system.rundir import BASE, RunDir, RunEnvironment, read_environment, run_path
+from vitft.system.rundir import (
+    BASE,
+    LATEST,
+    RunDir,
+    RunEnvironment,
+    read_environment,
+    run_path,
+)
 from vitft.system.safetensors_file import read_header
 
 JsonObject = Mapping[str, Any]
@@ -164,6 +171,32 @@ def find_run(run: str | None) -> Path:
     otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
     fix = suggest_runs(run, option="", otherwise=otherwise)
     raise RunError(f"{run} is not a run directory", fix=fix)
+
+
+def find_runs(runs: Sequence[str]) -> list[Path]:
+    """Return the directories of runs to compare, each once.
+
+    `runs/*` contains the link `runs/latest` beside the run that it points to, so a repeated run is
+    left out; of two names of a run, `latest` is.
+
+    Raises:
+        RunError: A path does not belong to a run.
+        UsageError: Fewer than two different runs remain.
+    """
+    chosen: dict[Path, Path] = {}
+    for path in map(find_run, runs):
+        target = path.resolve()
+        if target not in chosen or chosen[target].name == LATEST:
+            chosen[target] = path
+    if len(chosen) < 2:
+        again = (
+            f": {next(iter(chosen.values()))} is given {len(runs)} times" if len(runs) > 1 else ""
+        )
+        raise UsageError(
+            f"only one run to compare{again}",
+            fix="pass two or more run directories: vitft compare RUN RUN ...",
+        )
+    return list(chosen.values())
 
 
 def read_run(path: Path) -> Run:

@@ -52,6 +52,7 @@ from vitft.metrics.calibration import sigmoid, softmax
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
+from vitft.models.find import PAGE_FILE
 from vitft.models.numpy_vit import (
     Float32Array,
     NumpyModel,
@@ -67,7 +68,6 @@ from vitft.system.files import write_atomically
 from vitft.system.structure import structured
 from vitft.system.text import count, listing, percent
 
-PAGE_FILE = "index.html"
 KNOWN_FIELDS = frozenset((
     "activation", "class_token", "convs", "depth", "distilled", "drop_path", "embed_norm", "heads",
     "image_size", "in_channels", "layer_scale", "mlp_ratio", "norm", "norm_before_pool", "norm_eps",

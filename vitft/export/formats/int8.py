@@ -19,6 +19,7 @@ from vitft.export.formats.nodes import GraphBuilder
 from vitft.export.formats.onnx import OnnxFormat, open_onnx
 from vitft.export.trained import TrainedRun
 from vitft.models.find import ONNX_FILE
+from vitft.models.graph_digest import add_graph_digest
 from vitft.system.errors import RunError
 from vitft.system.files import writing
 from vitft.system.text import percent
@@ -58,7 +59,10 @@ class Int8Format(ExportFormat):
             size = weight_bytes(model.graph)
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
+            text = {entry.key: entry.value for entry in model.metadata_props}["vitft"]
+            onnx.helper.set_model_props(model, {"vitft": text})  # not the digest of the exact graph
             onnx.save(model, folder / ONNX_FILE)
+            add_graph_digest(folder / ONNX_FILE)
         remaining = weight_bytes(model.graph) / size
         if remaining > MAX_REMAINING:
             raise RunError(

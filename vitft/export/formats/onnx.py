@@ -21,6 +21,7 @@ from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_by
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE
+from vitft.models.graph_digest import add_graph_digest
 from vitft.system.files import writing
 
 OPSET = 18
@@ -48,6 +49,7 @@ class OnnxFormat(ExportFormat):
             if self.any_size:
                 text = describe_graph(trained, takes_bytes=True, any_size=True)
                 add_resize(folder / ONNX_FILE, trained.card.transform, text, is_big=is_big)
+            add_graph_digest(folder / ONNX_FILE)
 
     def open(self, folder: Path) -> OpenedModel:
         return open_onnx(folder)

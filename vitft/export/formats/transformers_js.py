@@ -18,6 +18,7 @@ from vitft.export.formats.onnx_resize import PLANES_INPUT, add_resize, resize_ob
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE
+from vitft.models.graph_digest import add_graph_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_json, writing
 
@@ -73,6 +74,8 @@ class TransformersJsFormat(ExportFormat):
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
             onnx.save(model, graphs / QUANTIZED_FILE)
+            for name in (ONNX_FILE, QUANTIZED_FILE):
+                add_graph_digest(graphs / name)
 
     def open(self, folder: Path) -> OpenedModel:
         return open_onnx(folder / GRAPHS)

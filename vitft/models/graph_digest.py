@@ -1,0 +1,98 @@
+"""Digest of an exported ONNX graph, in the last bytes of the file itself.
+
+An ONNX file is a protobuf message. Entries that are appended to the bytes of such a message belong
+to it, so every tool reads the digest as one more entry of the metadata (`vitft.sha256`), and the
+digest covers every byte before it. Imports neither torch nor onnx.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from vitft.models.pretrained.fetch import sha256_of
+from vitft.system.files import write_atomically
+
+DIGEST_KEY = "vitft.sha256"
+DATA_DIGEST_KEY = "vitft.data_sha256"
+"""Key of the digest of model.onnx.data, which contains the weights of large models."""
+CHUNK_BYTES = 2**20
+METADATA_FIELD = 0x72
+"""Tag of the field `metadata_props` in a `ModelProto`: field 14, with a length."""
+CHANGED = "the sha256 of the contents differs from the recorded one"
+
+
+def metadata_entry(key: str, value: str) -> bytes:
+    """Return a metadata entry as protobuf; key and value have less than 124 bytes together."""
+    pair = b"".join(
+        bytes([tag, len(text)]) + text
+        for tag, text in ((0x0A, key.encode()), (0x12, value.encode()))
+    )
+    assert len(pair) < 128  # longer messages need a length of several bytes
+    return bytes([METADATA_FIELD, len(pair)]) + pair
+
+
+DIGEST_SIZE = len(metadata_entry(DIGEST_KEY, "0" * 64))
+
+
+def data_file(graph: Path) -> Path:
+    """Return the path of the file with the weights of a graph that is too large for one file."""
+    return graph.with_name(f"{graph.name}.data")
+
+
+def add_graph_digest(graph: Path) -> None:
+    """Append the digest of a graph, and of its data file if there is one, to the file.
+
+    The metadata must not contain these entries yet.
+
+    Raises:
+        ResourceError: The disk is full.
+        RunError: The file cannot be written.
+    """
+    content = graph.read_bytes()
+    if data_file(graph).is_file():
+        content += metadata_entry(DATA_DIGEST_KEY, sha256_of(data_file(graph)))
+    digest = hashlib.sha256(content).hexdigest()
+    write_atomically(graph, [content, metadata_entry(DIGEST_KEY, digest)])
+
+
+def has_changed(graph: Path) -> bool:
+    """Return whether a file ends with a digest that its contents do not match.
+
+    The file is not parsed. A file that does not end with a digest counts as unchanged.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found = recorded_digest(graph)
+    if found is None:
+        return False
+    digest, rest = hashlib.sha256(), graph.stat().st_size - DIGEST_SIZE
+    with graph.open("rb") as file:
+        while chunk := file.read(min(CHUNK_BYTES, rest)):
+            digest.update(chunk)
+            rest -= len(chunk)
+    return found != digest.hexdigest().encode()
+
+
+def recorded_digest(graph: Path) -> bytes | None:
+    """Return the digest at the end of a file, or None if the file does not end with one."""
+    with graph.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - DIGEST_SIZE))
+        entry = file.read()
+    return entry[-64:] if entry.startswith(metadata_entry(DIGEST_KEY, "0" * 64)[:-64]) else None
+
+
+def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
+    """Return whether the metadata of a graph contain a digest that its files do not match.
+
+    This finds what `has_changed` cannot: a digest that is no longer at the end of the file, because
+    another tool has written the graph again, and a damaged data file.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    if DIGEST_KEY in metadata and recorded_digest(graph) != metadata[DIGEST_KEY].encode():
+        return True
+    recorded = metadata.get(DATA_DIGEST_KEY)
+    return recorded is not None and recorded != sha256_of(data_file(graph))
