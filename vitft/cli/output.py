@@ -7,15 +7,18 @@ be printed safely.
 import contextlib
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
+from vitft.cli.column_widths import MIN_TEXT, column_widths, table_width
 from vitft.cli.streams import SafeStream, Stdout
 from vitft.system import console
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
 from vitft.system.redaction import redacted
+from vitft.system.text import listing
 
 
 @contextlib.contextmanager
@@ -72,19 +75,67 @@ def warn(text: str) -> None:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", numbers: int = 0
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    numbers: int = 0,
+    shorten: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
-    """Print a table as a result; the last `numbers` columns are right-aligned."""
+    """Print a table as a result; in a file or a pipe, each row is one line.
+
+    On a terminal that is too narrow, text columns are wrapped between words. With `shorten` or
+    `drop`, each row remains one line instead.
+
+    Args:
+        columns: Headings.
+        rows: Cells of each row.
+        title: Line above the table.
+        numbers: Number of columns, counted from the right, that are right-aligned.
+        shorten: Headings of columns whose text may be cut, the least important first.
+        drop: Headings of columns that may be left out, the least important first.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[Text(visible(cell)) for cell in row] for row in rows]
+    natural = [
+        max([len(name), *(row[i].cell_len for row in cells)]) for i, name in enumerate(columns)
+    ]
+    first_number = len(columns) - numbers
+    is_list, width = bool(shorten or drop), stdout().width
+    shown = column_widths(
+        natural,
+        width,
+        shorten=[columns.index(name) for name in shorten],
+        drop=[columns.index(name) for name in drop],
+    )
+    # Wrapped names and numbers are hard to read, so the other columns give way if they can.
+    fixed = {i: natural[i] if i == 0 or i >= first_number else MIN_TEXT for i in shown}
+    keeps_lines = table_width(fixed) <= width
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        is_number = i >= len(columns) - numbers
-        grid.add_column(column, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(visible(cell)) for cell in row))
+    for i, size in shown.items():
+        grid.add_column(
+            columns[i],
+            justify="right" if i >= first_number else "left",
+            overflow="ellipsis" if is_list else "fold",
+            no_wrap=is_list or (keeps_lines and (i == 0 or i >= first_number)),
+            width=size if is_list and size < natural[i] else None,
+        )
+    for row in cells:
+        grid.add_row(*(row[i] for i in shown))
     stdout().print(grid)
+    if len(shown) < len(columns):
+        hidden = [name for i, name in enumerate(columns) if i not in shown]
+        note(f"not shown, because the terminal is too narrow: {listing(hidden)}; `| cat` shows all")
+
+
+def wrapped(text: str, *, indent: int) -> None:
+    """Print text as a result, wrapped between words on a terminal; later lines are indented."""
+    width = stdout().width
+    for line in textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False):
+        result(line)
 
 
 def fail(error: VitftError) -> None:

@@ -100,6 +100,8 @@ def list_weights(args: argparse.Namespace) -> int:
             for entry in chosen
         ],
         numbers=2,
+        shorten=("trained on", "licence"),
+        drop=("px", "classes", "trained on"),
     )
     output.note("none of these files is gated: no account is required")
     return 0

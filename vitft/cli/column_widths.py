@@ -1,0 +1,37 @@
+"""Widths of the columns of a table that is wider than the terminal."""
+
+from collections.abc import Sequence
+
+GAP = 2
+"""Number of spaces between columns."""
+MIN_TEXT = 16
+"""Width to which a text column is shortened before another column is left out."""
+
+
+def column_widths(
+    natural: Sequence[int], width: int, *, shorten: Sequence[int], drop: Sequence[int]
+) -> dict[int, int]:
+    """Return the widths of the columns that are shown, by index, in order.
+
+    The result may still be wider than the terminal, if nothing is left to shorten or leave out.
+
+    Args:
+        natural: Width of the widest cell of each column, in characters.
+        width: Width of the terminal, in characters.
+        shorten: Columns whose text may be cut, the least important first.
+        drop: Columns that may be left out if that is not enough, the least important first.
+    """
+    for dropped in range(len(drop) + 1):
+        shown = {i: size for i, size in enumerate(natural) if i not in drop[:dropped]}
+        for i in shorten:
+            excess = table_width(shown) - width
+            if i in shown and excess > 0:
+                shown[i] = max(min(shown[i], MIN_TEXT), shown[i] - excess)
+        if table_width(shown) <= width:
+            break
+    return shown
+
+
+def table_width(widths: dict[int, int]) -> int:
+    """Return the width of a table with columns of these widths."""
+    return sum(widths.values()) + GAP * (len(widths) - 1)
