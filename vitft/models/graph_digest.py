@@ -15,7 +15,7 @@ from vitft.system.files import write_atomically
 DIGEST_KEY = "vitft.sha256"
 DATA_DIGEST_KEY = "vitft.data_sha256"
 """Key of the digest of model.onnx.data, which contains the weights of large models."""
-CHUNK_BYTES = 2**20
+BLOCK_BYTES = 2**20
 METADATA_FIELD = 0x72
 """Tag of the field `metadata_props` in a `ModelProto`: field 14, with a length."""
 CHANGED = "the sha256 of the contents differs from the recorded one"
@@ -68,7 +68,7 @@ def has_changed(graph: Path) -> bool:
         return False
     digest, rest = hashlib.sha256(), graph.stat().st_size - DIGEST_SIZE
     with graph.open("rb") as file:
-        while chunk := file.read(min(CHUNK_BYTES, rest)):
+        while chunk := file.read(min(BLOCK_BYTES, rest)):
             digest.update(chunk)
             rest -= len(chunk)
     return found != digest.hexdigest().encode()
