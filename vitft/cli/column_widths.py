@@ -21,6 +21,7 @@ def column_widths(
         shorten: Columns whose text may be cut, the least important first.
         drop: Columns that may be left out if that is not enough, the least important first.
     """
+    shown = dict(enumerate(natural))
     for dropped in range(len(drop) + 1):
         shown = {i: size for i, size in enumerate(natural) if i not in drop[:dropped]}
         for i in shorten:
