@@ -118,10 +118,10 @@ def draw_attention(run: Path, out: Path) -> None:
     grid = figure.subplots(config.depth, config.heads + 1)
     for block, weights in enumerate(maps):
         picture(grid[block, 0], pixels, "image" if block == 0 else "")
-        grid[block, 0].set_ylabel(f"block {block + 1}", fontsize=9)
+        grid[block, 0].set_ylabel(f"block {block}", fontsize=9)
         for head in range(config.heads):
             heat = weights[0, head].mean(dim=0)[config.num_prefix :].unflatten(0, config.grid)
-            title = f"head {head + 1}" if block == 0 else ""
+            title = f"head {head}" if block == 0 else ""
             picture(grid[block, head + 1], heat.numpy(), title, cmap="magma")
     save(figure, out / "teach_heads.png")
 

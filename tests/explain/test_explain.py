@@ -21,6 +21,7 @@ from vitft.explain.attribution import (
 )
 from vitft.explain.heatmaps import (
     apply_colour_map,
+    enlarged,
     heads_sheet,
     overlay,
     png_bytes,
@@ -425,3 +426,10 @@ def test_attention_distance_of_known_attention(prefix: dict[str, Any]) -> None:
 
     assert count == 3
     assert distance == pytest.approx(np.full((3, 2), patch_distances((4, 4), (4, 4)).mean()))
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [((8, 8), (224, 224)), ((64, 96), (256, 384)), ((300, 224), (300, 224))]
+)
+def test_small_overlays_are_enlarged(size: tuple[int, int], shown: tuple[int, int]) -> None:
+    assert enlarged(Image.new("RGB", size)).size == shown

@@ -180,7 +180,7 @@ def test_explain_writes_pictures_and_arrays(run: Path, capsys: pytest.CaptureFix
     assert code == 0
     assert "relevance maps of 1 image" in capsys.readouterr().out
     with Image.open(out / "001-photo.png") as picture:
-        assert picture.size == (64, 64)
+        assert picture.size == (256, 256)
     with np.load(out / "001-photo.npz") as arrays:
         assert {*arrays} == {"heat", "logits"}
         assert arrays["heat"].shape == (8, 8)

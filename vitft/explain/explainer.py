@@ -14,7 +14,7 @@ from PIL import Image
 from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import attention_maps, explain, relevance_map, scale_maps
-from vitft.explain.heatmaps import heads_sheet, overlay, png_bytes
+from vitft.explain.heatmaps import enlarged, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
@@ -121,7 +121,7 @@ class Explainer:
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, scores)
-        picture = Image.fromarray(pixels)
+        picture = enlarged(Image.fromarray(pixels))
         blended = overlay(picture, scale_maps(heat[None])[0])
         self.write(file, png_bytes(blended))
         if len(self.tiles) < MAX_ON_SHEET:
@@ -244,7 +244,7 @@ def illustrate_predictions(
         if prediction.view is not None:
             torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
             heat = relevance_map(engine.model, engine.inputs(prediction.view[None]))[0]
-            picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
+            picture = png_bytes(overlay(enlarged(Image.fromarray(prediction.view)), heat))
             name = f"{number:06}-{safe_stem(prediction.path)}.png"
             write_atomically(folder / name, picture)
         yield prediction

@@ -16,6 +16,8 @@ COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
 )
+MIN_SIDE_PX = 224
+"""Minimum length of the shorter side of an overlay that is written as a file, in pixels."""
 OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
 """Opacity of the heat map where its value is 0 and where it is 1."""
 
@@ -34,6 +36,17 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     opacity = (OPACITY_LOW + (OPACITY_HIGH - OPACITY_LOW) * smooth)[..., None]
     blended = pixels * (1 - opacity) + apply_colour_map(smooth) * opacity
     return Image.fromarray(blended.round().astype(np.uint8))
+
+
+def enlarged(image: Image.Image) -> Image.Image:
+    """Return an image enlarged by the smallest integer with which no side is below `MIN_SIDE_PX`.
+
+    Its pixels become squares, so that an image of 8 x 8 pixels can be shown in class.
+    """
+    factor = -(-MIN_SIDE_PX // min(image.size))
+    return image.resize(
+        (image.width * factor, image.height * factor), resample=Image.Resampling.NEAREST
+    )
 
 
 def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -69,7 +69,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
     axes = figure.subplots()
     image = axes.imshow(mosaic, cmap="viridis", vmax=1, interpolation="nearest")
     for axis, size in ((axes.yaxis, rows), (axes.xaxis, columns)):
-        labelled = sorted({0, size // 2, size - 1})
+        labelled = range(size) if size <= 8 else sorted({0, size // 2, size - 1})
         axis.set_ticks([i * (size + gap) + size / 2 for i in labelled], [str(i) for i in labelled])
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
     axes.spines[:].set_visible(False)
