@@ -28,7 +28,7 @@ COMMANDS = {
     "evaluate": "evaluate --data data --run run",
     "export": "export --safetensors --run run --out OUT",
     "explain": "explain data/red --run run --out OUT",
-    "check": "check data --out OUT.csv",
+    "check": "check data --out OUT",
     "compare": "compare run run-2 --out OUT.html",
     "study": "study --data data --weights w.safetensors --shots 2 --seeds 2 --out OUT",
     "weights": "weights list",

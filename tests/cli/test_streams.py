@@ -22,7 +22,7 @@ COMMANDS = {
     "predict": ["predict", "data", *RUN, "--engine", "torch"],
     "predict json": ["predict", "data", *RUN, "--format", "json", "--engine", "numpy"],
     "evaluate": ["evaluate", "--data", "data", *RUN],
-    "check": ["check", "data", "--out", "OUT.csv"],
+    "check": ["check", "data", "--out", "OUT"],
     "export": ["export", "--safetensors", *RUN, "--out", "OUT"],
     "explain": ["explain", "data/red", *RUN, "--out", "OUT"],
     "compare": ["compare", "run", "run-2", "--out", "OUT.html"],

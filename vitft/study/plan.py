@@ -16,7 +16,7 @@ from vitft.data.scan import scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
-from vitft.system.rundir import plan_run
+from vitft.system.rundir import FILE_NAME, plan_run
 from vitft.system.text import count
 
 BASELINES = ("pixels", "histogram")
@@ -94,7 +94,8 @@ def check_study(
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
     if not fitting:
         raise too_few_images(folder, counts)
-    place = plan_run(out or str(free_name(Path(f"study-{folder.name}"))), data)
+    name = folder.stem if FILE_NAME.search(folder.name) else folder.name  # of a table
+    place = plan_run(out or str(free_name(Path(f"study-{name}"))), data)
     if (folder.table or folder.root).resolve() in (place.resolve(), *place.resolve().parents):
         raise UsageError(
             f"--out {place} is inside the data directory",
