@@ -51,7 +51,7 @@ def test_images_become_overlays_and_a_sheet(
 
     assert files_in(Path("explained")) == ["001-000.png", "002-000.png", "sheet.html"]
     with Image.open("explained/001-000.png", formats=["PNG"]) as picture:
-        assert (picture.size, picture.mode) == ((16, 16), "RGB")
+        assert (picture.size, picture.mode) == ((224, 224), "RGB")
         assert "exif" not in picture.info
     out = capsys.readouterr().out
     assert "relevance maps of 2 images written to explained/; overview: sheet.html" in out

@@ -202,6 +202,7 @@ def test_a_study_of_groups_needs_a_split_column(tmp_path: Path) -> None:
         return check_study(str(tmp_path / name), ["pixels"], [2], seeds=1, out=None)
 
     assert plan("whole.csv").shots == (2,)
+    assert plan("whole.csv").out.name == "study-whole"
     with pytest.raises(
         UsageError, match=r"a study samples individual images, but .* defines groups"
     ):

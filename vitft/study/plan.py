@@ -94,7 +94,7 @@ def check_study(
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
     if not fitting:
         raise too_few_images(folder, counts)
-    name = folder.stem if FILE_NAME.search(folder.name) else folder.name  # of a table
+    name = FILE_NAME.sub("", folder.name)  # the name of a table without its suffix
     place = plan_run(out or str(free_name(Path(f"study-{name}"))), data)
     if (folder.table or folder.root).resolve() in (place.resolve(), *place.resolve().parents):
         raise UsageError(
