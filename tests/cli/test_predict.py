@@ -293,7 +293,7 @@ def test_explain_writes_a_relevance_overlay_of_each_image(
     names = sorted(p.name for p in Path("seen").iterdir())
     assert names == ["000001-00.png", "000002-01.png", "000004-02.png"]
     with Image.open("seen/000001-00.png") as picture:
-        assert picture.size == (16, 16)
+        assert picture.size == (224, 224)
     assert predict(photos[0], "--explain", "seen") == 5  # nothing is overwritten
     assert "choose a new or empty folder with --explain" in capsys.readouterr().err
 
