@@ -43,7 +43,7 @@ that a table finds are compared (see `similar_codes`), so the time grows linearl
 TABLES, TABLE_BITS, WINDOW = 48, 12, 32
 """Number of tables; maximum number of bits in which the pairs found may differ; number of following
 entries with which each entry is compared. A pair that differs in 6 bits is found with a probability
-of 99.9%, in 8 bits with 98% and in 10 bits with 88%, unless many hashes are similar."""
+of 99.9%, in 8 bits with 97% or more and in 10 bits with 81% or more, unless many are similar."""
 MAX_COMPARISONS = 32
 """Maximum number of fine comparisons per image; a video frame may resemble a thousand others."""
 PAIR_BATCH = 1024
