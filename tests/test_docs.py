@@ -107,3 +107,13 @@ def test_benchmarks_that_a_page_names_exist(page: Path) -> None:
     modules = re.findall(r"python -m (benchmarks[\w.]*\w)", page.read_text())
 
     assert not [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=["README.md", *IDS])
+def test_addresses_in_commands_are_quoted_where_a_shell_would_expand_them(page: Path) -> None:
+    commands = re.findall(
+        r"^(?: {4}|\$ )((?:curl|wget) .*)$|`((?:curl|wget) [^`]*)`", page.read_text(), re.M
+    )
+    for command in ("".join(pair) for pair in commands):
+        outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
+        assert not re.search(r"://\S*[?&*\[]", outside), command

@@ -334,6 +334,11 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
         pytest.param("?top_k=0", "image/png", png(0), 422, "top_k", id="no classes"),
         pytest.param("?top_k=many", "image/png", png(0), 422, "top_k", id="no number"),
         pytest.param("?top_k=%00%ff", "image/png", png(0), 422, "top_k", id="no text"),
+        pytest.param("?topk=1", "image/png", png(0), 422, "did you mean top_k?", id="misspelled"),
+        pytest.param("?TOP-K=1", "image/png", png(0), 422, "mean top_k?", id="another spelling"),
+        pytest.param("?classes=1", "image/png", png(0), 422, "route takes top_k", id="unknown"),
+        pytest.param("?%ff%00=1", "image/png", png(0), 422, "route takes top_k", id="no name"),
+        pytest.param("?top_k=1&top_k=2", "image/png", png(0), 422, "more than once", id="twice"),
     ],
 )
 def test_an_invalid_request_gets_an_error(
@@ -345,6 +350,16 @@ def test_an_invalid_request_gets_an_error(
     assert error in answer.json["error"]
     assert "Traceback" not in answer.json["error"]
     assert "/" not in answer.json["error"].replace("multipart/form-data", "")
+
+
+def test_a_misspelled_class_parameter_is_refused(client: Client) -> None:
+    assert client.post("/explain?klass=red", png(0)).json == {
+        "error": "unknown query parameter 'klass': did you mean class?"
+    }
+
+
+def test_other_routes_ignore_parameters_as_health_checks_send_them(client: Client) -> None:
+    assert client.ask("GET", "/healthz?now=1").status == 200
 
 
 def test_a_decompression_bomb_is_refused_by_its_header(client: Client) -> None:

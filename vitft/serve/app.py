@@ -6,21 +6,24 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitft.predict.run_info import RunInfo
 from vitft.report.summary import weights_name
 from vitft.serve.access import Access, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
 from vitft.serve.limits import ANSWER_SECONDS
+from vitft.serve.metrics import CONTENT_TYPE, MetricsMiddleware, ServerMetrics
 from vitft.serve.page import build_page
 from vitft.serve.schemas import (
     ErrorSchema,
@@ -67,6 +70,7 @@ class Handlers:
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.limits = queue, queue.limits
+        self.server_metrics = ServerMetrics(queue)
         self.memory = MemoryBudget(self.limits.memory)
         self.page = build_page(max_bytes=self.limits.max_bytes, explains=queue.can_explain)
 
@@ -78,6 +82,10 @@ class Handlers:
         """Return the status of the server and the number of queued images."""
         counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
         return JsonResponse(200, {"status": "ok", **counts})
+
+    async def metrics(self) -> Response:
+        """Return counts and durations of requests in the text format of Prometheus."""
+        return Response(self.server_metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def labels(self) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
@@ -92,7 +100,7 @@ class Handlers:
             "images": run and run.images,
             "at_chance": run.at_chance if run else "",
             "weights": weights_name(run.weights) if run else "",
-            "trained": run and datetime.fromtimestamp(run.trained_at).date().isoformat(),
+            "trained": trained_on(run),
             "threshold": postprocess.threshold or None,
             "notes_unlike": postprocess.reference is not None,
             "classes": self.queue.classes,
@@ -167,6 +175,13 @@ class Handlers:
                 yield files
 
 
+def trained_on(run: RunInfo | None) -> str | None:
+    """Return the date of the end of a run, or None if it is unknown."""
+    if run is None or run.is_file_age:
+        return None
+    return datetime.fromtimestamp(run.trained_at).date().isoformat()
+
+
 class SecurityMiddleware:
     """ASGI middleware for access checks, security headers and error responses at shutdown.
 
@@ -220,7 +235,24 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
     return None
 
 
-def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
+async def check_parameters(request: Request) -> None:
+    """Refuse a request with an unknown query parameter, which would otherwise have no effect.
+
+    Raises:
+        HTTPException: The route does not define the parameter, or it is given twice (422).
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name.lower(), known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"this route takes {', '.join(known)}"
+            raise HTTPException(422, f"unknown query parameter {name[:50]!a}: {fix}")
+        if given.count(name) > 1:
+            raise HTTPException(422, f"the query parameter {name} is given more than once")
+
+
+def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
     """Return the ASGI application, which runs the queue during its lifespan."""
 
     @asynccontextmanager
@@ -249,9 +281,14 @@ def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
             ("/openapi.json", openapi, {"include_in_schema": False}),
             ("/healthz", handlers.healthz, {"response_model": HealthSchema}),
             ("/labels", handlers.labels, {"response_model": LabelsSchema}),
+            ("/metrics", handlers.metrics, {"include_in_schema": False}),
         )
     }
-    schema: dict[str, Any] = {"responses": ERROR_RESPONSES, "openapi_extra": REQUEST_BODY}
+    schema: dict[str, Any] = {
+        "responses": ERROR_RESPONSES,
+        "openapi_extra": REQUEST_BODY,
+        "dependencies": [Depends(check_parameters)],
+    }
     allowed["/predict"] = add_route(
         app, "/predict", handlers.predict, "POST", response_model=PredictionsSchema, **schema
     )
@@ -264,7 +301,8 @@ def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
             app, "/explain", handlers.explain, "POST", response_class=Response, **schema
         )
     add_error_handlers(app, allowed)
-    return SecurityMiddleware(app, access)
+    handlers.server_metrics.paths = tuple(allowed)
+    return MetricsMiddleware(SecurityMiddleware(app, access), handlers.server_metrics)
 
 
 def add_route(

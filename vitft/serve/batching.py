@@ -76,6 +76,8 @@ class BatchQueue:
         self.admitted = 0
         self.num_admitted = 0
         """Number of images admitted since the start."""
+        self.num_batches = self.num_predicted = 0
+        """Number of batches predicted since the start, and of images in them."""
         self.pending: deque[PendingImage] = deque()
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
@@ -179,6 +181,8 @@ class BatchQueue:
             return
         results: list[Prediction] | Exception
         try:
+            self.num_batches += 1
+            self.num_predicted += len(batch)
             loaded = [LoadedImage(image.name, image.view) for image in batch]
             results = await self.model_thread.run(self.pipeline.predict_batch, loaded)
         except Exception as error:  # raised again by each request

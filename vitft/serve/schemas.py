@@ -76,7 +76,9 @@ class LabelsSchema(BaseModel):
         "", description="phrase such as `always predicts 7` for a model at chance level"
     )
     weights: str = Field("", description="name of the pretrained weights; empty if unknown")
-    trained: str | None = Field(None, description="date of the end of the run, as YYYY-MM-DD")
+    trained: str | None = Field(
+        None, description="date of the end of the run, as YYYY-MM-DD; null if unknown"
+    )
     threshold: float | None = Field(
         None, description="probability below which a prediction has the note `not sure`"
     )

@@ -12,12 +12,13 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
-from vitft.serve.app import SecurityMiddleware, make_app
+from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
 from vitft.serve.limits import (
     GRACE_SECONDS,
@@ -220,7 +221,7 @@ def make_server(
     return server_of(make_app(BatchQueue(predictor, postprocess, limits), access))
 
 
-def server_of(app: SecurityMiddleware) -> Server:
+def server_of(app: ASGIApp) -> Server:
     """Return a server that serves an application once `run(sockets=[...])` is called."""
     config = uvicorn.Config(
         app,

@@ -1,0 +1,75 @@
+"""Metrics of `vitft serve` for Prometheus."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.test_serve import make_predictor, png
+from tests.support.serving import Client, serving
+from vitft.predict.postprocess import Postprocess
+from vitft.predict.run_info import RunInfo
+from vitft.serve.metrics import LATENCY_BOUNDS
+
+NAME = 'a "run"\\\n\udcff'
+LINE = re.compile(r'vitft_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(,\w+="(?:[^"\\\n]|\\.)*")*\})? [\d.e+-]+')
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    predictor = make_predictor()
+    run = RunInfo(name=NAME, classes=3, top1=None, images=0, trained_at=0.0, at_chance="")
+    with serving(predictor, postprocess=Postprocess(classes=predictor.classes, run=run)) as found:
+        yield found
+
+
+def metrics(client: Client) -> dict[str, float]:
+    """Return the values by metric, with labels, after checking the format of every line."""
+    answer = client.ask("GET", "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.body.decode().removesuffix("\n").split("\n")
+    values = [line for line in lines if not line.startswith(("# HELP vitft_", "# TYPE vitft_"))]
+    assert all(LINE.fullmatch(line) for line in values)
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in values)}
+
+
+def test_requests_are_counted_by_path_and_status(client: Client) -> None:
+    client.form("/predict", ("a.png", png(0)), ("b.png", png(1)))
+    client.post("/predict?topk=1", png(0))
+    client.ask("GET", "/any/path?x=1")
+    client.ask("GET", "/", host="evil.example")
+
+    found = metrics(client)
+
+    counts = {name: n for name, n in found.items() if name.startswith("vitft_requests_total")}
+    assert counts == {
+        'vitft_requests_total{path="/",status="421"}': 1,
+        'vitft_requests_total{path="/predict",status="200"}': 1,
+        'vitft_requests_total{path="/predict",status="422"}': 1,
+        'vitft_requests_total{path="other",status="404"}': 1,
+    }
+    assert found["vitft_images_total"] == 2
+    assert 1 <= found["vitft_batches_total"] <= 2
+    assert (found["vitft_queue_images"], found["vitft_queue_limit"]) == (0, 64)
+    again = metrics(client)
+    assert again['vitft_requests_total{path="/metrics",status="200"}'] == 1
+
+
+def test_the_histogram_is_cumulative_and_ends_with_all_requests(client: Client) -> None:
+    for seed in range(3):
+        client.post("/predict", png(seed))
+
+    found = metrics(client)
+
+    edges = [*map(str, LATENCY_BOUNDS), "+Inf"]
+    counts = [found[f'vitft_request_seconds_bucket{{path="/predict",le="{e}"}}'] for e in edges]
+    assert counts == sorted(counts)
+    assert counts[-1] == found['vitft_request_seconds_count{path="/predict"}'] == 3
+    assert 0 < found['vitft_request_seconds_sum{path="/predict"}'] < 60
+
+
+def test_any_name_of_a_run_is_one_escaped_label(client: Client) -> None:
+    (info,) = (name for name in metrics(client) if name.startswith("vitft_info"))
+
+    assert info.endswith(r',run="a \"run\"\\\n?"}')
