@@ -38,8 +38,8 @@ def test_an_image_with_two_labels_is_kept_without_probabilities() -> None:
 
     assert audit["duplicates"][0]["labels_differ"]
     assert actions(audit) == {
-        "cat/1.jpg": ("keep", "two labels"),
-        "dog/1.jpg": ("keep", "two labels"),
+        "cat/1.jpg": ("undecided", "two labels"),
+        "dog/1.jpg": ("undecided", "two labels"),
         "dog/2.jpg": ("drop", "exact"),
     }
 
@@ -80,7 +80,7 @@ def test_near_duplicates_and_doubtful_labels_are_kept_with_a_reason() -> None:
 
     (fix,) = propose_fixes(audit, {})
 
-    assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "keep", "mislabel")
+    assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "undecided", "mislabel")
     assert (fix.label, fix.new_label) == ("dog", "cat")
     assert "nearly identical to cat/1.jpg (label cat" in fix.reason
     assert "probably cat" in fix.reason

@@ -175,7 +175,7 @@ def test_weights_find_a_label_error(
 
     assert [(m["path"], m["suggested"]) for m in audit["mislabels"]] == [("blue/moved.png", "red")]
     row = table(here / "fixes.csv")["blue/moved.png"]
-    assert (row["action"], row["new_label"]) == ("keep", "red")
+    assert (row["action"], row["new_label"]) == ("undecided", "red")
 
 
 def test_an_empty_class_folder_does_not_end_the_check(
@@ -233,7 +233,7 @@ def test_a_check_applies_the_fixes_of_the_run_and_adds_to_them(
     copies = [group["members"][0]["path"] for group in audit["duplicates"]]
     assert copies == ["green/004.png"]
     rows = table(here / "again" / "fixes.csv")
-    actions = {path: row["action"] for path, row in rows.items() if row["action"] != "keep"}
+    actions = {path: row["action"] for path, row in rows.items() if row["action"] != "undecided"}
     assert actions == {"blue/moved.png": "move", "red/copy.png": "drop", "green/later.png": "drop"}
     assert rows["blue/moved.png"]["new_label"] == "red"
     assert rows == table(here / "fixed" / "fixes.csv")
@@ -274,7 +274,7 @@ def test_finetune_applies_and_records_the_fixes(
     (data / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     checked(capsys, str(data), "--weights", str(tiny_weights))
     text = (here / "fixes.csv").read_text()
-    (here / "fixes.csv").write_text(text.replace("moved.png,keep", "moved.png,move"))
+    (here / "fixes.csv").write_text(text.replace("moved.png,undecided", "moved.png,move"))
     before = contents(data)
 
     assert finetune(data, tiny_weights, "run", "--fixes", "fixes.csv") == 0

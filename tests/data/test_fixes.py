@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitft.config.sections import DataSpec
-from vitft.data.fixes import Fix, apply_fixes, write_fixes
+from vitft.data.fixes import UNDECIDED, Fix, apply_fixes, with_former, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.system.errors import DataError
 
@@ -50,6 +50,32 @@ def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
     assert found.bad == ()
     assert "1 image left out, 1 relabelled" in found.notes[-1]
     assert spec.fixes == str(table.resolve())
+
+
+def test_what_was_kept_is_counted_apart_from_what_nobody_decided(
+    folder: Folder, tmp_path: Path
+) -> None:
+    rows = "a/1.jpg,keep\na/2.jpg,undecided\nb/1.jpg,undecided\nb/gone.jpg,keep\n"
+
+    found = applied(folder, tmp_path / "fixes.csv", f"path,action\n{rows}")
+    dropped = applied(folder, tmp_path / "fixes.csv", "path,action\na/1.jpg,drop\n")
+
+    counts = "0 images left out, 0 relabelled, 1 kept, 2 undecided (used as they are)"
+    assert found.notes[-1] == f"fixes applied: {counts}"
+    assert found.files == folder.files
+    assert dropped.notes[-1] == "fixes applied: 1 image left out, 0 relabelled"
+
+
+def test_a_later_proposal_overrules_what_is_undecided_but_not_what_was_kept() -> None:
+    former = [Fix(path="a/1.jpg", action="keep"), Fix(path="a/2.jpg", action=UNDECIDED)]
+    moved = Fix(path="b/1.jpg", action="move", new_label="a")
+    proposed = [
+        Fix(path="a/1.jpg", action="drop"),
+        Fix(path="a/2.jpg", action="drop"),
+        Fix(path="b/1.jpg", action=UNDECIDED, new_label="b"),
+    ]
+
+    assert with_former([*former, moved], proposed) == [former[0], proposed[1], moved]
 
 
 def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:

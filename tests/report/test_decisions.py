@@ -97,8 +97,9 @@ def test_decisions_are_saved_applied_and_compared(
     rows = {row["path"]: row for row in csv.DictReader(table.decode().splitlines())}
     assert tally == again
     assert tally.startswith(f"{len(rows)} files in the table: ")
-    assert "1 to move" in tally
-    assert rows[f"{NAMES[0]}/moved.png"]["action"] == "move"
+    assert "1 to move, 0 to keep, " in tally
+    undecided = sum(row["action"] == "undecided" for row in rows.values())
+    assert f", {undecided} undecided. You decided on " in tally
     assert rows[f"{NAMES[0]}/moved.png"]["new_label"] == NAMES[2]
     fixes = tmp_path / "saved" / "fixes.csv"
     again_options = [*options, "--fixes", str(fixes), "--like", "first", "--out", "second"]
@@ -109,6 +110,33 @@ def test_decisions_are_saved_applied_and_compared(
     assert f"{NAMES[1]}/copy.png" not in labels
     assert main(["compare", "first", "second"]) == 0
     assert "page: compare.html" in capsys.readouterr().err
+
+
+@needs_chromium
+def test_what_was_kept_after_a_look_is_told_from_what_nobody_decided(
+    here: Path, tmp_path: Path, tiny_weights: Path
+) -> None:
+    command = ["check", str(drawn(tmp_path)), "--weights", str(tiny_weights)]
+    assert main(command) == 0
+    card = at(Path(NAMES[0], "moved.png"))
+    kept = f"{card}.querySelector('input[value=keep]')"
+
+    with Chromium(str(CHROMIUM), tmp_path / "profile", here / "check.html") as browser:
+        before = browser.evaluate(f"[...{card}.querySelectorAll('input')].some((i) => i.checked)")
+        browser.evaluate(f"{kept}.click()")
+        tally = browser.evaluate("document.getElementById('tally').textContent")
+        first = saved(browser, tmp_path / "saved")
+    fixes = tmp_path / "saved" / "fixes.csv"
+    assert main([*command, "--fixes", str(fixes), "--out", "again"]) == 0
+    with Chromium(str(CHROMIUM), tmp_path / "later", here / "again" / "check.html") as browser:
+        after = browser.evaluate(f"{kept}.checked")
+        second = saved(browser, tmp_path / "later_saved")
+
+    assert (before, after) == (False, True)
+    assert " 1 to keep, " in tally
+    assert b"moved.png,keep," in first
+    assert b"moved.png,keep," in second
+    assert second == (here / "again" / "fixes.csv").read_bytes()
 
 
 @needs_chromium

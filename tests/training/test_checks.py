@@ -94,13 +94,15 @@ def test_an_empty_class_of_a_split_is_left_out_if_both_parts_were_emptied(
             check(parts, table, tmp_path / "run")
 
 
-@pytest.mark.parametrize("action", ["keep", ""])
+@pytest.mark.parametrize("action", ["keep", "undecided", ""])
 def test_an_empty_class_that_the_fixes_do_not_explain_is_refused(
     data: Path, tmp_path: Path, action: str
 ) -> None:
     table = moves(data, "blue", "red")
     if action:
-        rows = table.read_text() + "".join(f"green/{i:03}.png,keep,green,,,,\n" for i in range(6))
+        rows = table.read_text() + "".join(
+            f"green/{i:03}.png,{action},green,,,,\n" for i in range(6)
+        )
         table.write_text(rows)
     for path in (data / "green").iterdir():
         path.unlink()

@@ -211,12 +211,19 @@ def print_next_steps(
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     moves = sum(fix.action == "move" for fix in outcome.fixes)
-    moved = f' and {moves:,} with "move"' if moves else ""
+    keeps, undecided = (sum(f.action == a for f in outcome.fixes) for a in ("keep", "undecided"))
+    moved = f', {moves:,} with "move"' if moves else ""
+    kept = f', {keeps:,} with "keep"' if keeps else ""
+    rest = (
+        f', {undecided:,} with "undecided", which are used as they are until you change it to '
+        '"keep", "drop" or "move"'
+        if undecided
+        else ""
+    )
     former = f" ({len(outcome.former):,} of them from the earlier table)" if outcome.former else ""
     output.result(
         f"proposed fixes: {written} lists {count(len(outcome.fixes), 'file')}{former}, {drops:,} "
-        f'with action "drop"{moved}; the others are kept unless you change their action to "drop" '
-        'or "move"'
+        f'with action "drop"{moved}{kept}{rest}'
     )
     words = shell_join([*command, "--fixes", written])
     near = any(group["kind"] == "near" for group in outcome.audit["duplicates"])

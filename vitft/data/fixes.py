@@ -2,11 +2,13 @@
 
 `vitft check` writes a proposed table, the user edits it or decides on a page (`report.decisions`),
 and `vitft finetune --fixes` applies it to the result of `scan`: `drop` leaves an image out, `move`
-changes its label, and `keep` has no effect. `data.proposals` makes the proposals.
+changes its label, and `keep` and `undecided` have no effect. `keep` means that someone has decided
+so, `undecided` that nobody has. `data.proposals` makes the proposals.
 """
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +24,10 @@ from vitft.system.text import count, escape_formula, listing, shell_quote
 log = logging.getLogger(__name__)
 
 FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
-ACTIONS = ("keep", "move", "drop")
+UNDECIDED = "undecided"
+"""Action of an image that nobody has decided on; it is used as it is."""
+ACTIONS = (UNDECIDED, "keep", "move", "drop")
+"""Actions, the strongest last."""
 MOST_MISSING_NAMED = 3
 """Maximum number of missing files named in the warning."""
 
@@ -32,10 +37,10 @@ class Fix:
     """An action for one image."""
 
     path: str  # path relative to the data folder, with slashes
-    action: str  # `keep`, `move` (to `new_label`) or `drop`
+    action: str  # one of `ACTIONS`; `move` means to `new_label`
     label: str = ""
     new_label: str = ""
-    """New class. With the action `keep`, it is only a suggestion; to accept it, use `move`."""
+    """New class. Unless the action is `move`, it is only a suggestion."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
@@ -88,7 +93,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
         )
-    fixed = without_empty_classes(with_fixes(folder, found.changes))
+    fixed = without_empty_classes(with_fixes(folder, found))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
@@ -148,12 +153,14 @@ def confidence_of(cell: str) -> float | None:
 def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
     """Return the fixes of an earlier table followed by proposals for other files.
 
-    A proposal replaces an earlier fix of the same file unless its action is `keep`. The page of
-    `vitft check` merges its decisions in the same way (`report/templates/decisions.js`).
+    A proposal replaces an earlier fix of the same file unless the proposal is undecided or someone
+    has decided to keep the file. The page of `vitft check` merges its decisions in the same way
+    (`report/templates/decisions.js`).
     """
     rows = {escape_formula(fix.path): fix for fix in former}
     for fix in proposed:
-        if fix.action != "keep" or escape_formula(fix.path) not in rows:
+        earlier = rows.get(escape_formula(fix.path))
+        if earlier is None or (fix.action != UNDECIDED and earlier.action != "keep"):
             rows[escape_formula(fix.path)] = fix
     return [*rows.values()]
 
@@ -164,7 +171,7 @@ def explains(missing: Mapping[str, str], folder: str) -> bool:
     `missing` maps the missing files in the table to their actions.
     """
     actions = {action for path, action in missing.items() if path.startswith(f"{folder}/")}
-    return bool(actions) and "keep" not in actions
+    return bool(actions) and actions <= {"move", "drop"}
 
 
 class Decisions(NamedTuple):
@@ -175,6 +182,16 @@ class Decisions(NamedTuple):
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the folder to their actions."""
     rows: int
+    kept: int = 0
+    """Number of files in the folder that someone has decided to keep."""
+    undecided: int = 0
+    """Number of files in the folder that are listed but undecided."""
+
+    @property
+    def without_effect(self) -> str:
+        """Numbers of listed images that stay as they are, such as `, 3 kept, 4 undecided`."""
+        undecided = f", {self.undecided:,} undecided (used as they are)" * (self.undecided > 0)
+        return f"{f', {self.kept:,} kept' * (self.kept > 0)}{undecided}"
 
 
 def read_decisions(
@@ -207,7 +224,14 @@ def read_decisions(
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     missing = {name: action for name, action in seen.items() if name not in known}
-    return Decisions({n: c for n, c in changes.items() if n in known}, missing, len(seen))
+    actions = Counter(action for name, action in seen.items() if name in known)
+    return Decisions(
+        changes={n: c for n, c in changes.items() if n in known},
+        missing=missing,
+        rows=len(seen),
+        kept=actions["keep"],
+        undecided=actions[UNDECIDED],
+    )
 
 
 def unescaped(cell: str, known: Container[str]) -> str:
@@ -223,7 +247,7 @@ def fix_problem(
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if action not in ACTIONS:
-        return f"action is {action!r}, but must be 'keep', 'move' or 'drop'"
+        return f"action is {action!r}, but must be 'keep', 'move', 'drop' or 'undecided'"
     if action == "move" and name in known and new not in classes:
         return f"new_label is {new!r}, which is not a class of the data folder"
     return ""
@@ -255,8 +279,9 @@ def without_empty_classes(folder: Folder) -> Folder:
     )
 
 
-def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
+def with_fixes(folder: Folder, decisions: Decisions) -> Folder:
     """Return the folder with the decisions applied to its list of files; no file is changed."""
+    decided = decisions.changes
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = list[File](), 0
     for file in folder.files:
@@ -266,7 +291,8 @@ def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
             files.append(replace(file, label=index[label]))
     files.sort(key=lambda file: (file.label, file.path))
     dropped = len(folder.files) - len(files)
-    note = f"fixes applied: {count(dropped, 'image')} left out, {moved} relabelled"
+    note = f"fixes applied: {count(dropped, 'image')} left out, {moved:,} relabelled"
+    note += decisions.without_effect
     return replace(
         folder,
         files=tuple(files),

@@ -1,13 +1,14 @@
 """Fixes proposed for the findings about labelled images, for the user to accept or change.
 
-The proposed action is `drop` only if a finding is certain. Otherwise it is `keep`, with the reason.
+The proposed action is `drop` only if a finding is certain. Otherwise it is `undecided`, with the
+reason.
 This module does not open images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vitft.data.fixes import ACTIONS, Fix
+from vitft.data.fixes import ACTIONS, UNDECIDED, Fix
 from vitft.metrics.results import AuditResults, CopyMember
 
 ClassProbabilities = Mapping[str, float]
@@ -40,17 +41,17 @@ def propose_fixes(
     fixes += [
         Fix(
             path=entry["path"],
-            action="keep",
+            action=UNDECIDED,
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; to accept, set the action to “move”",
+            reason=f"probably {entry['suggested']}; set the action to “move” or “keep”",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )
         for entry in audit["mislabels"]
     ]
     fixes += [
-        Fix(path=entry["path"], action="keep", reason=entry["reason"], kind="odd")
+        Fix(path=entry["path"], action=UNDECIDED, reason=entry["reason"], kind="odd")
         for entry in audit["odd"]
     ]
 
@@ -85,7 +86,7 @@ def identical_file_fixes(
         elif len(first) > 1 and not right:
             others = ", ".join(sorted({*first} - {label}))
             reason = f"identical to a file with another label ({others}); drop all but one"
-            doubt = replace(drop, action="keep", kind="two labels", confidence=None)
+            doubt = replace(drop, action=UNDECIDED, kind="two labels", confidence=None)
             fixes.append(replace(doubt, reason=reason))
     return fixes
 
@@ -105,7 +106,7 @@ def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities
 
 
 def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
-    """Return fixes that keep all near-duplicates and add a remark to all but the first."""
+    """Return undecided fixes with a remark for all near-duplicates but the first."""
     first, *others = members
     fixes = []
     for member in others:
@@ -118,7 +119,7 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
         if details:
             reason += f" ({', '.join(details)})"
         path, label = member["path"], member["label"]
-        fixes.append(Fix(path=path, action="keep", label=label, reason=reason, kind="near"))
+        fixes.append(Fix(path=path, action=UNDECIDED, label=label, reason=reason, kind="near"))
     return fixes
 
 

@@ -80,10 +80,11 @@ def with_run_fixes(
     classes = tuple(dict.fromkeys([*known, *data.classes]))
     try:
         table, _ = open_table(Path(config.data.fixes), config.data.fixes_digest)
-        changes = read_decisions(table, labels, classes).changes
+        found = read_decisions(table, labels, classes)
     except DataError as error:
         log.warning(f"the fixes of the run are not applied: {error.problem}")
         return data
+    changes = found.changes
     images = [(path, changes.get(path, label)) for path, label in data.images]
     left = tuple((path, label) for path, label in images if label is not None)
     if not left:
@@ -95,7 +96,7 @@ def with_run_fixes(
     dropped = len(images) - len(left)
     log.info(
         f"applied the fixes of the run ({config.data.fixes}): {count(dropped, 'image')} left out, "
-        f"{moved:,} relabelled"
+        f"{moved:,} relabelled{found.without_effect}"
     )
     return replace(
         data,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from vitft.data.fixes import FIX_COLUMNS, Fix
+from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix
 from vitft.data.table import quote_cell
 from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
 from vitft.system.console import visible
@@ -105,7 +105,7 @@ class DecisionTable:
         """Return a card for a file, after adding the file to the table if necessary."""
         if path not in self.position:
             self.position[path] = len(self.fixes)
-            self.fixes.append(Fix(path=path, action="keep", label=self.labels.get(path, "")))
+            self.fixes.append(Fix(path=path, action=UNDECIDED, label=self.labels.get(path, "")))
         self.cards += 1
         return DecisionCard(
             number=self.cards,

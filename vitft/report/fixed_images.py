@@ -27,7 +27,7 @@ def fixes_notes(
     for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
         actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
         changed = sum(
-            any(actions.get(table[sha256].path, "keep") != "keep" for table in by_digest)
+            any(actions.get(table[sha256].path) in ("move", "drop") for table in by_digest)
             for sha256 in relabelled
         )  # relabelled, or a copy with another label was left out
         if changed:

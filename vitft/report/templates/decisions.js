@@ -4,7 +4,10 @@ if (decisions) {
   const { header, files, classes, former, key } = JSON.parse(decisions.dataset.table);
   const cards = files.map(() => []);
   const index = new Map(classes.map(([, cell], number) => [cell, number]));
-  const proposed = files.map(([, action, , suggested]) => ({ action, target: index.get(suggested) ?? -1 }));
+  const kept = new Set(former.filter(([, action]) => action === "keep").map(([path]) => path));
+  const proposed = files.map(([path, action, , suggested]) => ({
+    action: kept.has(path) ? "keep" : action, target: index.get(suggested) ?? -1,
+  }));
   let chosen = new Map();
 
   const amount = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
@@ -25,9 +28,9 @@ if (decisions) {
   }
 
   function tally() {
-    const counts = { keep: 0, move: 0, drop: 0 }, rows = table();
+    const counts = { keep: 0, move: 0, drop: 0, undecided: 0 }, rows = table();
     rows.forEach(([action]) => { counts[action] += 1; });
-    const text = `${amount(rows.length, "file")} in the table: ${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep`;
+    const text = `${amount(rows.length, "file")} in the table: ${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep, ${counts.undecided} undecided`;
     document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `${text} (proposed).`;
   }
 
@@ -44,8 +47,10 @@ if (decisions) {
     }
   }
 
+  // Without an action, the decision is withdrawn.
   function decide(file, action, target = -1) {
-    chosen.set(file, { action, target });
+    if (action) chosen.set(file, { action, target });
+    else chosen.delete(file);
     document.getElementById("saved").textContent = "";
     remember();
     show(file);
@@ -58,13 +63,15 @@ if (decisions) {
     return parts.map((part, i) => (i % 2 ? new Uint8Array([part.charCodeAt(0) - 0xdc00]) : part));
   }
 
-  // The rows of the table: earlier decisions, replaced by a new action other than `keep`.
+  // The rows of the table: earlier decisions, replaced by new ones. What was moved and is kept now stays moved.
   function table() {
     const rows = new Map(former.map(([path, action, row]) => [path, [action, row]]));
     files.forEach(([path, , label, suggested, tail, listed], file) => {
       const { action, target } = stateOf(file);
-      if (action === "keep" && (rows.has(path) || !(listed || chosen.has(file)))) return;
-      const moved = action === "move" ? classes[target][1] : action === "keep" ? suggested : "";
+      const earlier = rows.get(path)?.[0];
+      if (action === "undecided" && (earlier || !listed)) return;
+      if (action === "keep" && earlier && earlier !== "undecided") return;
+      const moved = action === "move" ? classes[target][1] : action === "drop" ? "" : suggested;
       rows.set(path, [action, [path, action, label, moved, tail].join(",")]);
     });
     return [...rows.values()];
@@ -95,7 +102,7 @@ if (decisions) {
       if (number !== own && number !== suggestedOf(file)) select.append(new Option(name, String(number)));
     });
     select.addEventListener("change", () => {
-      if (select.value === "") decide(file, "keep");
+      if (select.value === "") decide(file, null);
       else decide(file, "move", Number(select.value));
     });
   });
