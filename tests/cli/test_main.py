@@ -69,6 +69,8 @@ def test_every_epoch_is_a_row(
     logged = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [row[1] for row in rows] == [f"{entry['train_loss']:.4f}" for entry in logged]
     assert max(map(len, lines[start : start + 4])) <= 80
+    assert any(row[-1] == "best" for row in rows)
+    assert lines[start - 1].startswith("best: highest validation accuracy so far or, within one")
 
 
 def test_finetune_predict_export_is_three_commands(
@@ -130,7 +132,8 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
 
     out, err = capsys.readouterr()
     assert code == 3
-    line = r"run [\w-]+-colours: 3 classes, accuracy [\d.]+% on 6 validation images, 0 minutes old"
+    accuracy = r"accuracy [\d.]+% \([\d.]+ to [\d.]+%\) on 6 validation images"
+    line = rf"run [\w-]+-colours: 3 classes, {accuracy}, 0 minutes old"
     assert re.search(line, err)
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))

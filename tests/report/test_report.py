@@ -285,6 +285,19 @@ def test_epochs_make_training_curves(tmp_path: Path) -> None:
     assert "Training curves" in page.text
 
 
+@pytest.mark.parametrize("selected", [True, False])
+def test_the_page_says_how_the_epoch_was_selected(tmp_path: Path, selected: bool) -> None:
+    run = make_run(tmp_path / "run", epochs=True)
+    results = json.loads((run / "eval.json").read_text())
+    changed = {**results, "best_epoch": 2, "selected_on_validation": selected}
+    (run / "eval.json").write_text(json.dumps(changed))
+
+    text = check_harmless(write_report(run).read_text()).text
+
+    how = ", the best on the validation images: the one with the highest accuracy or," * selected
+    assert f"The saved weights come from epoch 2{how or '.'}" in text
+
+
 def test_epochs_of_several_stages_are_numbered_consecutively(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=True)
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)

@@ -23,6 +23,13 @@ class ChartSection:
     rows: list[list[str | int]]
 
 
+BEST_ON = (
+    "the best on the validation images: the one with the highest accuracy or, where accuracies "
+    "differ by no more than one standard error, the lowest loss"
+)
+"""How an epoch was selected; the rule is that of `training.best.is_better`."""
+
+
 def epochs_section(run: Run) -> ChartSection | None:
     """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
@@ -38,7 +45,8 @@ def epochs_section(run: Run) -> ChartSection | None:
     if planned := epochs_not_trained(run, len(log)):
         text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
     if best:
-        text += f" The saved weights come from epoch {best}, the best on the validation images."
+        text += f" The saved weights come from epoch {best}"
+        text += f", {BEST_ON}." if run.results.get("selected_on_validation") else "."
     return ChartSection(
         title="Training curves",
         text=text,

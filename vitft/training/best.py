@@ -27,6 +27,12 @@ class RunningFacts(TypedDict):
     lr: float
 
 
+BEST_EPOCH = (
+    "best: highest validation accuracy so far or, within one standard error of it, lowest loss"
+)
+"""Meaning of the word `best` in the table of epochs; the rule is that of `is_better`."""
+
+
 class BestFacts(TypedDict):
     """Fields of `BestWeights` other than tensors, as saved in a training state."""
 

@@ -25,7 +25,7 @@ from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, duration, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches
-from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
+from vitft.training.best import BEST_EPOCH, BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
@@ -219,6 +219,8 @@ class StepStage:
     def log_epoch(self, entry: Mapping[str, Any]) -> None:
         """Log the metrics of an epoch as a table row, preceded by the header in the first epoch."""
         if not self.has_header:
+            if self.context.best.selects:
+                log.info(BEST_EPOCH)
             log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
             self.has_header = True
         number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
