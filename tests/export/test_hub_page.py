@@ -20,6 +20,7 @@ from vitft.export.limits import limits_of
 from vitft.export.pictures import confusion_png
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import load_trained
+from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.results import RunResults, read_results
 from vitft.system.errors import UsageError
 
@@ -87,9 +88,13 @@ def test_the_limits_are_the_figures_of_the_run(tmp_path: Path) -> None:
     text = "\n".join(limits_of(run, ("a", "b", "c"), results))
 
     assert "one of 3 classes. It always names one of them" in text
-    assert "The lowest recalls are: c 70.0% of 40 images (95% interval 10.0 to 90.0%); a" in text
+    assert (
+        "recalls on the validation images are: c 70.0% on 40 images (95% interval 10.0 to 90.0%); a"
+        in text
+    )
     assert "1 class has fewer than 10 validation images" in text
-    assert "confusions are: c predicted as a (12 of 40); a predicted as b (2 of 20)." in text
+    confused = "confusions on the validation images are: c predicted as a (12 of 40); a predicted"
+    assert f"{confused} as b (2 of 20)." in text
     assert "vitft predict" not in text  # the run has no reference of its training images
 
 
@@ -104,6 +109,16 @@ def test_figures_of_another_head_are_named_as_such(tmp_path: Path) -> None:
         ("accuracy", 0.4)
     ]
     assert "were measured with the run's head, which reads several blocks" in card.text
+
+
+def test_only_the_run_and_the_web_page_are_said_to_flag_images(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run / REFERENCE_FILE).touch()
+
+    text = "\n".join(limits_of(run, ("blue", "green", "red"), None))
+
+    assert "Given the run directory, `vitft predict` flags images" in text
+    assert "only the web page (--html) does so" in text
 
 
 def test_a_model_without_figures_claims_none(tmp_path: Path) -> None:
@@ -146,7 +161,7 @@ def test_hostile_names_stay_text_among_the_limits(tmp_path: Path) -> None:
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(section)
     kinds = {t.type for token in tokens for t in (token, *(token.children or []))}
     assert not kinds & {"html_block", "html_inline", "link_open", "image", "heading_open"}
-    assert "The lowest recalls are" in section
+    assert "The lowest recalls on the validation images are" in section
 
 
 def test_the_page_shows_the_confusion_matrix(tmp_path: Path) -> None:

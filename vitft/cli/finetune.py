@@ -257,7 +257,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         )
     cross_validation = metrics.get("cross_validation")
     if "labels" in metrics:
-        print_weakest_label(metrics["labels"])
+        print_weakest_label(metrics["labels"], metrics["images"])
     elif cross_validation:
         print_cross_validation(
             cross_validation,
@@ -288,12 +288,15 @@ def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> Non
     )
 
 
-def print_weakest_label(found: LabelResults) -> None:
-    """Print the label with the lowest average precision."""
+def print_weakest_label(found: LabelResults, images: int) -> None:
+    """Print the label with the lowest average precision on this number of validation images."""
     known = {n: row["ap"] for n, row in found["per_label"].items() if row["ap"] is not None}
     if known:
         name = min(known, key=lambda label: known[label] or 0.0)
-        output.result(f"weakest label: {name}, average precision {percent(known[name])}")
+        output.result(
+            f"weakest label: {name}, average precision {percent(known[name])} on "
+            f"{count(images, 'validation image')}"
+        )
 
 
 def print_test(metrics: RunResults) -> None:
@@ -368,7 +371,10 @@ def print_cross_validation(
         if weak["recall"] < 1:
             confused = weak["taken_for"]
             also = f", most often predicted as {confused}" if confused else ""
-            output.result(f"{rank}: {weak['class']}, recall {percent(weak['recall'])}{also}")
+            output.result(
+                f"{rank}: {weak['class']}, recall {percent(weak['recall'])} on "
+                f"{count(weak['images'], 'image')} in cross-validation{also}"
+            )
 
 
 def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
@@ -376,4 +382,5 @@ def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
     recalls = {name: row["recall"] for name, row in per_class.items() if row["images"]}
     name = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
     if name is not None and (recall := recalls[name]) is not None and recall < 1:
-        output.result(f"weakest class: {name}, recall {percent(recall)}")
+        on = count(per_class[name]["images"], "validation image")
+        output.result(f"weakest class: {name}, recall {percent(recall)} on {on}")

@@ -60,8 +60,8 @@ def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> li
         found = [f"The model assigns any of {count(len(names), 'label')}, or none, to an image."]
     if (run / REFERENCE_FILE).is_file():
         found.append(
-            "`vitft predict` flags images that are unlike the training images, although "
-            "not reliably; other libraries do not."
+            "Given the run directory, `vitft predict` flags images that are unlike the training "
+            "images, although not reliably. Of the exports, only the web page (--html) does so."
         )
     if not results:
         return [*found, "The accuracy of the model was not measured."]
@@ -84,10 +84,12 @@ def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
     ]
     weak = sorted(row for row in rows if row[0] < 1)[:MOST_MENTIONED]
     texts = [
-        f"{name} {percent(recall)} of {count(images, 'image')} (95% interval {interval(bounds)})"
+        f"{name} {percent(recall)} on {count(images, 'image')} (95% interval {interval(bounds)})"
         for recall, name, bounds, images in weak
     ]
-    found = [f"The lowest recalls are: {'; '.join(texts)}."] if texts else []
+    found = []
+    if texts:
+        found = [f"The lowest recalls on the validation images are: {'; '.join(texts)}."]
     few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
     if few:
         found.append(
@@ -103,7 +105,9 @@ def confusions(names: Sequence[str], results: RunResults) -> list[str]:
         f"{names[pair.true]} predicted as {names[pair.predicted]} ({pair.images} of {pair.of})"
         for pair in most_confused(results)
     ]
-    return [f"The most frequent confusions are: {'; '.join(texts)}."] if texts else []
+    if not texts:
+        return []
+    return [f"The most frequent confusions on the validation images are: {'; '.join(texts)}."]
 
 
 def calibration(results: RunResults) -> list[str]:
