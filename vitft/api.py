@@ -158,7 +158,11 @@ class Trained:
     def __init__(self, predictor: Predictor, run: str | None) -> None:
         self.predictor, self.folder = predictor, find_model(run).parent
         self.postprocess = Postprocess.for_run(
-            run, predictor.classes, predictor.feature_size, thresholds=predictor.thresholds
+            run,
+            predictor.classes,
+            predictor.feature_size,
+            thresholds=predictor.thresholds,
+            facts=predictor.facts,
         )
 
     def __repr__(self) -> str:

@@ -30,11 +30,13 @@ def change(path: Path, **fields: object) -> None:
 
 
 def test_one_line_names_run_classes_accuracy_and_age(run: Path) -> None:
-    change(run / "eval.json", top1=0.946, images=240)
+    change(run / "eval.json", top1=0.946, top1_interval=[0.91, 0.968], images=240)
+    change(run / "environment.json", ended="2026-11-22T10:15:00+00:00")
 
-    line = read(run).line(now=ENDED + 3 * DAY + HOUR)
+    line = read(run).line(now=1795342500 + 3 * DAY + HOUR)
 
-    assert line == "run flowers-3: 3 classes, accuracy 94.6% on 240 validation images, 3 days old"
+    accuracy = "accuracy 94.6% (91.0 to 96.8%) on 240 validation images"
+    assert line == f"run flowers-3: 3 classes, {accuracy}, 3 days old"
 
 
 @pytest.mark.parametrize(
@@ -42,16 +44,16 @@ def test_one_line_names_run_classes_accuracy_and_age(run: Path) -> None:
     [(-5, "0 minutes"), (60, "1 minute"), (119 * 60, "119 minutes"), (47 * HOUR, "47 hours")],
 )
 def test_the_age_has_a_suitable_unit(run: Path, seconds: int, age: str) -> None:
-    assert read(run).line(now=ENDED + seconds).endswith(f", {age} old")
+    assert read(run).line(now=ENDED + seconds).endswith(f", file {age} old")
 
 
 def test_the_age_of_a_copied_run_is_that_of_its_training(run: Path) -> None:
     os.utime(run / "model.safetensors")  # as copying does
-    assert read(run).line(now=time.time() + 1).endswith("0 minutes old")
+    assert read(run).line(now=time.time() + 1).endswith(", file 0 minutes old")
 
     change(run / "environment.json", ended="2026-11-22T10:15:00+00:00")
 
-    assert read(run).line(now=1795342500 + 5 * DAY).endswith("5 days old")
+    assert read(run).line(now=1795342500 + 5 * DAY).endswith(" images, 5 days old")
 
 
 def test_the_latest_run_is_called_by_its_own_name(run: Path, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_an_unreadable_result_leaves_the_accuracy_unknown(run: Path, content: st
         (run / "eval.json").write_text(content)
     (run / "environment.json").write_text('{"ended": 5}')
 
-    assert "3 classes, accuracy unknown, 1 minute old" in read(run).line(now=ENDED + 60)
+    assert "3 classes, accuracy unknown, file 1 minute old" in read(run).line(now=ENDED + 60)
 
 
 def test_the_interval_the_baseline_and_the_weights_are_known(run: Path) -> None:

@@ -162,7 +162,11 @@ def draw_images(
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
         postprocess = Postprocess.for_run(
-            args.run, model.classes, model.net.feature_size, thresholds=model.thresholds
+            args.run,
+            model.classes,
+            model.net.feature_size,
+            thresholds=model.thresholds,
+            facts=model.facts,
         )
         output.note(postprocess.describe())
     job = Explainer(

@@ -95,6 +95,7 @@ def serve_command(args: argparse.Namespace) -> int:
             top_k=len(predictor.classes),
             threshold=threshold,
             thresholds=thresholds,
+            facts=predictor.facts,
         )
         output.note(postprocess.describe())
         server = make_server(predictor, postprocess, limits, access)

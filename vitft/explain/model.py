@@ -1,6 +1,6 @@
 """Loading of the model to explain, from a run or from pretrained weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.run_facts import RunFacts
 from vitft.models.timm_model import Model
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError
@@ -34,6 +35,8 @@ class ExplainedModel:
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class."""
+    facts: RunFacts = field(default_factory=RunFacts)
+    """Facts about the run that the model file contains."""
 
     @property
     def device(self) -> torch.device:
@@ -79,6 +82,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         classes=output_names(net.config.num_classes, card.classes),
         run=folder,
         thresholds=card.thresholds,
+        facts=card.run,
     )
 
 

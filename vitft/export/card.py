@@ -25,7 +25,6 @@ from vitft.export.facts import (
     class_figures,
     data_name,
     data_sentence,
-    last_block_accuracy,
     licence_sentence,
     model_sentence,
     pretrained_licence,
@@ -51,7 +50,7 @@ from vitft.export.snippets import (
     timm_snippet,
     transformers_snippet,
 )
-from vitft.export.trained import TrainedRun
+from vitft.export.trained import TrainedRun, last_block_accuracy
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import Interval, RunResults
 from vitft.models.card import Card, Provenance
@@ -343,7 +342,8 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
         "## Data and classes",
         "",
         f"{data_sentence(trained, markdown_text)} "
-        "The images are not included. The classes are listed in the order of the model's outputs.",
+        "The images are not included. The classes are listed in the order of the model's outputs."
+        f"{' Recall and precision are those on the validation images.' if results else ''}",
         "",
         f"| {kind} | training images | validation images | recall | precision |",
         "|---|---:|---:|---:|---:|",

@@ -8,7 +8,7 @@ Notation: n images, C classes.
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -81,8 +81,17 @@ def compare_exports(
     exports: Mapping[str, OpenedModel],
     samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
+    *,
+    done: Callable[[int], None] = lambda _: None,
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in order, given the size of each export in bytes.
+    """Return one comparison per export, in order.
+
+    Args:
+        original: Model of the run.
+        exports: Opened exports by name.
+        samples: Images with their labels.
+        sizes: Size of each export in bytes.
+        done: Function that is called with the number of images after each batch of each model.
 
     Raises:
         RunError: An export and the run have different class names.
@@ -96,6 +105,7 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         for name in order:
             predict_batch(models[name], batch, logs[name])
+            done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
     for name, model in exports.items():
         if model.classes != original.classes:

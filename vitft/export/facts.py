@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vitft.data.split import run_manifest
-from vitft.export.trained import TrainedRun
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults, read_results
+from vitft.export.trained import TrainedRun, read_head_results
+from vitft.metrics.results import RunResults
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
@@ -25,30 +24,12 @@ Literal = Callable[[str], str]
 
 
 def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the results of a run, or None if it has none.
-
-    The accuracy is measured with the exported head, which may read fewer blocks than the original.
+    """Return the results of a run, measured with the exported head, or None if it has none.
 
     Raises:
         RunError: The file eval.json is damaged.
     """
-    results = read_results(trained.run / "eval.json")
-    top1 = last_block_accuracy(trained.card, results)
-    if not results or top1 is None:
-        return results
-    bounds = wilson_interval(round(top1 * results["images"]), results["images"])
-    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
-
-
-def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
-    """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
-
-    The result is None if the exported head is the run's head, with which all results were measured.
-    """
-    shape, choice = card.architecture, results.get("head") if results else None
-    if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
-        return None
-    return choice["last_block_top1"]
+    return read_head_results(trained.run, trained.card)
 
 
 def data_name(run: Path) -> str:
@@ -166,7 +147,7 @@ def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
             return f"{literal(chosen)}."
         return f"{literal(chosen)} ({pretrained}). {obligation(known)}".rstrip()
     if not pretrained:
-        return "Not stated."
+        return "Not stated; the author can state it with vitft export --licence NAME."
     return f"Same licence as the {pretrained}. {obligation(known)}".rstrip()
 
 

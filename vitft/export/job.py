@@ -1,6 +1,9 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +15,31 @@ from vitft.export.compare import (
     check_comparison,
     compare_exports,
 )
+from vitft.export.facts import pretrained_licence
 from vitft.export.formats import formats_of
-from vitft.export.formats.base import OpenedModel, open_module
+from vitft.export.formats.base import ExportFormat, OpenedModel, open_module
 from vitft.export.formats.html import MAX_ERROR_ROUNDED
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan, plan_export
-from vitft.export.trained import TrainedRun, comparison_images, load_trained
+from vitft.export.trained import (
+    TrainedRun,
+    comparison_images,
+    load_trained,
+    num_comparison_images,
+)
 from vitft.metrics.results import read_results
+from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
+
+log = logging.getLogger(__name__)
+
+TABLES_ONLY = ("preprocessing",)
+"""Formats of an export without a model, and thus without a README."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +88,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 else "use --safetensors, --onnx or --torch-export, which support every model",
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
-        opened: dict[str, OpenedModel] = {}
-        sizes: dict[str, int] = {}
-        for name, each in formats.items():
-            folder = fresh if len(formats) == 1 else fresh / name
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-            each.write(each.source(trained), folder)
-            opened[name] = each.open(folder)
-            sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
-            if small := each.open_int8(folder):
-                opened[f"{name}, int8"], sizes[f"{name}, int8"] = small, sizes[name]
+        opened, sizes = write_formats(trained, formats, fresh)
         rows: list[ExportComparison] = []
         for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
             names = {n for n, one in formats.items() if one.source(trained) is source}
@@ -93,6 +98,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             check_comparison(row, max_error=max_error_of(row.name, plan))
         notes = export_notes(trained, plan, rows)
         notes += [note for each in formats.values() for note in each.notes()]
+        notes += licence_note(trained, plan)
         named = {row.name: row for row in rows}
         for row in rows:
             if row.name in formats and formats[row.name].is_model:
@@ -100,6 +106,29 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 source = formats[row.name].source(trained)
                 write_readme(source, folder, row, plan, second=named.get(f"{row.name}, int8"))
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
+
+
+def write_formats(
+    trained: TrainedRun, formats: Mapping[str, ExportFormat], fresh: Path
+) -> tuple[dict[str, OpenedModel], dict[str, int]]:
+    """Write and reopen each format; return the opened models and the sizes in bytes, by name.
+
+    A single format is written to the folder `fresh`, several to one subfolder each.
+    """
+    opened: dict[str, OpenedModel] = {}
+    sizes: dict[str, int] = {}
+    for name, each in formats.items():
+        folder = fresh if len(formats) == 1 else fresh / name
+        with timed_step(f"writing --{name}"):
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+            each.write(each.source(trained), folder)
+            opened[name] = each.open(folder)
+            small = each.open_int8(folder)
+        sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
+        if small:
+            opened[f"{name}, int8"], sizes[f"{name}, int8"] = small, sizes[name]
+    return opened, sizes
 
 
 def max_error_of(name: str, plan: ExportPlan) -> float:
@@ -121,7 +150,18 @@ def compare_with(
         return []
     original = open_module(source.model, source.card, by="vitft")
     images = comparison_images(source, plan.images)
-    return compare_exports(original, opened, images, sizes)
+    total = num_comparison_images(source, plan.images) * (1 + len(opened))
+    with console.Progress("comparing with the run", total, unit="predictions") as progress:
+        return compare_exports(original, opened, images, sizes, done=progress.advance)
+
+
+@contextlib.contextmanager
+def timed_step(label: str) -> Iterator[None]:
+    """Log the start of a step and, unless it fails, its duration."""
+    log.info(label)
+    started = time.monotonic()
+    yield
+    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
@@ -143,13 +183,24 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         )
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
-        found = view_difference(trained.card.transform, images, OPSET)
+        with timed_step("comparing the images that the graph resizes"):
+            found = view_difference(trained.card.transform, images, OPSET)
         notes.append(
             "images resized by the graph differ from those resized by vitft by at most "
             f"{count(found.levels, 'grey level')} (out of 255), in {percent(found.fraction, 2)} "
             "of the values"
         )
     return notes
+
+
+def licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
+    """Return a note if the README and the page of the export cannot state a licence."""
+    if plan.licence or pretrained_licence(trained.card.weights) or plan.formats == TABLES_ONLY:
+        return []
+    return [
+        "no licence is stated, because vitft does not know that of the weights; to state one, "
+        "export again with --licence NAME, e.g. --licence apache-2.0"
+    ]
 
 
 def last_block_note(trained: TrainedRun) -> list[str]:

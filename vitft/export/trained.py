@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -18,14 +19,19 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
-from vitft.metrics.intervals import Flags
+from vitft.metrics.intervals import Flags, wilson_interval
+from vitft.metrics.results import RunResults, read_results
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
+from vitft.predict.run_info import facts_of_run
 from vitft.system.errors import ImageError, RunError
+
+NUM_NOISE_IMAGES = 8
+"""Number of noise images that are compared if there are no validation images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +59,14 @@ class TrainedRun:
         for part in ("weight", "bias"):
             state[f"head.{part}"] = self.state[f"last_head.{part}"]
         card = replace(self.card, architecture=replace(shape, read_blocks=1))
-        return TrainedRun(self.run, state, card)
+        return TrainedRun(self.run, state, with_run_facts(card, self.run))
 
 
 def load_trained(run: str | None) -> TrainedRun:
     """Load the model of a run (default: the latest).
 
     Raises:
-        RunError: The run does not exist, is damaged or has no classes.
+        RunError: The run does not exist, a file of it is damaged, or it has no classes.
         WeightsError: The repository `hf:owner/name` cannot be found.
     """
     source = find_model(run)
@@ -70,7 +76,8 @@ def load_trained(run: str | None) -> TrainedRun:
             "the checkpoint contains a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
-    return TrainedRun(source.parent, state, without_paths(card))
+    card = with_run_facts(without_paths(card), source.parent)
+    return TrainedRun(source.parent, state, card)
 
 
 def without_paths(card: Card) -> Card:
@@ -79,6 +86,48 @@ def without_paths(card: Card) -> Card:
     if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
         return card
     return replace(card, weights={**card.weights, "source": Path(source).name})
+
+
+def with_run_facts(card: Card, run: Path) -> Card:
+    """Return the card with the facts about a run that `vitft predict` shows.
+
+    A folder without results, such as an export that is exported again, keeps the facts of its card.
+
+    Raises:
+        RunError: The file eval.json is damaged.
+    """
+    results = read_head_results(run, card)
+    facts = facts_of_run(run, results)
+    if results is None:
+        return replace(card, run={**card.run, **facts})
+    return replace(card, run={**facts, "name": run.resolve().name})
+
+
+def read_head_results(run: Path, card: Card) -> RunResults | None:
+    """Return the results of a run, or None if it has none.
+
+    The accuracy is measured with the exported head, which may read fewer blocks than the original.
+
+    Raises:
+        RunError: The file eval.json is damaged.
+    """
+    results = read_results(run / "eval.json")
+    top1 = last_block_accuracy(card, results)
+    if not results or top1 is None:
+        return results
+    bounds = wilson_interval(round(top1 * results["images"]), results["images"])
+    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
+
+
+def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
+    """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
+
+    The result is None if the exported head is the run's head, with which all results were measured.
+    """
+    shape, choice = card.architecture, results.get("head") if results else None
+    if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+        return None
+    return choice["last_block_top1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +154,16 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     yield from found
 
 
+def num_comparison_images(trained: TrainedRun, count: int) -> int:
+    """Return the number of images that `comparison_images` yields unless files have changed.
+
+    Raises:
+        RunError: The run's config.toml or split.csv is damaged.
+    """
+    manifest = run_manifest(trained.run)
+    return NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
+
+
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
     """Sample `count` evenly spaced validation images, and yield those unchanged since the run.
 
@@ -129,9 +188,9 @@ def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def noise_images(card: Card) -> Iterator[LabelledImage]:
-    """Yield 8 noise images of different heights, at least as large as the model's input."""
+    """Yield noise images of different heights, at least as large as the model's input."""
     random = np.random.default_rng(0)
     height, width = card.transform.image_size
-    for i in range(8):
+    for i in range(NUM_NOISE_IMAGES):
         pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
         yield LabelledImage(Image.fromarray(pixels), -1)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, TypedDict
 
 from vitft.data.transforms import EvalTransform
+from vitft.models.run_facts import RunFacts
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import ViTConfig, stated_fields
@@ -56,6 +57,9 @@ class Card:
     thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""
+    run: RunFacts = field(default_factory=RunFacts)
+    """Facts about the run, in the card of an export. Empty in a run directory, whose other files
+    contain them."""
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
@@ -66,6 +70,8 @@ class Card:
         }
         if not self.thresholds:  # single-label checkpoints omit this field
             del table["thresholds"]
+        if not self.run:
+            del table["run"]
         return json.dumps(table, sort_keys=True)
 
 

@@ -13,6 +13,7 @@ from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
 from vitft.models.foreign_labels import foreign_thresholds
 from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.run_facts import facts_beside
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.text import shell_quote
 
@@ -53,5 +54,6 @@ def load_classifier(
         classes=weights.classes,
         weights=weights.provenance,
         thresholds=foreign_thresholds(path),
+        run=facts_beside(path),
     )
     return weights.tensors, card

@@ -17,6 +17,7 @@ from vitft.data.loading import in_chunks, in_order, overlapped
 from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
+from vitft.models.run_facts import RunFacts
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
@@ -44,6 +45,8 @@ class Engine(Protocol):
     thresholds: tuple[float, ...]
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
+    facts: RunFacts
+    """Facts about the run that the model file contains; empty for the model of a run directory."""
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
@@ -212,7 +215,7 @@ class MirroredEngine:
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers, self.transform = engine.in_workers, engine.transform
         self.classes, self.feature_size = engine.classes, engine.feature_size
-        self.thresholds = engine.thresholds
+        self.thresholds, self.facts = engine.thresholds, engine.facts
         self.view, self.enter_worker = engine.view, engine.enter_worker
         self.running = engine.running
 

@@ -133,7 +133,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
     postprocess = Postprocess.for_run(
-        run, classes, engine.feature_size, thresholds=engine.thresholds
+        run, classes, engine.feature_size, thresholds=engine.thresholds, facts=engine.facts
     )
     log.info(postprocess.describe())
     predictions: list[LabelledPrediction] = []

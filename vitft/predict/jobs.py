@@ -79,6 +79,7 @@ def run_prediction(
         top_k=request.top_k,
         threshold=threshold,
         thresholds=thresholds,
+        facts=engine.facts,
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)

@@ -33,7 +33,7 @@ class NumpyEngine:
     def __init__(self, opened: CheckpointFile, model: NumpyModel) -> None:
         self.opened, self.model, self.feature_size = opened, model, model.feature_size
         self.transform, self.classes = opened.card.transform, opened.card.classes
-        self.thresholds = opened.card.thresholds
+        self.thresholds, self.facts = opened.card.thresholds, opened.card.run
         self.workers = min(FEW_IMAGES, MAX_THREADS)
         self.digest = in_background(opened.digest)
 

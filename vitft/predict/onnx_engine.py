@@ -17,6 +17,7 @@ from vitft.data.images import read_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
+from vitft.models.run_facts import parse_facts
 from vitft.predict.engine import Views, decode_view
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
@@ -49,6 +50,7 @@ class OnnxEngine:
             self.transform = EvalTransform.from_json(facts["transform"])
             self.split = str(facts.get("split", ""))
             self.thresholds = tuple(map(float, facts.get("thresholds", ())))
+            self.facts = parse_facts(facts.get("run", {}))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:

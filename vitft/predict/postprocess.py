@@ -16,6 +16,7 @@ from vitft.features.ood import Reference, read_reference
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
 from vitft.models.find import find_model
+from vitft.models.run_facts import RunFacts
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.run_info import RunInfo
 from vitft.system.errors import RunError
@@ -61,6 +62,7 @@ class Postprocess:
         top_k: int = 1,
         threshold: float = 0.0,
         thresholds: Sequence[float] = (),
+        facts: RunFacts | None = None,
     ) -> Self:
         """Create an instance for a run, with statistics of its training features if they exist.
 
@@ -75,6 +77,7 @@ class Postprocess:
                 model, minimum probability at which every label is assigned, or 0 to use the
                 model's own thresholds.
             thresholds: Thresholds of the labels of a multi-label model; empty for other models.
+            facts: Facts about the run that the model file contains, if any.
 
         Raises:
             RunError: The run does not exist, or the statistics are damaged or belong to another
@@ -88,7 +91,7 @@ class Postprocess:
             threshold=0.0 if thresholds else threshold,
             thresholds=[threshold] * len(thresholds) if threshold else thresholds,
             reference=read_reference(checkpoint.parent, feature_size) if feature_size else None,
-            run=RunInfo.read(run, checkpoint, len(classes)),
+            run=RunInfo.read(run, checkpoint, len(classes), facts),
         )
 
     @property

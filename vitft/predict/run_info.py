@@ -1,7 +1,8 @@
 """Facts about the run that produced a model: name, classes, accuracy and age.
 
-The facts are read from files next to the checkpoint. Predictions do not depend on these files: if
-one is missing or damaged, its facts are unknown. Damaged files are logged. Does not import torch.
+The facts are read from files next to the checkpoint or, for an export, from the model file itself.
+Predictions do not depend on them: if a file is missing or damaged, its facts are unknown. Damaged
+files are logged. Does not import torch.
 """
 
 import contextlib
@@ -15,10 +16,11 @@ from typing import Any, Self, TypeVar
 
 from vitft.config.run import read_run_config
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import Interval, read_results
+from vitft.metrics.results import Interval, RunResults, read_results
+from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, read_environment
-from vitft.system.text import count, days_and_hours, percent
+from vitft.system.text import count, days_and_hours, interval, percent
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class RunInfo:
     images: int
     """Number of validation images; 0 if unknown."""
     trained_at: float
-    """End of the run, in seconds since 1970."""
+    """End of the run, in seconds since 1970; that of the file if `is_file_age` is set."""
     at_chance: str
     """Phrase such as `always predicts 7` for a model at chance level (`metrics.chance`), otherwise
     an empty string."""
@@ -52,45 +54,89 @@ class RunInfo:
     mean_ap: float | None = None
     """Mean average precision of a multi-label model on the validation images; None for other
     models, or if unknown."""
+    mean_ap_interval: Interval | None = None
+    """95% interval of `mean_ap`; None if unknown."""
+    exported_from: str = ""
+    """Name of the run that was exported to this model; empty for a run directory."""
+    is_file_age: bool = False
+    """Whether the end of the run is unknown and `trained_at` is the time of the file instead."""
+    rounded: bool = False
+    """Whether the weights were rounded to 8 bits after the accuracy had been measured."""
 
     @classmethod
-    def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
-        """Read the facts from the files next to a checkpoint.
+    def read(
+        cls, run: str | None, checkpoint: Path, classes: int, carried: RunFacts | None = None
+    ) -> Self:
+        """Read the facts from the files next to a checkpoint, and from the checkpoint itself.
 
         Args:
             run: Name of the run as given by the user; None for the latest run.
             checkpoint: Path of the checkpoint.
             classes: Number of classes.
+            carried: Facts in the model file itself, used where files do not state them.
         """
         folder = checkpoint.parent
-        results = or_warn(read_results, folder / "eval.json")
         settings = or_warn(config_at, folder / "config.toml")
+        facts: RunFacts = carried or {}
+        facts = {**facts, **facts_of_run(folder, or_warn(read_results, folder / "eval.json"))}
+        ended = seconds_since_1970(facts.get("ended", ""))
         return cls(
             name=run_name(run, checkpoint),
             classes=classes,
-            top1=results["top1"] if results else None,
-            images=results["images"] if results else 0,
-            trained_at=end_of_run(folder, checkpoint),
-            at_chance=chance_level(results) if results else "",
-            top1_interval=results["top1_interval"] if results else None,
-            majority=results["majority"] if results else None,
+            top1=facts.get("top1"),
+            images=facts.get("images", 0),
+            trained_at=checkpoint.stat().st_mtime if ended is None else ended,
+            at_chance=facts.get("at_chance", ""),
+            top1_interval=facts.get("top1_interval"),
+            majority=facts.get("majority"),
             weights=str((settings or {}).get("weights", {}).get("name", "")),
-            mean_ap=results["labels"]["map"] if results and "labels" in results else None,
+            mean_ap=facts.get("mean_ap"),
+            mean_ap_interval=facts.get("mean_ap_interval"),
+            exported_from=carried.get("name", "") if carried else "",
+            is_file_age=ended is None,
+            rounded=facts.get("rounded", False),
         )
 
     def line(self, now: float | None = None) -> str:
         """Return the facts in one line, with the age at time `now` in seconds since 1970."""
         age = max(0.0, (time.time() if now is None else now) - self.trained_at)
-        accuracy = "accuracy unknown"
+        accuracy, classes = "accuracy unknown", count(self.classes, "class", "classes")
+        on = f"on {count(self.images, 'validation image')}"
+        on += " before rounding to 8 bits" if self.rounded else ""
         if self.top1 is not None:
-            on = count(self.images, "validation image")
-            accuracy = f"accuracy {percent(self.top1)} on {on}"
-        classes = count(self.classes, "class", "classes")
+            bounds = interval(self.top1_interval)
+            accuracy = f"accuracy {percent(self.top1)}{bounds and f' ({bounds})'} {on}"
         if self.mean_ap is not None:
-            classes, on = count(self.classes, "label"), count(self.images, "validation image")
-            accuracy = f"mean average precision {percent(self.mean_ap)} on {on}"
+            classes = count(self.classes, "label")
+            bounds = interval(self.mean_ap_interval)
+            accuracy = (
+                f"mean average precision {percent(self.mean_ap)}{bounds and f' ({bounds})'} {on}"
+            )
+        name = f"{self.exported_from} (exported)" if self.exported_from else self.name
+        old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"
         chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
-        return f"run {self.name}: {classes}, {accuracy}, {days_and_hours(age)} old{chance}"
+        return f"run {name}: {classes}, {accuracy}, {old}{chance}"
+
+
+def facts_of_run(folder: Path, results: RunResults | None) -> RunFacts:
+    """Return the facts that the files of a run state, given its results.
+
+    The result is empty for a folder without results and environment.json, such as an export.
+    """
+    facts = RunFacts()
+    environment = or_warn(read_environment, folder / "environment.json")
+    if environment and seconds_since_1970(environment.get("ended", "")) is not None:
+        facts["ended"] = environment["ended"]
+    if results is None:
+        return facts
+    for key in ("images", "top1", "top1_interval", "majority"):
+        facts[key] = results[key]
+    facts["at_chance"] = chance_level(results)
+    if found := results.get("labels"):
+        facts["mean_ap"] = found["map"]
+        if found["map_interval"]:
+            facts["mean_ap_interval"] = found["map_interval"]
+    return facts
 
 
 def run_name(run: str | None, checkpoint: Path) -> str:
@@ -122,13 +168,13 @@ def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
         return None
 
 
-def end_of_run(folder: Path, checkpoint: Path) -> float:
-    """Return a run's end time in seconds since 1970.
+def seconds_since_1970(time: str) -> float | None:
+    """Return a time in ISO 8601 in seconds since 1970, or None if it is not such a time.
 
-    If environment.json does not contain this time, return the modification time of the checkpoint.
+    Years up to 1970 and from 9999 on are rejected: not every time zone can represent them.
     """
-    environment = or_warn(read_environment, folder / "environment.json")
     with contextlib.suppress(ValueError, OverflowError):
-        if environment and "ended" in environment:
-            return datetime.fromisoformat(environment["ended"]).timestamp()
-    return checkpoint.stat().st_mtime
+        moment = datetime.fromisoformat(time)
+        if 1970 < moment.year < 9999:
+            return moment.timestamp()
+    return None

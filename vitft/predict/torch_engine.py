@@ -80,7 +80,7 @@ class Predictor:
         if card.thresholds and precision != "fp32":
             raise one_class_only(f"--dtype {precision}")
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
-        self.thresholds = card.thresholds
+        self.thresholds, self.facts = card.thresholds, card.run
         self.feature_size = model.feature_size
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"

@@ -7,6 +7,7 @@ dynamic quantisation uses one scale for the whole batch.
 Notation: B images, N tokens, D inputs and F outputs of a linear layer.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ class Int8Format(ExportFormat):
             size = weight_bytes(model.graph)
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
-            text = {entry.key: entry.value for entry in model.metadata_props}["vitft"]
-            onnx.helper.set_model_props(model, {"vitft": text})  # not the digest of the exact graph
+            # Without the digest of the exact graph.
+            onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
             onnx.save(model, folder / ONNX_FILE)
             add_graph_digest(folder / ONNX_FILE)
         remaining = weight_bytes(model.graph) / size
@@ -81,6 +82,14 @@ class Int8Format(ExportFormat):
 def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
     """Return the size in bytes of all constants in a graph."""
     return sum(len(tensor.raw_data) for tensor in graph.initializer)
+
+
+def rounded_description(model: Any) -> str:  # noqa: ANN401 - onnx's protobufs
+    """Return a graph's description as JSON, which says that its accuracy is that of float32."""
+    facts = json.loads({entry.key: entry.value for entry in model.metadata_props}["vitft"])
+    if "run" in facts:
+        facts["run"]["rounded"] = True
+    return json.dumps(facts, allow_nan=False)
 
 
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs

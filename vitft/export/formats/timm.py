@@ -23,6 +23,7 @@ from vitft.export.trained import TrainedRun
 from vitft.models.card import AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.sidecar import timm_pool
+from vitft.models.run_facts import RUN_KEY
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.timm_names import split_gates, to_eva_names
@@ -75,7 +76,8 @@ class TimmFormat(SafetensorsFormat):
         tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
         content = to_safetensors(tensors, metadata={"format": "pt"})
         write_atomically(folder / MODEL, content)
-        write_json(folder / "config.json", timm_config(trained))
+        facts = {RUN_KEY: dict(trained.card.run)} if trained.card.run else {}  # no card states them
+        write_json(folder / "config.json", timm_config(trained) | facts)
 
     def open(self, folder: Path) -> OpenedModel:
         import timm

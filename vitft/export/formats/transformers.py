@@ -22,6 +22,7 @@ from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.foreign_labels import SEVERAL, THRESHOLDS
+from vitft.models.run_facts import RUN_KEY
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
@@ -154,6 +155,7 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
         "problem_type": SEVERAL if card.thresholds else "single_label_classification",
         "dtype": "float32",
         **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
+        **({RUN_KEY: dict(card.run)} if card.run else {}),
     }
 
 

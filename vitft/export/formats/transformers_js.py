@@ -12,7 +12,7 @@ from typing import Any
 
 from vitft.export.formats.base import ExportFormat, OpenedModel
 from vitft.export.formats.graph import describe_graph, silenced
-from vitft.export.formats.int8 import quantize_graph
+from vitft.export.formats.int8 import quantize_graph, rounded_description
 from vitft.export.formats.onnx import MAX_INLINE_BYTES, onnx_program, open_onnx, parameter_bytes
 from vitft.export.formats.onnx_resize import PLANES_INPUT, add_resize, resize_obstacle
 from vitft.export.trained import TrainedRun
@@ -73,6 +73,7 @@ class TransformersJsFormat(ExportFormat):
             model = onnx.load(path)
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
+            onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
             onnx.save(model, graphs / QUANTIZED_FILE)
             for name in (ONNX_FILE, QUANTIZED_FILE):
                 add_graph_digest(graphs / name)

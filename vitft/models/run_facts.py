@@ -1,0 +1,54 @@
+"""Facts about the run that produced a model, which travel inside an exported file.
+
+A run directory has these facts in files of its own (`vitft.predict.run_info`). An export contains
+only the model, so they are stored in its card, in the metadata of an ONNX graph or, for files in
+the format of another library, in the config.json next to the weights.
+"""
+
+from pathlib import Path
+from typing import TypedDict
+
+from vitft.metrics.results import Interval
+from vitft.system.files import read_regular
+from vitft.system.structure import Natural, Share, parse_json, structured
+
+MAX_CONFIG_BYTES = 2**24
+RUN_KEY = "vitft_run"
+"""Key of the facts in a config.json."""
+
+
+class RunFacts(TypedDict, total=False):
+    """Name, accuracy and age of a run; unknown facts are missing."""
+
+    name: str
+    ended: str  # time in ISO 8601
+    images: Natural  # number of validation images
+    top1: Share  # accuracy on these images; for multi-label models, all labels are right
+    top1_interval: Interval
+    majority: Share  # accuracy of always predicting the largest class or label set
+    mean_ap: Share  # mean average precision of a multi-label model
+    mean_ap_interval: Interval
+    at_chance: str  # phrase of `metrics.chance.chance_level`
+    rounded: bool  # whether the weights were rounded to 8 bits after this measurement
+
+
+def facts_beside(path: Path) -> RunFacts:
+    """Return the facts in the config.json next to a weight file, or no facts.
+
+    Facts that are missing, damaged or of the wrong type are treated as unknown, because
+    predictions do not depend on them.
+    """
+    try:
+        config = parse_json(read_regular(path.parent / "config.json", limit=MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
+        return RunFacts()
+    return parse_facts(config.get(RUN_KEY)) if isinstance(config, dict) else RunFacts()
+
+
+def parse_facts(value: object) -> RunFacts:
+    """Return facts read from JSON, or no facts if a value is of the wrong type."""
+    try:
+        found: RunFacts = structured(value, RunFacts)
+    except ValueError:
+        return RunFacts()
+    return found
