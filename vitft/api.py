@@ -23,6 +23,7 @@ from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
+from vitft.explain.model import class_index
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
@@ -258,11 +259,8 @@ class Trained:
                 structure of the model does not support attribution maps.
             RunError: The relevance is not finite.
         """
-        if about is not None and about not in self.classes:
-            raise UsageError(
-                f"the model has no class {about!r}",
-                fix=f"use one of {', '.join(self.classes[:20])}",
-            )
+        if about is not None:
+            class_index(about, self.classes)
         name = picture_name(0, image)
         view = self.view(name, image)
         postprocess = replace(self.postprocess, top_k=len(self.classes))

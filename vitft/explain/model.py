@@ -1,7 +1,7 @@
 """Loading of the model to explain, from a run or from pretrained weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from vitft.data.loading import Pixels
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import build_model, holds_timm
-from vitft.models.classifier import load_classifier
+from vitft.models.classifier import load_classifier, log_label_set
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
@@ -19,6 +19,7 @@ from vitft.models.run_facts import RunFacts
 from vitft.models.timm_model import Model
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError
+from vitft.system.text import closest_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +53,24 @@ class ExplainedModel:
         Raises:
             UsageError: No output has this name, or the model has no classes.
         """
-        if name in self.classes:
-            return self.classes.index(name)
-        near = get_close_matches(name, self.classes, n=3, cutoff=0.0)
-        raise UsageError(
-            f"the model has no class {name!r}",
-            fix=f"use one of its classes, e.g. {', '.join(near)}"
-            if near
-            else "remove --class and use --method rollout, because the model has no classes",
-        )
+        return class_index(name, self.classes)
+
+
+def class_index(name: str, classes: Sequence[str]) -> int:
+    """Return the index of the class with this name.
+
+    Raises:
+        UsageError: No class has this name, or there are no classes.
+    """
+    if name in classes:
+        return classes.index(name)
+    near = closest_names(name, classes, most=3)
+    raise UsageError(
+        f"the model has no class {name!r}",
+        fix=f"use one of its classes, e.g. {', '.join(near)}"
+        if near
+        else "remove --class and use --method rollout, because the model has no classes",
+    )
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
@@ -105,6 +115,7 @@ def load_weights_model(
             "without the timm: prefix",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
+    log_label_set(source)
     tensors, config = source.tensors, source.architecture
     if source.unusable_head:  # its input is not the feature computed by this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}

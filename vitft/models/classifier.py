@@ -3,6 +3,7 @@
 Like pretrained weights, a model from another tool is described by the config.json next to it.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
 from vitft.models.foreign_labels import foreign_thresholds
-from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.run_facts import facts_beside
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.text import shell_quote
+
+log = logging.getLogger(__name__)
 
 
 def load_classifier(
@@ -42,11 +45,13 @@ def load_classifier(
     reason = weights.unusable_head
     if not weights.classes:
         reason = "vitft did not write it, and no config.json next to it lists the classes"
+    log_label_set(weights)
     if reason:
         raise RunError(
             f"cannot classify with {path}: {reason}",
             fix="use it as pretrained weights: vitft finetune --data DIR --weights "
-            f"{shell_quote(str(path))}",
+            f"{shell_quote(str(path))}; published weights need their name, e.g. "
+            "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
         )
     card = Card(
         architecture=weights.architecture,
@@ -57,3 +62,12 @@ def load_classifier(
         run=facts_beside(path),
     )
     return weights.tensors, card
+
+
+def log_label_set(weights: PretrainedWeights) -> None:
+    """Log why the classes have the names of ImageNet, if the weights do not name them."""
+    if weights.label_set:
+        log.info(
+            f"note:       the class names are those of {weights.label_set} in timm, because the "
+            f"weights are named {weights.published} and have {len(weights.classes):,} outputs"
+        )

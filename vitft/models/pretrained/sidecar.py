@@ -78,6 +78,9 @@ class SidecarFacts:
     unstored: UnstoredFacts | None = None
     """Facts about the architecture named in the file or the catalogue; None if none is named."""
     classes: tuple[str, ...] = ()
+    published: str = ""
+    """Name under which the weights are published, e.g. vit_tiny_patch16_224.augreg_in21k_ft_in1k;
+    it may also be that of the weights they were fine-tuned from."""
     source: str = ""
     """Origin of mean and std."""
     notes: tuple[str, ...] = ()
@@ -210,8 +213,14 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
         or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
+        published=published_name(config.text("architecture"), cfg.text("tag")),
         **timm_preprocessing_facts(cfg),
     )
+
+
+def published_name(architecture: str | None, tag: str | None) -> str:
+    """Return the name of timm's published weights, or an empty string if a part is not stated."""
+    return f"{architecture}.{tag}" if architecture and tag else ""
 
 
 def named_architecture(config: JsonTable) -> ViTConfig | None:

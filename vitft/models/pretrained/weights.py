@@ -20,6 +20,13 @@ from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.published import (
+    distinct_names,
+    file_name,
+    imagenet_classes,
+    label_set,
+    published_entry,
+)
 from vitft.models.pretrained.read import RawWeights, read_weights
 from vitft.models.pretrained.sidecar import SidecarFacts, UnstoredFacts, read_sidecar, timm_pool
 from vitft.models.registry import architecture_config
@@ -48,7 +55,10 @@ class PretrainedWeights:
     statistics_source: str
     """Origin of the transform's mean and std."""
     provenance: Provenance
-    classes: tuple[str, ...] = ()
+    stated_classes: tuple[str, ...] = ()
+    """Class names in the file or in the config.json next to it."""
+    published: str = ""
+    """Name under which the weights are published, or the name of the file or its folder."""
     dropped: tuple[str, ...] = ()
     """Tensors that vitft does not use, each with its shape."""
     resampling: PosEmbed | None = None
@@ -56,6 +66,16 @@ class PretrainedWeights:
     unusable_head: str = ""
     """Reason why the head cannot be used; empty if it can be used."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def label_set(self) -> str:
+        """ImageNet's label set that names the classes, e.g. `imagenet-1k`; empty if none does."""
+        return "" if self.stated_classes else label_set(self.published, self.architecture)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names: as stated, or those of ImageNet if that is certain; otherwise empty."""
+        return imagenet_classes(self.label_set) if self.label_set else self.stated_classes
 
 
 def open_pretrained(
@@ -125,6 +145,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
         crop=entry.crop,
         interpolation=entry.interpolation,
         fit=entry.fit,
+        published=entry.name,
         source="from the catalogue",
         notes=(entry.note,) if entry.note else (),
     )
@@ -154,7 +175,10 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
     notes = [*facts.notes, *assumptions(architecture, facts)]
-    facts = with_usual_statistics(facts, architecture, converted.flavour)
+    is_file = provenance["source"] == str(raw.path)
+    own_name = file_name(raw.path) if is_file else provenance["name"].removeprefix("hf:")
+    published = facts.published or own_name
+    facts = with_usual_statistics(facts, architecture, converted.flavour, published)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
     if facts.classes and architecture.num_classes and not classes:
         notes.append(
@@ -172,7 +196,8 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         transform=stated_transform(facts, architecture, raw.path),
         statistics_source=facts.source if facts.mean else UNSTATED,
         provenance=provenance,
-        classes=classes,
+        stated_classes=distinct_names(classes, range(len(classes))),
+        published=published,
         dropped=converted.dropped,
         resampling="bilinear" if converted.is_naflex else None,
         unusable_head=unusable,
@@ -180,14 +205,27 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
     )
 
 
-def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
+def with_usual_statistics(
+    facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str
+) -> SidecarFacts:
     """Return the facts, with a missing mean and std filled in if their values can be deduced.
 
-    They can be deduced if all published models with the same kind of architecture, or the same file
-    format, use the same values.
+    They can be deduced if weights of this shape are published under the name `published`, or if all
+    published models with the same kind of architecture, or the same file format, use the same
+    values.
     """
     if facts.mean is not None or config.in_channels != 3:
         return facts
+    if entry := published_entry(published, config):
+        return replace(
+            facts,
+            mean=entry.mean,
+            std=entry.std,
+            crop=entry.crop if facts.crop is None else facts.crop,
+            interpolation=facts.interpolation or entry.interpolation,
+            fit=entry.fit if facts.fit == "crop" else facts.fit,
+            source=f"as published for {entry.name}",
+        )
     if config.layer_scale or config.distilled:
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
         source = "as in all published models with LayerScale or distillation"
@@ -228,7 +266,7 @@ def from_checkpoint(
         transform=card.transform,
         statistics_source="from the checkpoint's card",
         provenance=provenance,
-        classes=card.classes,
+        stated_classes=card.classes,
         notes=facts.notes,
     )
 
