@@ -5,12 +5,41 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from vitft.models.find import find_model
 from vitft.system.errors import RunError
-from vitft.system.rundir import RunDir, create_run, plan_run, point_latest
+from vitft.system.rundir import (
+    RunDir,
+    RunEnvironment,
+    create_run,
+    describe_arithmetic,
+    environment,
+    other_arithmetic,
+    plan_run,
+    point_latest,
+)
+
+
+def test_other_arithmetic_is_kept_until_the_end_of_a_run() -> None:
+    one = environment("running", "cpu (x86_64, 1 thread)", "fp32", instructions="AVX2")
+    two = environment("running", "cpu (x86_64, 2 threads)", "fp32", instructions="AVX2")
+    half = environment("running", "cuda:0 (A100)", "bf16", processes=2)
+    before: dict[str, object] = {**one}
+    del before["processes"], before["instructions"]  # as older versions wrote it
+
+    assert other_arithmetic(None, one) == []
+    assert other_arithmetic(one, one) == []
+    assert other_arithmetic(cast("RunEnvironment", before), one) == []
+    (first,) = other_arithmetic(one, two)
+    assert first.startswith("cpu (x86_64, 1 thread) in fp32, AVX2, torch ")
+    two["earlier"] = [first]
+    assert other_arithmetic(two, two) == [first]
+    assert len(other_arithmetic(two, half)) == 2
+    assert len(other_arithmetic(two, one)) == 1
+    assert "in bf16, 2 processes, torch" in describe_arithmetic(half)
 
 
 def test_a_run_is_named_by_time_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Training states on disk."""
 
 import os
+import platform
 import random
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import tiny_home
+from vitft.cli.main import main
 from vitft.system.errors import ResourceError, RunError
+from vitft.system.rundir import read_environment
 from vitft.training.state import (
     State,
     list_states,
@@ -188,3 +192,26 @@ def test_facts_of_a_wrong_type_or_outside_the_folder_are_damage_despite_a_valid_
     write_state(path, {"x": torch.zeros(3)}, facts_of_step(1) | change)
 
     assert read_state(path) is None
+
+
+@pytest.mark.parametrize(("threads", "is_said"), [(1, False), (2, True)])
+def test_a_resumed_run_says_if_another_number_of_threads_changes_its_rounding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: int, is_said: bool
+) -> None:
+    home = tiny_home(tmp_path)
+    out = tmp_path / "run"
+    words = ["--data", str(home / "data"), "--weights", str(home / "w.safetensors")]
+    words += ["--solver", "adamw", "--epochs", "3", "--out", str(out)]
+    first = f"cpu ({platform.machine()}, 1 thread) in "
+    assert main(["finetune", *words, "--max-time", "0.001s"]) == 0
+    assert list_states(out / "resume")
+    torch.set_num_threads(threads)
+
+    assert main(["finetune", "--resume", str(out)]) == 0
+
+    note = f"note:       earlier steps were computed on {first}"
+    assert (note in capsys.readouterr().err) == is_said
+    known = read_environment(out / "environment.json")
+    assert known is not None
+    assert [text.startswith(first) for text in known.get("earlier", [])] == [True] * is_said
+    assert ("before it was resumed" in (out / "report.html").read_text()) == is_said

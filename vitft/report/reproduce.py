@@ -86,6 +86,7 @@ def environment_rows(run: Run) -> list[tuple[str, str]]:
     known: Mapping[str, Any] = run.environment
     keys = ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]
+    first += [("before it was resumed", text) for text in known.get("earlier", [])]
     return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
 
 

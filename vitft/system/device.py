@@ -128,6 +128,11 @@ def describe_device(device: torch.device) -> str:
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
 
 
+def vector_instructions(device: torch.device) -> str:
+    """Return the vector instructions that torch uses on a CPU, e.g. AVX512; empty on a GPU."""
+    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""
+
+
 def worker_threads() -> int:
     """Return the number of worker threads for this process: as many as torch uses.
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
@@ -64,6 +64,13 @@ class RunEnvironment(TypedDict):
     system: str
     packages: dict[str, str]
     """Versions of packages, by name."""
+    processes: NotRequired[int]
+    """Number of processes that trained the model."""
+    instructions: NotRequired[str]
+    """Vector instructions of the CPU that torch uses, e.g. AVX512; empty on a GPU."""
+    earlier: NotRequired[list[str]]
+    """Where the steps before the run was resumed were computed, if not as the last ones; absent if
+    all steps were computed in the same way."""
     ended: NotRequired[str]
     """Time at which the run ended, in ISO format with time zone; absent until then."""
     peak_memory_mib: NotRequired[dict[str, int]]
@@ -310,7 +317,9 @@ def read_environment(path: Path) -> RunEnvironment | None:
     return read_run_json(path, RunEnvironment)
 
 
-def environment(status: str, device: str, precision: str) -> RunEnvironment:
+def environment(
+    status: str, device: str, precision: str, *, processes: int = 1, instructions: str = ""
+) -> RunEnvironment:
     """Return the contents of environment.json on this machine for a run that has not ended."""
     import importlib.metadata
 
@@ -319,7 +328,31 @@ def environment(status: str, device: str, precision: str) -> RunEnvironment:
         "status": status,
         "device": device,
         "precision": precision,
+        "processes": processes,
+        "instructions": instructions,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: importlib.metadata.version(name) for name in names},
     }
+
+
+def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
+    """Return descriptions of how the steps before a run was resumed were computed.
+
+    Only those are returned that differ from `now` in something that changes rounding: the device
+    and its threads, the precision, the instructions, the number of processes or torch.
+    """
+    if before is None:
+        return []
+    unknown = {key: now[key] for key in ("processes", "instructions") if key in now}
+    last = describe_arithmetic(cast("RunEnvironment", {**unknown, **before}))
+    found = dict.fromkeys([*before.get("earlier", []), last])
+    return [text for text in found if text != describe_arithmetic(now)]
+
+
+def describe_arithmetic(known: RunEnvironment) -> str:
+    """Return a description of everything that changes how a run rounds sums."""
+    number, instructions = known.get("processes", 1), known.get("instructions", "")
+    parts = [f"{known['device']} in {known['precision']}"]
+    parts += [instructions] * bool(instructions) + [f"{number} processes"] * (number > 1)
+    return ", ".join([*parts, f"torch {known['packages'].get('torch', 'unknown')}"])

@@ -18,11 +18,19 @@ from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import BudgetResults, RunResults
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
-from vitft.system.device import describe_device, peak_memory
+from vitft.system.device import describe_device, peak_memory, vector_instructions
 from vitft.system.errors import RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
 from vitft.system.run_content import damaged_file
-from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
+from vitft.system.rundir import (
+    RunDir,
+    create_run,
+    environment,
+    locked,
+    other_arithmetic,
+    point_latest,
+    read_environment,
+)
 from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
@@ -195,7 +203,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
     config, model = context.config, context.best.model
     resume_budget(context)
     saved = load_saved(context)
-    write_environment(context, "running")
+    write_environment(context, "running", resumed=saved is not None)
     status, exit_code, is_evaluated = "failed", 1, False
     results = best.results
     try:
@@ -367,10 +375,28 @@ def write_last_files(context: RunContext) -> None:
             remove_states(run.resume)
 
 
-def write_environment(context: RunContext, status: str) -> None:
-    """Write environment.json; at the end of a run, log and include its peak memory."""
-    device = context.inputs.data.device
-    found = environment(status, describe_device(device), context.precision)
+def write_environment(context: RunContext, status: str, *, resumed: bool = True) -> None:
+    """Write environment.json; at the end of a run, log and include its peak memory.
+
+    If the run continues a saved state (`resumed`) with other arithmetic than its earlier steps,
+    the file says so, and at the start the log does.
+    """
+    device, group = context.inputs.data.device, context.inputs.data.group
+    found = environment(
+        status,
+        describe_device(device),
+        context.precision,
+        processes=group.size,
+        instructions=vector_instructions(device),
+    )
+    before = read_environment(context.run.path / "environment.json") if resumed else None
+    if earlier := other_arithmetic(before, found):
+        found["earlier"] = earlier
+    if earlier and status == "running":
+        log.info(
+            f"note:       earlier steps were computed on {' and on '.join(earlier)}, so the "
+            "results will differ in rounding from those of a run that was not stopped"
+        )
     if status != "running":
         found["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")
         found["peak_memory_mib"] = peaks = peak_memory(device)
