@@ -296,6 +296,12 @@ def test_drop_path_grows_from_none_to_the_given_rate() -> None:
     [
         pytest.param("vit_base_patch15_224", "vit_base_patch16_224", id="patch"),
         pytest.param("vit_bass_patch16_224", "vit_base_patch16_224", id="size"),
+        pytest.param("vit_tiny", "similar ones are vit_tiny_patch16_224, ", id="its beginning"),
+        pytest.param("ViT-B/16", "similar ones are vit_base_patch16_224, ", id="as in papers"),
+        pytest.param("vit_l_32", "similar ones are vit_large_patch32_224, ", id="torchvision's"),
+        pytest.param(
+            "google/vit-base-patch16-224", "similar ones are vit_base_patch16_224, ", id="the hub's"
+        ),
         pytest.param("nonesuch_net", "similar ones are", id="another model"),
         pytest.param("", "similar ones are", id="empty"),
     ],

@@ -32,7 +32,7 @@ def add_explain(parser: Parser) -> None:
     )
     parser.add_argument(
         "--method",
-        choices=METHODS,
+        metavar=f"{{{','.join(METHODS)}}}",  # `Method` checks it
         help="attribution method (default: relevance, which is specific to a class)",
     )
     parser.add_argument(
@@ -123,7 +123,7 @@ def choose_method(args: argparse.Namespace) -> Method:
         raise UsageError(
             "no images given", fix="pass files or folders, or use --model to plot the weights"
         )
-    name = args.method or METHODS[0]
+    name = Method(name=args.method or METHODS[0]).name
     methods_of = {
         "--class": (args.about, ("relevance",)),
         "--fusion": (args.fusion, ("rollout", "attention")),

@@ -2,10 +2,14 @@
 
 import argparse
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
 from vitft.system.errors import UsageError
+
+FEW_CHOICES = 10
+"""Most choices of an option that an error lists."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,17 +23,20 @@ class Parser(argparse.ArgumentParser):
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
         fix = f"run {self.prog} --help for usage"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
-        if wrong and (near := self.nearest(wrong[0], message)):
+        choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
+        if wrong and (near := self.nearest(wrong[0], choices)):
             fix = f"use {near}"
+        elif 0 < len(choices) <= FEW_CHOICES:
+            fix = f"use one of {', '.join(choices)}"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
-    def nearest(self, wrong: str, message: str) -> str | None:
+    def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
         from vitft.config.names import find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
-        known = self.words() | {*re.findall(r"[\w-]+", message.partition(" (choose from")[2])}
+        known = self.words() | {*choices}
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
         near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
         usable = [flag for flag in aliases if flag in known]

@@ -1,11 +1,21 @@
 """Attribution methods of `vitft explain` and their options. Does not import torch."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.system.errors import UsageError
 
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")
+OTHER_METHODS = {
+    **dict.fromkeys(
+        ("gradcam", "grad_cam", "cam", "lrp", "chefer", "gradient", "saliency"), "relevance"
+    ),
+    **dict.fromkeys(("attention_rollout", "attn_rollout", "abnar", "flow"), "rollout"),
+    **dict.fromkeys(("attn", "attention_map", "attention_maps", "raw_attention"), "attention"),
+}
+"""Mapping from names in other tools to the method that is closest to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +37,16 @@ class Method:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}
         for kind, (value, known) in choices.items():
             if value not in known:
-                raise UsageError(f"unknown {kind} {value!r}", fix=f"use one of {', '.join(known)}")
+                raise unknown_choice(kind, value, known)
         if not 0 <= self.discard < 1:
             raise UsageError(
                 f"invalid --discard {self.discard}",
                 fix="use a number of at least 0 and less than 1, e.g. --discard 0.9",
             )
+
+
+def unknown_choice(kind: str, value: str, known: Sequence[str]) -> UsageError:
+    """Return the error for an unknown method or fusion, which suggests the closest method."""
+    near = OTHER_METHODS.get(re.sub(r"\W+", "_", value.lower())) if kind == "method" else None
+    closest = f" ({near} is the closest to {value})" if near else ""
+    return UsageError(f"unknown {kind} {value!r}", fix=f"use one of {', '.join(known)}{closest}")

@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from typing import Any
 
+from vitft.models.model_names import SIZE_LETTERS, similar_models
 from vitft.models.timm_config import timm_modules
 from vitft.models.timm_vit import timm_vit_config
 from vitft.models.vit import VisionTransformer
@@ -30,8 +30,7 @@ def architecture_config(name: str) -> ViTConfig:
     if match is None or size is None or (stem is None and patch not in size.patches):
         if name in timm_modules():
             return timm_vit_config(name)
-        known = {*architecture_names(), *timm_modules()}
-        near = get_close_matches(name, sorted(known), n=5, cutoff=0)
+        near = similar_models(name, [*architecture_names(), *timm_modules()])
         raise UsageError(
             f"unknown architecture {name!r}",
             fix=f"check the name; similar ones are {', '.join(near)}",
@@ -77,8 +76,7 @@ def describe_vit(config: ViTConfig) -> str:
     """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
-    letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-    size = f"-{letters[name]}" if name else ""
+    size = f"-{SIZE_LETTERS[name]}" if name else ""
     extras = [] if name else [count(config.depth, "block"), f"width {config.width}"]
     extras += [] if name else [count(config.heads, "head")]
     if config.stem is not None:

@@ -178,7 +178,7 @@ class ViTConfig:
                 raise UsageError(
                     f"the image {axis} ({side} pixels) is not a multiple of the patch size "
                     f"({patch} pixels)",
-                    fix=f"use a multiple of {patch}, e.g. {near}",
+                    fix=f"use a multiple of {patch}, e.g. --image-size {near}",
                 )
         if math.prod(self.grid) > MAX_PATCHES:
             raise UsageError(

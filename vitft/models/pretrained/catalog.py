@@ -7,11 +7,11 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from vitft.data.transforms import CROP, Fit
 from vitft.models.licences import licence_terms, marked_licence
+from vitft.models.model_names import similar_models
 from vitft.models.timm_config import timm_modules
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
@@ -144,7 +144,7 @@ def find_entry(name: str) -> CatalogEntry:
             from vitft.models.pretrained.timm_weights import registry_entry
 
             return registry_entry(known)
-        near = get_close_matches(name, {**rows, **timm_modules()}, n=5, cutoff=0)
+        near = similar_models(name, {**rows, **timm_modules()})
         raise WeightsError(
             f"unknown weights {name!r}",
             fix=f"check the name (similar ones are {', '.join(near)}), or pass the path of a file",

@@ -4,7 +4,6 @@ timm builds the network and adapts the weights to the image size.
 """
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpo
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.licences import licence_terms
+from vitft.models.model_names import similar_models
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import strip_prefixes
@@ -178,12 +178,10 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
     except RuntimeError:  # the architecture does not have this tag
         known = None
     if known is None:
-        near = get_close_matches(name, timm.list_models() + timm.list_pretrained(), n=5, cutoff=0.4)
+        near = similar_models(name, timm.list_models() + timm.list_pretrained())
         raise WeightsError(
             f"timm {timm.__version__} has no weights named {name}",
-            fix=f"choose another name, e.g. {', '.join(near)}"
-            if near
-            else "choose a name from timm.list_pretrained()",
+            fix=f"choose another name, e.g. {', '.join(near)}",
         )
     if is_published and not known.hf_hub_id:
         raise WeightsError(

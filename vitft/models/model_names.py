@@ -1,0 +1,22 @@
+"""Suggestions for names of models that do not exist. Does not import torch."""
+
+import re
+from collections.abc import Iterable
+
+from vitft.system.text import closest_names
+
+SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+"""Letters of the sizes in the notation of papers, such as ViT-B/16."""
+
+
+def similar_models(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to five names of models that were probably meant, the most similar ones first.
+
+    `name` may be written as in papers (ViT-B/16), in torchvision (vit_b_16) or on the hub
+    (google/vit-base-patch16-224).
+    """
+    text = re.sub(r"[^a-z0-9./]+", "_", name.lower())
+    sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
+    short = re.match(r"(vit|deit3?)_(ti|[tsblh])[_/]?(\d+)(?![0-9])", text)
+    full = f"{short[1]}_{sizes[short[2]]}_patch{short[3]}" if short else text.rpartition("/")[2]
+    return closest_names(full, known)
