@@ -283,7 +283,7 @@ def test_without_matplotlib_the_error_names_the_extra(
 
     assert main(command) == 2
 
-    assert "fix: run pip install 'vitft[plots]'" in capsys.readouterr().err
+    assert "fix: run pip install 'matplotlib>=" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import gc
 import importlib.util
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vitft.system.errors import UsageError
 from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
+from vitft.system.text import shell_join
 
 EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "heic": ("pillow_heif",),
@@ -39,8 +41,29 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
     if missing:
         raise UsageError(
             f"{feature} needs {missing[0]}, which is not installed",
-            fix=f"run pip install 'vitft[{extra}]'",
+            fix=install_command(requirements(extra)),
         )
+
+
+def install_command(packages: Iterable[str]) -> str:
+    """Return the fix that installs packages; it works for every way in which vitft is installed."""
+    return f"run pip install {shell_join(packages)}"
+
+
+def requirements(extra: str) -> list[str]:
+    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, as the installed vitft states.
+
+    If vitft is not installed, the result contains the names of the libraries without versions.
+    """
+    import importlib.metadata  # takes 50 ms, which only an error needs
+
+    try:
+        stated = importlib.metadata.requires("vitft") or []
+    except importlib.metadata.PackageNotFoundError:
+        stated = []
+    pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
+    found = [match[1] for match in map(pattern.match, stated) if match]
+    return found or [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from vitft.data.remote.places import FILE_SYSTEMS, scheme_of
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError, UsageError, VitftError
 from vitft.system.files import write_atomically, writing
-from vitft.system.imports import require_extra
+from vitft.system.imports import install_command, require_extra
 from vitft.system.redaction import redacted
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def check_libraries(address: str) -> None:
     try:
         require_extra("sources", feature=feature, libraries=needed)
     except UsageError as error:
-        raise UsageError(error.problem, fix=f"run pip install fsspec {library}") from error
+        raise UsageError(error.problem, fix=install_command(("fsspec", library))) from error
 
 
 def fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
