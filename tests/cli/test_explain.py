@@ -149,6 +149,27 @@ def test_the_class_is_selected_by_name(
     assert "no class 'rod'\n  fix: use one of its classes, e.g. red" in capsys.readouterr().err
 
 
+def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.arange(4 * 16 * 16, dtype=np.uint8).reshape(4, 16, 16)
+    np.savez("digits.npz", x=images, y=np.arange(4) % 2)
+    np.savez("weights.npz", kernel=np.zeros(3))
+    red = str(image_folder / "red" / "000.png")
+
+    for command in ("explain", "predict"):
+        assert main([command, "digits.npz", "weights.npz", red, "--run", str(run)]) == 3
+        shown = capsys.readouterr().out
+        assert (
+            "a dataset of 4 images, not an image: name one, e.g. digits.npz/all/0/00000." in shown
+        )
+        assert "run vitft evaluate --data digits.npz" in shown
+        assert "a NumPy archive without labelled images, not an image" in shown
+        assert main([command, "digits.npz/all/0/00000.bmp", "--run", str(run)]) == 0
+        assert main([command, "torchvision:MNIST", "--run", str(run)]) == 3
+        assert "run vitft evaluate --data torchvision:MNIST" in capsys.readouterr().out
+
+
 def test_unreadable_files_get_an_error_and_the_others_a_picture(
     run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +265,22 @@ def test_models_of_every_architecture_are_explained(
     ("options", "message"),
     [
         pytest.param([], "no images given", id="nothing"),
-        pytest.param(["x.png", "--method", "gradcam"], "invalid choice", id="method"),
+        pytest.param(
+            ["x.png", "--method", "Grad-CAM"],
+            "unknown method 'Grad-CAM'\n  fix: use one of relevance, rollout, attention (relevance "
+            "is the closest to Grad-CAM)",
+            id="method",
+        ),
+        pytest.param(
+            ["x.png", "--method", "heat", "--class", "rose"],
+            "unknown method 'heat'\n  fix: use one of relevance, rollout, attention\n",
+            id="method before its options",
+        ),
+        pytest.param(
+            ["x.png", "--method", "rollout", "--fusion", "sum"],
+            "invalid choice: 'sum'\n  fix: use one of mean, max, min",
+            id="fusion",
+        ),
         pytest.param(["x.png", "--fusion", "max"], "--fusion has no effect", id="idle"),
         pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class has", id="class"),
         pytest.param(

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from vitft.data.array_files import open_torchvision
+from vitft.cli.main import main
+from vitft.data.array_files import CLASSES, PUBLISHED_SIZES, open_torchvision
 from vitft.data.arrays import data_path, encode_bmp, find_arrays
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.labelled import find_labelled
 from vitft.data.scan import scan
+from vitft.data.sources import sources
 from vitft.system.errors import DataError, ImageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -162,6 +164,65 @@ def test_without_a_network_the_error_names_the_file_and_its_folder(tmp_path: Pat
 
     with pytest.raises(DataError, match=r"fix: put lost\.tar\.gz into .*sets"):
         open_torchvision(lost, tmp_path / "sets", {})
+
+
+@pytest.mark.parametrize("folder", ["MNIST/raw", "."])
+def test_a_failed_download_leaves_no_empty_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    def lost(root: str, *, download: bool) -> None:
+        Path(root, folder).mkdir(parents=True, exist_ok=True)
+        raise OSError("<urlopen error no network>") if download else RuntimeError("not found")
+
+    lost.__name__ = "MNIST"
+    if folder != ".":
+        lost.resources = [("a.gz", "")]  # type: ignore[attr-defined]
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match=r"\(no network\)(.|\n)*--data demo --image-size 28"):
+        open_torchvision(lost, Path("data"), {})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("MNIST", 469), ("CIFAR10", 196)])
+def test_a_dry_run_assumes_the_published_size_of_a_dataset_that_cannot_be_fetched(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    epoch: int,
+) -> None:
+    def lost(kind: Any, root: Path, _: object) -> None:
+        raise DataError(f"{kind.__name__} is not in {root}", fix="")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitft.data.array_files.open_torchvision", lost)
+    recipe = f"{name.lower()}-tutorial"
+    words = ["finetune", "--recipe", recipe, "--data", f"torchvision:{name}"]
+
+    assert main([*words, "--dry-run"]) == 0
+
+    shown = capsys.readouterr().err
+    assert shown.count("could not be fetched: assuming its published size") == 1
+    assert f"{epoch} steps per epoch" in shown
+    assert list(tmp_path.iterdir()) == []
+    assert main(words) == 3
+    assert f"{name} is not in data" in capsys.readouterr().err
+
+
+def test_the_published_sizes_are_those_of_all_supported_datasets() -> None:
+    assert {*PUBLISHED_SIZES} == {*CLASSES}
+
+
+def test_a_folder_of_arrays_in_place_of_images_is_named(tmp_path: Path) -> None:
+    write_idx(tmp_path / "digits")
+
+    with pytest.raises(DataError, match="digits is a dataset of 15 images") as caught:
+        sources([str(tmp_path / "digits")])
+
+    assert "name one, e.g. " in caught.value.fix
+    assert open_image(caught.value.fix.split()[3].rstrip(","))
 
 
 def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:

@@ -155,13 +155,14 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 def print_dry_run(args: argparse.Namespace) -> int:
     """Check the request, and print the settings and what a run would do."""
+    from vitft.data.arrays import sizes_assumed
     from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
     config = requested_config(args)
-    with temporary_demo_data(config.data) as data:
+    with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, out = check_request(ready, args.out)
         with heavy_imports():

@@ -13,6 +13,7 @@ import socket
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,30 @@ from vitft.system.errors import DataError
 log = logging.getLogger(__name__)
 
 TORCHVISION = "torchvision:"
+
+
+class PublishedSize(NamedTuple):
+    """Numbers of training and test images, shape of an image (H, W, C) and number of classes."""
+
+    train: int
+    test: int
+    shape: tuple[int, int, int]
+    classes: int = 10
+
+
+PUBLISHED_SIZES: Mapping[str, PublishedSize] = {
+    "CIFAR10": PublishedSize(50_000, 10_000, (32, 32, 3)),
+    "CIFAR100": PublishedSize(50_000, 10_000, (32, 32, 3), 100),
+    "MNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "FashionMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "KMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "USPS": PublishedSize(7_291, 2_007, (16, 16, 1)),
+    "SVHN": PublishedSize(73_257, 26_032, (32, 32, 3)),
+    "STL10": PublishedSize(5_000, 8_000, (96, 96, 3)),
+}
+ASSUMED: ContextVar[set[str] | None] = ContextVar("ASSUMED", default=None)
+"""Names of the torchvision datasets that could not be fetched and were replaced by others of their
+published size; None if this is an error."""
 CLASSES: Mapping[str, str] = {
     "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
     "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
@@ -214,13 +239,48 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
     """Read the train and test subsets of a torchvision dataset, downloading missing files.
 
     Raises:
-        DataError: The dataset is not supported or cannot be fetched.
+        DataError: The dataset is not supported or, unless its size may be assumed, cannot be
+            fetched.
     """
     if name not in CLASSES:
         raise DataError(
             f"torchvision:{name} is not supported",
             fix=f"use one of {', '.join(CLASSES)}, or save the images in one folder per class",
         )
+    assumed = ASSUMED.get()
+    if assumed is not None and name in assumed:
+        return assumed_arrays(name)
+    try:
+        return fetched_torchvision(name, root)
+    except DataError:
+        if assumed is None:
+            raise
+    size = PUBLISHED_SIZES[name]
+    log.warning(
+        f"{name} could not be fetched: assuming its published size, {size.train:,} + {size.test:,} "
+        f"images of {size.shape[0]}x{size.shape[1]} pixels in {size.classes} classes"
+    )
+    assumed.add(name)
+    return assumed_arrays(name)
+
+
+def assumed_arrays(name: str) -> LoadedArrays:
+    """Return images of one colour, in the numbers and the size of a torchvision dataset."""
+    size = PUBLISHED_SIZES[name]
+    pixel = np.array([64, 128, 192][: size.shape[2]], np.uint8)
+    parts = tuple(
+        ArrayPart(part, np.broadcast_to(pixel, (n, *size.shape)), np.arange(n) % size.classes)
+        for part, n in (("train", size.train), ("test", size.test))
+    )
+    return LoadedArrays(parts)
+
+
+def fetched_torchvision(name: str, root: Path) -> LoadedArrays:
+    """Read the train and test subsets of a supported dataset, downloading missing files.
+
+    Raises:
+        DataError: The dataset cannot be fetched.
+    """
     from torchvision import datasets
 
     kind = getattr(datasets, name)
@@ -249,16 +309,22 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
         with contextlib.redirect_stdout(io.StringIO()):
             return kind(str(root), **which, download=True)
     except (OSError, RuntimeError) as error:  # no network, or the source has disappeared
+        stated = re.search(r"<urlopen error ([^>]+)>", str(error))
+        reason = stated[1] if stated else " ".join(str(error).split())[:120]
+        size = PUBLISHED_SIZES.get(kind.__name__)
+        other = f"--data demo --image-size {size.shape[0]}" if size else "--data demo"
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
-            f"({' '.join(str(error).split())[:120]})",
-            fix=f"put {wanted_files(kind)} into {folder}",
+            f"({reason})",
+            fix=f"put {wanted_files(kind)} into {folder}, or set data.root to the folder that has "
+            f"them; without them, try {other}",
         ) from error
     finally:
         socket.setdefaulttimeout(waits)
-        if not existed:
-            with contextlib.suppress(OSError):
-                root.rmdir()  # only succeeds on an empty folder
+        for place in [] if existed else [folder, *folder.parents]:
+            if place.is_relative_to(root):
+                with contextlib.suppress(OSError):
+                    place.rmdir()  # only succeeds on an empty folder
 
 
 def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a torchvision class

@@ -6,10 +6,12 @@ the .npz file, the folder with the IDX or CIFAR files, or a path such as `data/t
 No files are unpacked. `data.array_files` reads the arrays.
 """
 
+import contextlib
 import functools
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +22,7 @@ from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, ArrayPart
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError
-from vitft.system.text import count
+from vitft.system.text import count, shell_quote
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 Split = Literal["train", "val", "test", ""]
@@ -102,6 +104,31 @@ def find_arrays(root: Path) -> ArraySet | None:
     return None
 
 
+def no_image_reason(path: str) -> str:
+    """Return why the path of an array dataset is not that of an image, with a way out.
+
+    The result is empty for the path of anything else. It is a NumPy archive, `torchvision:NAME`, or
+    a folder that contains IDX or CIFAR files.
+    """
+    is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
+    way = f"run vitft evaluate --data {shell_quote(path)}"
+    if path.startswith(TORCHVISION) and "/" not in path:
+        return f"a dataset, not an image: {way}"
+    if not is_archive and not os.path.isdir(path):  # noqa: PTH112 - odd names
+        return ""
+    try:
+        arrays = find_arrays(Path(path))
+    except DataError:
+        arrays = None
+    if arrays is None:
+        return "a NumPy archive without labelled images, not an image" if is_archive else ""
+    number = sum(len(part.images) for part in arrays.parts)
+    example = shell_quote(f"{path.rstrip('/')}/{arrays.listing()[0][0]}")
+    return (
+        f"a dataset of {count(number, 'image')}, not an image: name one, e.g. {example}, or {way}"
+    )
+
+
 def array_member(path: str) -> bytes | None:
     """Return the BMP bytes of an image in an array dataset, or None if there is no such image."""
     match = MEMBER.fullmatch(path)
@@ -124,6 +151,17 @@ def encode_bmp(image: PixelArray) -> bytes:
     size = 54 + rows.size
     head = struct.pack("<2sI4xIIiiHH24x", b"BM", size, 54, 40, width, height, 1, 24)
     return head + rows.tobytes()
+
+
+@contextlib.contextmanager
+def sizes_assumed() -> Iterator[None]:
+    """Replace torchvision datasets that cannot be fetched by areas of one colour in the block."""
+    token = array_files.ASSUMED.set(set())
+    try:
+        yield
+    finally:
+        array_files.ASSUMED.reset(token)
+        load_array_set.cache_clear()
 
 
 @functools.lru_cache(maxsize=4)

@@ -192,7 +192,7 @@ def check_is_folder(root: Path) -> None:
     near = difflib.get_close_matches(root.relative_to(parent).parts[0], siblings, n=1)
     fix = f"check the path: did you mean {parent / near[0]}?" if near else "check the path"
     if str(root) in KNOWN_ARCHIVES:
-        fix = f"fetch it first with `vitft data fetch {root}`"
+        fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"
     raise DataError(f"data folder not found: {root}", fix=fix)
 
 

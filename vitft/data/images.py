@@ -36,7 +36,7 @@ from PIL import (
     features,
 )
 
-from vitft.data.arrays import array_member
+from vitft.data.arrays import array_member, no_image_reason
 from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, to_rgb
 from vitft.data.remote.members import copy_member
 from vitft.data.signatures import (
@@ -132,6 +132,8 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
         ImageError: The file is refused or cannot be read.
     """
     name = os.fspath(path)
+    if reason := no_image_reason(name):
+        raise ImageError(name, reason)
     limit = 8 * max_pixels + 2**26  # bytes: four uncompressed 16-bit channels and ample metadata
     try:
         with open(name, "rb", opener=open_regular) as file:

@@ -128,6 +128,12 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     walk = Walk(root.rstrip("/") or "/")
     images = walk_and_log(walk)
     first = next(images, None)
+    if first is None or not walk.has_image_name(first.name):
+        from vitft.data.arrays import no_image_reason  # it imports numpy
+
+        if reason := no_image_reason(root):
+            problem, _, way = reason.partition(": ")
+            raise DataError(f"{root} is {problem}", fix=way)
     if first is None:
         content = [by_suffix(unused_files(walk.unused())), walk.hidden()]
         known = f", which contains {listing(filter(None, content))}" if any(content) else ""
