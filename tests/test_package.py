@@ -148,6 +148,7 @@ LATE_WITH_REASON = {
     "data/remote/prepare.py: fcntl": "POSIX only",
     "serve/label/answers.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
+    "system/imports.py: importlib.metadata": "only a missing library needs it",
     "system/rundir.py: importlib.metadata": "it imports email and zipfile",
     "system/rundir.py: fcntl": "POSIX only",
 }

@@ -231,6 +231,23 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     assert "distance.png" in files_in(Path("o"))
 
 
+def test_validation_images_of_an_array_dataset_are_found(run: Path, tmp_path: Path) -> None:
+    images = np.arange(4 * 16 * 16, dtype=np.uint8).reshape(4, 16, 16)
+    np.savez("digits.npz", x=images, y=np.arange(4) % 2)
+    rows = [
+        f"all/{n % 2}/0000{n}.bmp,{n % 2},{'val' if n < 3 else 'train'},{n:064}" for n in range(4)
+    ]
+    (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
+    (run / "config.toml").write_text(f'[data]\npath = "{tmp_path / "digits.npz"}"\n')
+    from vitft.explain.model import validation_files
+
+    assert [Path(name).name for name in validation_files(run)] == [
+        "00000.bmp", "00001.bmp", "00002.bmp",
+    ]  # fmt: skip
+    Path("digits.npz").unlink()
+    assert validation_files(run) == []
+
+
 def test_weights_without_a_head_show_their_attention(
     run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -261,6 +261,15 @@ def test_a_mistyped_folder_is_corrected(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["flower_photos"]
 
 
+def test_a_mistyped_dataset_is_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits.npz").touch()
+
+    assert "did you mean digits.npz?" in problem(Path("digits.np"))
+    assert "fix: use --data torchvision:CIFAR10, which" in problem(Path("cifar10"))
+    assert "fix: use --data torchvision:MNIST, which" in problem(Path("MNIST"))
+
+
 def test_a_relative_name_is_corrected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(draw(tmp_path, "flowers/a/1.png", "flowers/b/1.png"))
 

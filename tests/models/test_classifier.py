@@ -174,3 +174,17 @@ def test_a_folder_of_several_exports_is_refused_with_the_name_of_one(tmp_path: P
         find_model(str(out))
 
     assert caught.value.fix == f"use one of the folders in it, e.g. --run {out}/safetensors"
+
+
+def test_the_name_of_published_weights_is_no_run_and_names_their_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RunError, match="the name of pretrained weights") as caught:
+        find_model("vit_tiny_patch16_224")
+    with pytest.raises(RunError, match=r"no model in vit_base_patch16_224\.mae\n") as headless:
+        find_model("vit_base_patch16_224.mae")
+
+    assert "--run hf:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k" in caught.value.fix
+    assert "hf:" not in headless.value.fix

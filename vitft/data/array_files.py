@@ -299,11 +299,12 @@ def fetched_torchvision(name: str, root: Path) -> LoadedArrays:
 
 def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
     """Open a torchvision dataset, downloading it if its files are not in the folder."""
+    existed = root.exists()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"fetching {kind.__name__} to {root}")
     folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
-    waits, existed = socket.getdefaulttimeout(), root.exists()
+    waits = socket.getdefaulttimeout()
     try:
         socket.setdefaulttimeout(20.0)  # seconds; torchvision sets no timeout
         with contextlib.redirect_stdout(io.StringIO()):

@@ -129,6 +129,13 @@ def no_image_reason(path: str) -> str:
     )
 
 
+def refuse_arrays(folder: str) -> None:
+    """Raise a DataError if a folder contains a dataset of arrays in place of images."""
+    problem, _, way = no_image_reason(folder).partition(": ")
+    if problem:
+        raise DataError(f"{folder} is {problem}", fix=way)
+
+
 def array_member(path: str) -> bytes | None:
     """Return the BMP bytes of an image in an array dataset, or None if there is no such image."""
     match = MEMBER.fullmatch(path)

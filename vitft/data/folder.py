@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from vitft.data.array_files import CLASSES, TORCHVISION
 from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.parts import PART_NAMES, Part
@@ -186,11 +187,16 @@ def check_is_folder(root: Path) -> None:
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
     try:
-        siblings = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+        data = (".npz", *TABLE_SUFFIXES)
+        entries = [entry for entry in os.scandir(parent) if not entry.name.startswith(".")]
+        siblings = [e.name for e in entries if e.name.lower().endswith(data) or e.is_dir()]
     except OSError:
         siblings = []
     near = difflib.get_close_matches(root.relative_to(parent).parts[0], siblings, n=1)
     fix = f"check the path: did you mean {parent / near[0]}?" if near else "check the path"
+    known = {name.lower(): name for name in CLASSES}
+    if str(root).lower() in known and not near:
+        fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"
     raise DataError(f"data folder not found: {root}", fix=fix)

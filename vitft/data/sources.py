@@ -24,12 +24,7 @@ from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
-from vitft.data.unused import (
-    by_suffix,
-    is_surely_no_image,
-    suffix_of,
-    unused_files,
-)
+from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_files
 from vitft.data.walk import HIDDEN, Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
@@ -129,18 +124,14 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     images = walk_and_log(walk)
     first = next(images, None)
     if first is None or not walk.has_image_name(first.name):
-        from vitft.data.arrays import no_image_reason  # it imports numpy
+        from vitft.data.arrays import refuse_arrays  # it imports numpy
 
-        if reason := no_image_reason(root):
-            problem, _, way = reason.partition(": ")
-            raise DataError(f"{root} is {problem}", fix=way)
+        refuse_arrays(root)
     if first is None:
         content = [by_suffix(unused_files(walk.unused())), walk.hidden()]
         known = f", which contains {listing(filter(None, content))}" if any(content) else ""
-        raise DataError(
-            f"no images in {root}{known}",
-            fix="use a folder with .jpg, .png or .webp files",
-        )
+        fix = "use a folder with .jpg, .png or .webp files"
+        raise DataError(f"no images in {root}{known}", fix=fix)
     return chain([first], images)
 
 
@@ -270,8 +261,7 @@ def list_entries(name: str) -> Iterator[str]:
                 yield from (text for text in lines if text.strip() and not text.startswith("#"))
     except OSError as error:
         raise DataError(
-            f"cannot read the list {name}: {describe_os_error(error)}",
-            fix=LIST_FIX,
+            f"cannot read the list {name}: {describe_os_error(error)}", fix=LIST_FIX
         ) from error
 
 

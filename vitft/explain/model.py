@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vitft.data.arrays import array_member
 from vitft.data.loading import Pixels
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
@@ -137,6 +138,8 @@ def output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
 def validation_files(run: Path | None) -> list[str]:
     """Return the paths of a run's validation images that still exist, in split order.
 
+    An image of an array dataset has a path in it (see `vitft.data.arrays`).
+
     Raises:
         RunError: The run's config.toml or split.csv is damaged.
     """
@@ -145,4 +148,5 @@ def validation_files(run: Path | None) -> list[str]:
     manifest = run_manifest(run)
     if manifest is None:
         return []
-    return [name for name in map(manifest.locate, manifest.val) if Path(name).is_file()]
+    names = map(manifest.locate, manifest.val)
+    return [name for name in names if Path(name).is_file() or array_member(name) is not None]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from vitft.models.pretrained.catalog import entries_by_name
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
@@ -93,6 +94,12 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         raise RunError(
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
+        )
+    entry = entries_by_name().get(run)
+    if entry is not None and entry.num_classes and entry.repo:
+        raise RunError(
+            f"no model in {run}, which is the name of pretrained weights",
+            fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
         )
     inner = sorted({file.parent for n in (MODEL, ONNX_FILE) for file in path.glob(f"*/{n}")})
     raise RunError(

@@ -182,17 +182,17 @@ def test_predict_explain_and_inspect_show_the_same_names(
 
     assert main(["predict", "red.png", "--run", NAME, "--format", "json"]) == 0
     predicted = capsys.readouterr()
-    answer = json.loads(predicted.out)[0]["class"]
+    answer = json.loads(predicted.out)[0]["classes"][0]["class"]
     assert answer in imagenet_classes("imagenet-1k")
     assert (
         f"the class names are those of imagenet-1k in timm, because the weights are named {NAME}"
         in (predicted.err)
     )
-    assert main(["explain", "red.png", "--weights", NAME, "--out", "a"]) == 0
+    assert main(["explain", "red.png", "--weights", f"./{NAME}", "--out", "a"]) == 0
     assert answer in capsys.readouterr().out
     assert main(["explain", "red.png", "--run", NAME, "--class", "tenc", "--out", "b"]) == 2
     assert "use one of its classes, e.g. tench" in capsys.readouterr().err
-    assert main(["weights", "inspect", NAME]) == 0
+    assert main(["weights", "inspect", f"./{NAME}"]) == 0
     assert "1000 classes (tench, goldfish, great white shark, ...)" in capsys.readouterr().out
 
 
