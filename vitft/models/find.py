@@ -95,14 +95,19 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
         )
+    raise missing_model(run, path)
+
+
+def missing_model(run: str, path: Path) -> RunError:
+    """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry = entries_by_name().get(run)
     if entry is not None and entry.num_classes and entry.repo:
-        raise RunError(
+        return RunError(
             f"no model in {run}, which is the name of pretrained weights",
             fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
         )
     inner = sorted({file.parent for n in (MODEL, ONNX_FILE) for file in path.glob(f"*/{n}")})
-    raise RunError(
+    return RunError(
         f"no model in {run}",
         fix=f"use one of the folders in it, e.g. --run {shell_quote(str(inner[0]))}"
         if inner
