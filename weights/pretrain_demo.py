@@ -107,6 +107,9 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=STEPS_PER_EPOCH, help="steps per epoch; fewer for a trial"
     )
+    parser.add_argument(
+        "--batch", type=int, default=BATCH, help="images per step; fewer for a trial"
+    )
     args = parser.parse_args()
     if not 1 <= args.classes <= CLASSES:
         parser.error(f"--classes must be from 1 to {CLASSES}: the outputs after them are colours")
@@ -120,9 +123,9 @@ def main() -> None:
     trainer = Trainer(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
     on_step = means_printed(began, of=trainer.total_steps)
     for epoch in range(SPEC.epochs):
-        for batch in batches(drawn, epoch, steps=args.steps, seed=args.seed):
+        for batch in batches(drawn, epoch, steps=args.steps, size=args.batch, seed=args.seed):
             on_step(trainer.step(batch))
-    about = card(drawn, trainer, seed=args.seed, threads=args.threads)
+    about = card(drawn, trainer, batch=args.batch, seed=args.seed, threads=args.threads)
     digest = save_checkpoint(args.out, shipped(model), about)
     print(f"{args.out}: sha256 of card and tensors {digest}")
 
@@ -153,15 +156,17 @@ def colour_of(label: Number, instance: Number) -> Number:
     return (label + 5 * instance) % COLOURS
 
 
-def batches(drawn: Tensor, epoch: int, *, steps: int, seed: int) -> Iterator[Batch]:
+def batches(
+    drawn: Tensor, epoch: int, *, steps: int, seed: int, size: int = BATCH
+) -> Iterator[Batch]:
     """Yield one epoch of random crops of drawn images, determined by the seed and the epoch."""
     rng = torch.Generator().manual_seed(1000 * seed + epoch)
     normalise = EvalTransform().normalise
     for step in range(steps):
         done = (epoch + step / steps) / SPEC.epochs
         reach = min(1.0, TAME + done / RAMP)
-        labels = torch.randint(0, len(drawn), (BATCH,), generator=rng)
-        instances = torch.randint(0, round(reach * drawn.shape[1]), (BATCH,), generator=rng)
+        labels = torch.randint(0, len(drawn), (size,), generator=rng)
+        instances = torch.randint(0, round(reach * drawn.shape[1]), (size,), generator=rng)
         pixels = normalise(windows(drawn[labels, instances], rng))
         shares = F.one_hot(labels, ARCHITECTURE.num_classes) * FORM
         colours = CLASSES + colour_of(labels, instances)
@@ -226,7 +231,7 @@ def shipped(model: VisionTransformer) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() for name, tensor in state.items()}
 
 
-def card(drawn: Tensor, trainer: Trainer, *, seed: int, threads: int) -> Card:
+def card(drawn: Tensor, trainer: Trainer, *, batch: int, seed: int, threads: int) -> Card:
     """Return the card of the file."""
     return Card(
         architecture=replace(ARCHITECTURE, image_size=SHIPPED, num_classes=0),
@@ -238,7 +243,7 @@ def card(drawn: Tensor, trainer: Trainer, *, seed: int, threads: int) -> Card:
             "licence": "Apache-2.0",
             "data": f"{len(drawn)} classes of images drawn from formulas, in {COLOURS} kinds of "
             "colour; no photos, no flowers",
-            "training": f"{trainer.total_steps} steps of {BATCH} images of "
+            "training": f"{trainer.total_steps} steps of {batch} images of "
             f"{ARCHITECTURE.image_size[0]} pixels, bf16, seed {seed}, threads {threads}",
         },
     )

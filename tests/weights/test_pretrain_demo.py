@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "weights" / "pretrain_demo.py"
 
 def pretrain(out: Path) -> str:
     """What a training of nine steps on a few images prints at its end."""
-    few = ("--classes", "4", "--images", "20", "--steps", "1")
+    few = ("--classes", "4", "--images", "20", "--steps", "1", "--batch", "4")
     done = subprocess.run(
         [sys.executable, SCRIPT, "--out", out, *few], check=True, capture_output=True, text=True
     )
@@ -32,7 +32,7 @@ def test_the_same_command_twice_gives_the_same_file_and_says_how_it_was_made(
 
     assert first == again
     assert "sha256" in first
-    assert card.weights["training"].startswith("9 steps of 32 images")
+    assert card.weights["training"].startswith("9 steps of 4 images")
     assert card.weights["data"].startswith("4 classes")
     assert card.architecture.num_classes == 0
 
