@@ -16,6 +16,7 @@ from PIL import Image
 
 import vitft
 from tests.conftest import draw_folder
+from tests.support.limits import HANG_S
 from vitft.api import Trained
 from vitft.config.options import FINETUNE_OPTIONS, option_settings
 from vitft.data.images import open_image
@@ -320,7 +321,7 @@ def test_the_library_is_silent_and_restores_the_state_of_the_process(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -332,7 +333,7 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
         "import vitft, sys; dir(vitft); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
 
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0
 
 
 def test_the_example_runs(

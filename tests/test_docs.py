@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import HANG_S
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -26,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

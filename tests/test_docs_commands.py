@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from tests.support.serving import serving
 from vitft.cli.main import build_parser, main
 from vitft.data.demo import draw_demo
@@ -187,7 +188,7 @@ def call(command: str, folder: Path) -> None:
         if not command.startswith("vitft "):
             patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
             done = subprocess.run(
-                ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+                ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False
             )
             assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
             return

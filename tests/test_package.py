@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.limits import HANG_S
 from vitft.config.run import config_from_table, read_recipe, read_toml
 from vitft.system.files import resource
 
@@ -39,7 +40,7 @@ def where(path: Path) -> str:
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -52,7 +53,7 @@ def test_packages_import_only_from_lower_layers() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 

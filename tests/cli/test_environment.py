@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.export_run import make_run
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def vitft(
         cwd=cwd,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from vitft.cli.main import COMMANDS, main
 
 
@@ -260,7 +261,7 @@ def test_a_wrong_setting_is_refused_before_torch_is_imported(image_folder: Path)
         "sys.exit(100 if 'torch' in sys.modules else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
     assert done.returncode == 4, done.stderr
@@ -318,7 +319,7 @@ def test_a_closed_pipe_prints_no_traceback(trained: Path, image_folder: Path) ->
     command = f"{sys.executable} -m vitft predict {image_folder} --format jsonl | head -1"
 
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
     assert done.stdout.count("\n") == 1
@@ -343,7 +344,7 @@ def test_a_terminal_without_utf8_gets_escapes(trained: Path, image_folder: Path)
         [sys.executable, "-m", "vitft", "predict", str(image_folder / "red" / "000.png")],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -360,7 +361,7 @@ def test_a_process_of_torchrun_exits_with_the_code_of_the_command(
         capture_output=True,
         text=True,
         env={**os.environ, "WORLD_SIZE": "2"},
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import tiny_home
 from tests.support.forked_commands import STREAM_FAULTS, Launcher, launcher
+from tests.support.limits import HANG_S
 from vitft.cli.streams import SafeStream, Stdout, StdoutLostError
 from vitft.system.errors import ResourceError
 
@@ -97,7 +98,7 @@ def test_a_command_outlasts_a_faulty_stream(
 def python(words: list[str], redirection: str) -> "subprocess.CompletedProcess[str]":
     command = " ".join([sys.executable, "-m", "vitft", *words, redirection])
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -125,7 +126,7 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     )
     shell = f"{sys.executable} -c '{code}' 0<&- 1>&- 2>&-"
 
-    assert subprocess.run(["bash", "-c", shell], timeout=60, check=False).returncode == 3
+    assert subprocess.run(["bash", "-c", shell], timeout=HANG_S, check=False).returncode == 3
 
 
 def test_images_from_a_closed_stdin_are_a_usage_error_only_if_they_are_asked_for(
@@ -137,7 +138,7 @@ def test_images_from_a_closed_stdin_are_a_usage_error_only_if_they_are_asked_for
             ["bash", "-c", shell.format(sys.executable, image, home / "run")],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
             check=False,
         )
         for image in (home / "data" / "red" / "000.png", "-")

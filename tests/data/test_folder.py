@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.images import open_image
@@ -334,7 +335,7 @@ def as_nobody(tmp_path: Path, code: str) -> str:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )  # fmt: skip
     os.close(folder)

@@ -14,6 +14,7 @@ import timm
 import torch
 
 from tests.support.export_run import make_run, tiny
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.export import Exported, export_run, export_safetensors, job
@@ -73,7 +74,7 @@ def stranger(code: str, *arguments: str) -> Any:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -457,7 +458,7 @@ def test_an_interrupted_export_leaves_nothing_under_its_name(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     code = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "export"), str(int(number))]
-    done = subprocess.run(code, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(code, capture_output=True, timeout=HANG_S, check=False)
 
     assert done.returncode != 0
     assert not (tmp_path / "export").exists()

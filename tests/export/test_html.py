@@ -18,6 +18,7 @@ from PIL import Image
 from tests.models.test_numpy_vit import KINDS, model_of
 from tests.support.chromium import Chromium
 from tests.support.export_run import make_run, tiny
+from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
@@ -69,7 +70,7 @@ def in_node(code: str, **request: Any) -> Any:
         input=json.dumps({"engine": engine(), "code": f"return ({code})(arguments[0])", **request}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.support.export_run import make_run, tiny
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
@@ -85,7 +86,7 @@ def random_vectors() -> Iterator[Vector]:
 
 def checked(*command: str, cwd: Path) -> tuple[int, str]:
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     return done.returncode, (done.stdout + done.stderr).strip()
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support.export_run import make_run
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.grey_levels import grey_levels
 from vitft.data.images import open_image
@@ -156,7 +157,7 @@ def test_the_program_scales_16_bit_images_by_the_range_as_vitft_does(tmp_path: P
     (folder / "program.mjs").write_text(program(folder))
 
     done = subprocess.run(
-        [str(NODE), "program.mjs"], cwd=folder, capture_output=True, text=True, timeout=60
+        [str(NODE), "program.mjs"], cwd=folder, capture_output=True, text=True, timeout=HANG_S
     )
 
     assert done.returncode == 0, done.stderr

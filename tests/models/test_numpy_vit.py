@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.limits import HANG_S
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint, state_digest
@@ -170,7 +171,7 @@ def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_fo
 
     def run(*options: str) -> list[str]:
         command = [sys.executable, "-c", code, "--run", str(saved), *options, *images]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
         return done.stdout.splitlines()
 
     quick, slow = run(), run("--engine", "torch", "--device", "cpu")

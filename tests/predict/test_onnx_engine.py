@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.export_run import make_run
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.labelled import find_labelled
 from vitft.export import export_run
@@ -88,7 +89,7 @@ def test_a_graph_is_run_without_importing_torch(run: Path, graphs: dict[str, Pat
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, timeout=HANG_S, check=False
     )
 
     assert done.returncode == 0, done.stderr

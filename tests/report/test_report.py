@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.limits import HANG_S
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
@@ -614,7 +615,7 @@ def test_a_page_needs_no_torch(tmp_path: Path) -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
     assert done.returncode == 0, done.stderr

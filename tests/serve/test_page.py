@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.serve.test_serve import make_predictor
+from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.run_files import make_run
 from tests.support.serving import Client, serving
@@ -104,7 +105,7 @@ def opened(client: Client, folder: Path, *files: Path) -> dict[str, Any]:
         [str(NODE), str(program), f"http://127.0.0.1:{client.port}/", *map(str, files)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
+from tests.support.limits import HANG_S
 from vitft.cli.main import build_parser, main
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import Folder
@@ -259,7 +260,7 @@ def test_the_command_and_the_plan_start_without_torch() -> None:
             "sys.exit('torch' in sys.modules)",
         ],
         check=False,
-        timeout=60,
+        timeout=HANG_S,
     )
 
     assert done.returncode == 0

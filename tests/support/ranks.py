@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.limits import HANG_S
+
 Process = subprocess.Popen[str]
 
 
@@ -75,7 +77,7 @@ def end_ranks(processes: Sequence[Process]) -> list[tuple[int, str]]:
     """Wait for the processes; return their exit codes and what they wrote to stderr."""
     found = []
     for process in processes:
-        _, shown = process.communicate(timeout=120)
+        _, shown = process.communicate(timeout=HANG_S)
         found.append((process.returncode, shown))
     return found
 

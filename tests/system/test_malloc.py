@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.support.limits import HANG_S
 from vitft.system.malloc import LARGEST_KEPT, MMAP_THRESHOLD, VARIABLES
 
 ABLE = (
@@ -54,7 +55,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, *, when: bool, **variables: str) -> l
         monkeypatch.setenv(name, value)
     code = STEPS.replace("{when}", str(when))
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=HANG_S
     )
     return [float(number) for number in done.stdout.split()]
 

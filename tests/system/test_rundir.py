@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from tests.support.limits import HANG_S
 from vitft.models.find import find_model
 from vitft.system.errors import RunError
 from vitft.system.rundir import (
@@ -84,7 +85,7 @@ def test_a_read_only_folder_is_not_writable(tmp_path: Path) -> None:
     )  # root may write anywhere, so somebody else asks
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S
     )
 
     assert done.stdout.strip() == "False"

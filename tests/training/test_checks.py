@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import draw_folder
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.config.run import config_from_table
 from vitft.data.fixes import Fix, write_fixes
@@ -135,7 +136,7 @@ def test_a_class_of_one_file_is_refused_without_importing_torch(data: Path, tmp_
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
         cwd=tmp_path,
     )

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_home
+from tests.support.limits import HANG_S
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import ResourceError
 from vitft.training.distributed import (
@@ -110,7 +111,7 @@ def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -141,7 +142,7 @@ def launch(home: Path, out: str, *options: str, processes: int) -> subprocess.Co
         env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
 

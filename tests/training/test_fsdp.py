@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny_home
+from tests.support.limits import HANG_S
 from vitft.config.sections import OptimSpec
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
@@ -44,7 +45,7 @@ def found(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

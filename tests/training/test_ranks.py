@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tiny_home
+from tests.support.limits import HANG_S
 
 BROKEN = """
 import os, sys
@@ -55,7 +56,7 @@ def free_port() -> int:
 
 
 def end(process: Process) -> tuple[int, str]:
-    _, shown = process.communicate(timeout=120)
+    _, shown = process.communicate(timeout=HANG_S)
     assert "Traceback" not in shown
     return process.returncode, shown
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder, tiny_home
+from tests.support.limits import HANG_S
 from tests.support.ranks import counts, end_ranks, start_ranks
 from tests.support.shards import serving_shards, shards_of, write_shards
 from vitft.cli.main import main
@@ -170,7 +171,7 @@ def test_processes_share_one_copy(tmp_path: Path) -> None:
     contents = shards_of(draw_folder(tmp_path / "data", per_class=4))
     with serving_shards(contents) as (site, asked):
         processes = [copying(site.url) for _ in range(3)]
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
 
         assert [process.returncode for process in processes] == [0, 0, 0]
         assert len({*outputs}) == 1

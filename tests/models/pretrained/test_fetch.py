@@ -18,6 +18,7 @@ from safetensors.torch import save
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.hub_server import COMMIT, HubServer, Repo
+from tests.support.limits import HANG_S
 from vitft.models.pretrained.hub import DownloadBar, short_message
 from vitft.system import console
 
@@ -79,7 +80,7 @@ def in_child(code: str, argument: str, cache: Path, endpoint: str, **more: str) 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from safetensors.torch import save, save_file
 
 from tests.conftest import draw_folder
 from tests.support.hub_server import HubServer, Repo
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.models.pretrained.load import load_backbone, load_pretrained
 from vitft.models.pretrained.locate import check_weights_name
@@ -79,7 +80,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=HANG_S,
             check=False,
         )
     assert done.returncode == 0, done.stderr

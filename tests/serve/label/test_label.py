@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from tests.support.serving import Client, Reply
 from vitft.cli.label import paths_in_table, print_next
 from vitft.cli.main import main
@@ -312,7 +313,7 @@ def pressed(home: Path, client: Client, key: str, *keys: str) -> list[dict[str, 
         [str(NODE), str(program), f"http://127.0.0.1:{client.port}/?key={key}", *keys],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
