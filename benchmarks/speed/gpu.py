@@ -21,12 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitft.config.run import config_from_table
 from vitft.config.sections import OptimSpec
@@ -104,7 +105,7 @@ def throughput(args: argparse.Namespace) -> Lines:
             prefix = prefix_on(name, GPU, precision)
             for batch in args.batches:
                 pixels = pixels_of(prefix.model, batch, GPU)
-                rate = batch / seconds_of(lambda p=prefix, x=pixels: run_prefix(p, x), 3)
+                rate = batch / seconds_of(partial(run_prefix, prefix, pixels), 3)
                 yield f"| {name} | {precision} | {batch} | {rate:,.0f} |"
 
 
@@ -124,7 +125,7 @@ def pipeline(args: argparse.Namespace) -> Lines:
         inspect_folder(found, max_pixels=10**8, allow_bad=False, workers=worker_threads())
         decode = count / (time.perf_counter() - begin)
         lean, pixels = prefix.in_precision(precision), pixels_of(prefix.model, 32, GPU)
-        forward = 32 / seconds_of(lambda p=lean, x=pixels: run_prefix(p, x), 3)
+        forward = 32 / seconds_of(partial(run_prefix, lean, pixels), 3)
         extractor = Extractor(prefix, folder=None, precision=precision, max_pixels=10**8)
         begin = time.perf_counter()
         extractor.inspect(found, eval_view(transform), allow_bad=False)
@@ -146,7 +147,7 @@ def predictor_of(name: str, transform: EvalTransform) -> Predictor:
 
     torch.manual_seed(0)
     model = create_model(name, num_classes=5).eval()
-    model.head.weight.data.normal_(std=1.0)
+    nn.init.normal_(model.get_parameter("head.weight"))
     card = Card(architecture=model.config, transform=transform, classes=tuple("abcde"))
     return Predictor(model, card, device="cuda", precision="auto")
 
@@ -158,14 +159,14 @@ def memory(args: argparse.Namespace) -> Lines:
         batch, cells = args.batches[0], []
         prefix = prefix_on(name, GPU, "bf16")
         pixels = pixels_of(prefix.model, batch, GPU)
-        cells.append(peak_of(lambda p=prefix, x=pixels: run_prefix(p, x)))
+        cells.append(peak_of(partial(run_prefix, prefix, pixels)))
         for checkpointing in (False, True):
             model = create_model(name, num_classes=5).to(GPU)
             model.checkpointing = checkpointing
             optim = OptimSpec(solver="adamw", lr=1e-4, epochs=1, batch_size=batch)
             trainer = Trainer(model, optim, steps_per_epoch=2, precision="bf16")
             labels = torch.zeros(batch, dtype=torch.long).to(GPU)
-            cells.append(peak_of(lambda t=trainer, x=pixels, y=labels: t.step(Batch(x, y))))
+            cells.append(peak_of(partial(trainer.step, Batch(pixels, labels))))
         yield f"| {name} | {batch} | {' | '.join(cells)} |"
 
 
