@@ -129,9 +129,13 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     return server
 
 
-def address(server: ThreadingHTTPServer) -> str:
-    """Return its URL."""
-    return f"http://127.0.0.1:{server.server_port}"
+def address(server: ThreadingHTTPServer, host: str = "127.0.0.1") -> str:
+    """Return its URL.
+
+    The CDN has another host name than the hub, because some clients ignore the port when they decide
+    whether a redirect leaves the hub.
+    """
+    return f"http://{host}:{server.server_port}"
 
 
 def git_sha1(content: bytes) -> str:
@@ -249,7 +253,7 @@ class HubHandler(Handler):
         if repo.fault != "no_etag":
             headers["X-Linked-Etag"] = f'"{hashlib.sha256(announced).hexdigest()}"'
         headers["X-Linked-Size"] = str(len(content))
-        headers["Location"] = f"{address(self.hub.cdn)}/{name}/{file}"
+        headers["Location"] = f"{address(self.hub.cdn, 'localhost')}/{name}/{file}"
         if repo.fault == "xet":
             headers["X-Xet-Hash"] = "0" * 64
             headers["X-Xet-Refresh-Route"] = f"{self.hub.endpoint}/api/xet-token"
@@ -330,7 +334,7 @@ class HubHandler(Handler):
 
     def receive_large(self, request: dict[str, list[dict[str, object]]]) -> None:
         """Answer with the upload location of each large file (LFS batch)."""
-        upload = f"{address(self.hub.cdn)}/upload"
+        upload = f"{address(self.hub.cdn, 'localhost')}/upload"
         objects = [
             {**each, "actions": {"upload": {"href": f"{upload}/{each['oid']}"}}}
             for each in request["objects"]
