@@ -393,11 +393,11 @@ def test_link_loops_end_and_dangling_links_are_listed(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(tmp_path)
     (tmp_path / "a" / "dangling.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "b" / "self.png").symlink_to("self.png")
-    before = time.monotonic()
+    before = time.process_time()
 
     folder = scan(tmp_path)
 
-    assert time.monotonic() - before < 5
+    assert time.process_time() - before < 5
     assert paths(folder) == ["a/1.png", "b/1.png"]
     reason = "dangling symbolic link"
     assert folder.bad == (("a/dangling.jpg", reason), ("b/self.png", reason))

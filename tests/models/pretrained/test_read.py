@@ -362,12 +362,12 @@ def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    started = time.perf_counter()
+    started = time.process_time()
 
     with pytest.raises(WeightsError, match=message):
         read_weights(tmp_path / name, allow_pickle=True)
 
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])
