@@ -4,8 +4,13 @@ from typing import cast
 
 import pytest
 
-from vitft.cli.finetune import print_cross_validation, print_weakest, print_weakest_label
-from vitft.metrics.results import ClassMetrics, CrossValidation, LabelResults
+from vitft.cli.finetune import (
+    calibration_text,
+    print_cross_validation,
+    print_weakest,
+    print_weakest_label,
+)
+from vitft.metrics.results import CalibrationMetrics, ClassMetrics, CrossValidation, LabelResults
 
 
 def test_the_weakest_class_names_the_images_on_which_it_was_measured(
@@ -28,3 +33,24 @@ def test_the_weakest_class_names_the_images_on_which_it_was_measured(
         "weakest class: rose, recall 75.0% on 8 validation images",
         "weakest label: rose, average precision 75.0% on 17 validation images",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ece", "text"),
+    [
+        (0.0001, "calibration error < 7.4% (too small to be measured on these images)"),
+        (0.05, "calibration error 5.0% (95% interval 0.0 to 7.4%), 9.0% before calibration"),
+    ],
+)
+def test_a_calibration_error_of_zero_is_not_called_perfect(ece: float, text: str) -> None:
+    calibration: CalibrationMetrics = {
+        "ece": ece,
+        "ece_interval": (0.0, 0.074),
+        "ece_binned": 0.05,
+        "ece_before": 0.09,
+        "temperature": 1.3,
+        "note": None,
+        "bins": [],
+    }
+
+    assert calibration_text(calibration) == text

@@ -32,7 +32,7 @@ def test_progress_without_a_terminal_is_plain_lines(
         progress.advance(2, loss="0.4")
 
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3  # two on the way, one at the end
+    assert len(lines) == 2  # one on the way, one at the end
     assert lines[0].startswith("working: 2/4  loss 0.5")
     assert "left" in lines[0]
     assert "working: 4/4  loss 0.4" in lines[-1]

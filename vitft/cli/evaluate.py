@@ -14,7 +14,7 @@ from vitft.metrics.confusions import class_pair_counts
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
-from vitft.system.text import count, csv_line, interval, percent
+from vitft.system.text import count, csv_line, interval, percent, percent_or_bound
 
 MOST_LISTED = 30
 """Maximum number of classes listed on the terminal."""
@@ -160,7 +160,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
         rows.append(("baseline (largest class)", percent(results["majority"]), ""))
     low, high = results["loss_interval"]
     rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
-    error = percent(calibration["ece"])
+    error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
     rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     if calibration["ece_before"] is not None:
         at = ""

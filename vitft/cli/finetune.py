@@ -18,6 +18,7 @@ from vitft.config.sections import layers_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
     BudgetResults,
+    CalibrationMetrics,
     ClassMetrics,
     CrossValidation,
     LabelResults,
@@ -35,6 +36,7 @@ from vitft.system.text import (
     interval,
     parse_duration,
     percent,
+    percent_or_bound,
     shell_join,
     shell_quote,
 )
@@ -251,11 +253,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     print_test(metrics)
     print_selection(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
-        output.result(
-            f"calibration error {percent(calibration['ece'])} (95% interval "
-            f"{interval(calibration['ece_interval'])}), {percent(calibration['ece_before'])} "
-            "before calibration"
-        )
+        output.result(calibration_text(calibration))
     cross_validation = metrics.get("cross_validation")
     if "labels" in metrics:
         print_weakest_label(metrics["labels"], metrics["images"])
@@ -355,6 +353,16 @@ def print_budget(budget: BudgetResults) -> None:
         )
 
 
+def calibration_text(calibration: CalibrationMetrics) -> str:
+    """Return the calibration error; one that is too small to be measured has no interval."""
+    bounds = calibration["ece_interval"]
+    error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
+    if calibration["ece"] < 0.0005:
+        return f"{error} (too small to be measured on these images)"
+    before = percent(calibration["ece_before"])
+    return f"{error} (95% interval {interval(bounds)}), {before} before calibration"
+
+
 def print_cross_validation(
     results: CrossValidation, *, knn_top1: float, with_weakest: bool
 ) -> None:
@@ -363,7 +371,8 @@ def print_cross_validation(
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
     output.result(
         f"cross-validated accuracy on {images} images: {percent(results['top1'])} "
-        f"({interval(results['top1_interval'])}); nearest neighbours: {percent(knn_top1)}"
+        f"({interval(results['top1_interval'])}); nearest neighbours on the "
+        f"validation images: {percent(knn_top1)}"
     )
     if (gain := results["gain_from_twice"]) is not None:
         output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")

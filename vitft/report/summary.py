@@ -13,7 +13,7 @@ from vitft.metrics.results import CalibrationMetrics, Interval
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
-from vitft.system.text import count, duration, interval, listing, percent
+from vitft.system.text import count, duration, interval, listing, percent, percent_or_bound
 
 WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
     "head": "only a new linear head was trained",
@@ -236,7 +236,6 @@ def calibration_figure(calibration: CalibrationMetrics | None) -> list[KeyFigure
     bounds = calibration.get("ece_interval") if calibration else None
     if calibration is None or calibration.get("ece") is None or not bounds:
         return []
-    error = calibration["ece"]
-    value = percent(error) if error >= 0.0005 else f"< {percent(bounds[1])}"
+    value = percent_or_bound(calibration["ece"], bounds)
     meaning = "mean difference between confidence and accuracy"
     return [KeyFigure("calibration error", value, interval(bounds), meaning)]

@@ -144,15 +144,16 @@ class Progress:
         self.metrics |= metrics
         if self.live:
             self.bar.update(self.task, completed=self.done, metrics=self.metrics_text())
-        elif time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
+        elif self.done < self.total and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
 
     def metrics_text(self) -> str:
         """Return the metrics and the speed, such as `loss 0.42  61 images/s`."""
-        seconds = max(1e-9, time.monotonic() - self.started)
+        speed = self.done / max(1e-9, time.monotonic() - self.started)
+        digits = 0 if speed >= 10 or self.done == 0 else 1
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
-        return "  ".join([*parts, f"{self.done / seconds:,.0f} {self.unit}/s"])
+        return "  ".join([*parts, f"{speed:,.{digits}f} {self.unit}/s"])
 
     def line(self, *, final: bool) -> str:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""

@@ -30,6 +30,11 @@ def whole_percent(probability: float | None) -> str:
     return "< 1%" if probability < 0.5 else "> 99%"
 
 
+def percent_or_bound(fraction: float, bounds: Sequence[float]) -> str:
+    """Format a nonnegative fraction; one that is too small to be measured as `< upper bound`."""
+    return percent(fraction) if fraction >= 0.0005 else f"< {percent(bounds[1])}"
+
+
 def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
     """Return `91.0 to 96.8%` for bounds given as fractions, or an empty string for None."""
     if not bounds:

@@ -1,6 +1,6 @@
 """Reports on weights: the content of a file and the effects of loading it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +37,7 @@ class LoadReport:
     statistics_source: str
     """Origin of mean and std."""
     provenance: Provenance
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = field(default=(), repr=False)
     """Class names, if the head was kept and the names are known."""
     notes: tuple[str, ...] = ()
 
