@@ -33,6 +33,13 @@ def test_of_copies_across_the_split_the_validation_image_is_kept() -> None:
     assert actions(audit) == {"cat/1.jpg": ("drop", "exact")}
 
 
+def test_of_identical_files_the_one_with_the_shortest_name_is_kept() -> None:
+    names = ("x (1).jpg", "x - Kopie.jpg", "x.jpg", "y.jpg")
+    audit = audit_images([item(f"cat/{name}", A) for name in names])
+
+    assert {*actions(audit)} == {"cat/x (1).jpg", "cat/x - Kopie.jpg", "cat/y.jpg"}
+
+
 def test_an_image_with_two_labels_is_kept_without_probabilities() -> None:
     audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
 

@@ -17,6 +17,7 @@ from tests.support.run_files import make_run
 from vitft.check.folder import compare_with_run
 from vitft.cli.main import main
 from vitft.config.run import read_toml
+from vitft.system import imports
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 
 def table(path: Path) -> dict[str, dict[str, str]]:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
@@ -113,6 +114,28 @@ def test_fixes_are_never_overwritten_nor_written_into_the_data(
     assert (here / "fixes.csv").read_text() == "mine"
     assert main(["check", str(faulty), "--out", str(faulty / "cat")]) == 2
     assert "is inside the data directory" in capsys.readouterr().err
+
+
+def test_an_image_that_only_lacks_a_library_gets_a_note_but_no_fix(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = scenes_folder(tmp_path / "pets")
+    (root / "cat" / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "heic", ("no_such_library",))
+
+    assert main(["check", str(root)]) == 0
+
+    said = capsys.readouterr()
+    assert "unreadable files: 1" in said.out
+    assert "1 image cannot be read only because a library is missing" in said.err
+    assert "run pip install" in said.err
+    assert not (here / "fixes.csv").exists()
+    html = (here / "check.html").read_text()
+    assert "phone.heic" in html
+    assert "phone.heic&quot;, &quot;drop" not in html
 
 
 def test_a_clean_folder_has_no_table_of_fixes(

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitft.config.sections import DataSpec
-from vitft.data.fixes import UNDECIDED, Fix, apply_fixes, with_former, write_fixes
+from vitft.data.fixes import UNDECIDED, Fix, apply_fixes, read_fixes, with_former, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.system.errors import DataError
 
@@ -88,6 +89,54 @@ def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
     write_fixes(table, [Fix(path=name, action="drop") for name in (NAMES[2], NAMES[5])])
     found, _ = apply_fixes(folder, DataSpec(fixes=str(table)))
     assert not {NAMES[2], NAMES[5]} & {file.path for file in found.files}
+
+
+def test_a_table_saved_in_another_encoding_is_refused_by_its_line(tmp_path: Path) -> None:
+    files = (File("Löwenzahn/1.jpg", 0), File("Rose/1.jpg", 1), File("Rose/ü.jpg", 1))
+    folder = Folder(root=Path("d"), classes=("Löwenzahn", "Rose"), files=files, layout="classes")
+    table = tmp_path / "fixes.csv"
+    rows = (
+        "Rose/1.jpg,keep,\nRose/ü.jpg,drop,\n",
+        "Rose/ü.jpg,keep,\n",
+        "Rose/1.jpg,move,Löwenzahn\n",
+    )
+
+    for text, line in zip(rows, (3, 2, 2), strict=True):
+        table.write_bytes(f"path,action,new_label\n{text}".encode("cp1252"))
+        with pytest.raises(DataError, match=f"line {line}: the text is not UTF-8") as caught:
+            apply_fixes(folder, DataSpec(fixes=str(table)))
+        assert "CSV UTF-8" in caught.value.fix
+
+
+def test_the_table_begins_with_the_mark_by_which_spreadsheets_know_utf_8(
+    folder: Folder, tmp_path: Path
+) -> None:
+    table = tmp_path / "fixes.csv"
+
+    write_fixes(table, [Fix(path="a/1.jpg", action="drop", reason="für")])
+
+    assert table.read_bytes().startswith(b"\xef\xbb\xbfpath,")
+    assert read_fixes(table, "")[0].path == "a/1.jpg"
+
+
+def test_files_dropped_as_unreadable_that_can_be_read_now_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "b/torn.png").write_bytes(b"torn")
+    names = ("a/1.png", "a/2.png", "b/1.png", "b/2.png", "b/torn.png")
+    files = tuple(File(name, "ab".index(name[0])) for name in names)
+    folder = Folder(root=tmp_path, classes=("a", "b"), files=files, layout="classes")
+    rows = "a/1.png,drop,bad\nb/torn.png,drop,bad\nb/1.png,drop,exact\n"
+    (tmp_path / "fixes.csv").write_text(f"path,action,kind\n{rows}")
+
+    found, _ = apply_fixes(folder, DataSpec(fixes=str(tmp_path / "fixes.csv")), warn=True)
+
+    assert [file.path for file in found.files] == ["a/2.png", "b/2.png"]
+    (record,) = caplog.records
+    assert "drops 1 file that was unreadable but is readable now: a/1.png;" in record.message
 
 
 def test_cells_are_escaped_for_spreadsheets(tmp_path: Path) -> None:

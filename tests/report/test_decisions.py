@@ -94,7 +94,7 @@ def test_decisions_are_saved_applied_and_compared(
         again = browser.evaluate("document.getElementById('tally').textContent")
         assert browser.complaints() == []
 
-    rows = {row["path"]: row for row in csv.DictReader(table.decode().splitlines())}
+    rows = {row["path"]: row for row in csv.DictReader(table.decode("utf-8-sig").splitlines())}
     assert tally == again
     assert tally.startswith(f"{len(rows)} files in the table: ")
     assert "1 to move, 0 to keep, " in tally

@@ -7,6 +7,7 @@ torch is not imported.
 import functools
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
+from vitft.system.imports import missing_library_command
 from vitft.system.run_content import read_run_json
 from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import RunDir, run_path
@@ -72,6 +74,12 @@ class CheckResult:
         if empty := self.folder.empty.content:
             notes.append(
                 f"{self.folder.empty.error(self.folder.root, empty).problem}; finetune refuses them"
+            )
+        lacking = filter(None, (missing_library_command(b["reason"]) for b in self.audit["bad"]))
+        for command, number in Counter(lacking).items():
+            notes.append(
+                f"{count(number, 'image')} cannot be read only because a library is missing, so no "
+                f"fix is proposed: run {command}, then check again"
             )
         if self.folder.labels:
             notes.append("no fixes are proposed for multi-label data: edit the table instead")

@@ -174,8 +174,8 @@ def print_next(
     if few or len(answers) < 2:
         missing = f"; too few: {listing(few)}" if few else ""
         output.result(
-            f"next: run the same command again to label more: training needs at least 2 classes "
-            f"with {MIN_PER_CLASS} pictures each{missing}"
+            "next: run the same command again to label more: training needs at least 2 classes, "
+            f"and at least {MIN_PER_CLASS} pictures of every class{missing}"
         )
         return
     words = ["--data", str(table)]

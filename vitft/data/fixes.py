@@ -9,14 +9,15 @@ so, `undecided` that nobody has. `data.proposals` makes the proposals.
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
-from vitft.data.table import TableReader, encode_table
+from vitft.data.inspection import readable_now
+from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, escape_formula, listing, shell_quote
@@ -55,9 +56,9 @@ class Fix:
 
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
-    """Write the table, escaping cells that a spreadsheet would evaluate as formulas."""
+    """Write the table for spreadsheets: with a byte order mark, and with formulas escaped."""
     rows = (tuple(map(escape_formula, fix.cells)) for fix in fixes)
-    write_atomically(path, encode_table(FIX_COLUMNS, rows))
+    write_atomically(path, encode_table(FIX_COLUMNS, rows, bom=True))
 
 
 def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
@@ -93,8 +94,22 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
         )
+    if warn and found.unreadable:
+        warn_of_readable(path, folder, found, max_pixels=spec.max_pixels)
     fixed = without_empty_classes(with_fixes(folder, found))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+
+
+def warn_of_readable(path: Path, folder: Folder, found: "Decisions", *, max_pixels: int) -> None:
+    """Warn of files that the table drops as unreadable, but that can be read now."""
+    if names := readable_now(folder, found.unreadable, max_pixels=max_pixels):
+        those = count(
+            len(names), "file that was unreadable but is", "files that were unreadable but are"
+        )
+        log.warning(
+            f"{path}: drops {those} readable now: {listing(names, MOST_MISSING_NAMED)}; to use "
+            "them, remove these lines or set the action to keep"
+        )
 
 
 def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
@@ -186,6 +201,8 @@ class Decisions(NamedTuple):
     """Number of files in the folder that someone has decided to keep."""
     undecided: int = 0
     """Number of files in the folder that are listed but undecided."""
+    unreadable: Collection[str] = ()
+    """Paths that the table drops because the files could not be read when it was written."""
 
     @property
     def without_effect(self) -> str:
@@ -205,22 +222,29 @@ def read_decisions(
     Raises:
         DataError: The header or a row is invalid; the message names the line.
     """
+    fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
         raise table.error(f"the header has no {' or '.join(lacking)} column")
     seen: dict[str, str] = {}  # action for each path
     changes: dict[str, str | None] = {}
+    unreadable = set[str]()
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
         name = unescaped(row.get("path", ""), known)
         new = unescaped(row.get("new_label", ""), classes)
         action = row.get("action", "").strip().lower()
+        unknown = [name] * (name not in known) + [new] * (action == "move" and new not in classes)
+        if not all(map(is_utf8, unknown)):  # existing names may be any bytes
+            raise table.error("the text is not UTF-8", fix=fix)
         if problem := fix_problem(name, action, new, known, classes):
             raise table.error(problem)
         if name in seen:
             raise table.error(f"{name!r} is listed twice")
         seen[name] = action
+        if action == "drop" and row.get("kind", "").strip() == "bad":
+            unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     missing = {name: action for name, action in seen.items() if name not in known}
@@ -231,6 +255,7 @@ def read_decisions(
         rows=len(seen),
         kept=actions["keep"],
         undecided=actions[UNDECIDED],
+        unreadable=unreadable,
     )
 
 

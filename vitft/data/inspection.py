@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
 from vitft.data.parts import Part
 from vitft.system.errors import DataError, ImageError
+from vitft.system.imports import missing_library_command
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -214,9 +215,16 @@ def merge_inspections(
 def remedy(bad: Iterable[tuple[str, str]]) -> str:
     """Return the fix to suggest for unreadable files, given their paths and the reasons."""
     usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
-    commands = (reason.rpartition("run pip install")[1:] for _, reason in bad)
-    command = next(("".join(parts) for parts in commands if parts[0]), "")
-    return f"{command}, or {usual}" if command else usual
+    command = next(filter(None, (missing_library_command(reason) for _, reason in bad)), "")
+    return f"run {command}, or {usual}" if command else usual
+
+
+def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> list[str]:
+    """Return those of the given files of a folder that can be read and decoded completely."""
+    root, read = os.fspath(folder.root), OpenedImage.facts
+    asked = [file for file in folder.files if file.path in paths]
+    results = (inspect_file(root, file, read, max_pixels=max_pixels) for file in asked)
+    return [result.path for result in results if isinstance(result, InspectedFile)]
 
 
 def log_inspection(inspected: InspectedFolder) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from vitft.data.fixes import ACTIONS, UNDECIDED, Fix
 from vitft.metrics.results import AuditResults, CopyMember
+from vitft.system.imports import missing_library_command
 
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
@@ -27,11 +28,13 @@ def propose_fixes(
 ) -> list[Fix]:
     """Return the proposed fixes, at most one per file, starting with those that change something.
 
-    `probabilities` maps paths to class probabilities and need not contain every image.
+    `probabilities` maps paths to class probabilities and need not contain every image. No fix is
+    proposed for an image that only lacks an optional library.
     """
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
         for entry in audit["bad"]
+        if not missing_library_command(entry["reason"])  # the file itself may be intact
     ]
     for group in audit["duplicates"]:
         if group["kind"] == "exact":
@@ -44,7 +47,7 @@ def propose_fixes(
             action=UNDECIDED,
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; set the action to “move” or “keep”",
+            reason=f"probably {entry['suggested']}; set the action to move or keep",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )
@@ -68,9 +71,15 @@ def identical_file_fixes(
     """Return fixes that keep one file per label in a group of identical files.
 
     If one label is clearly the most probable, only one file with that label is kept. Files in the
-    validation set are kept in preference to others so that the set changes as little as possible.
+    validation set are kept in preference to others so that the set changes as little as possible,
+    then files with a short name, because programs lengthen the names of copies.
     """
-    ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
+
+    def order(member: CopyMember) -> tuple[bool, int, str]:
+        path = member["path"]
+        return member["split"] != "val", len(path.rpartition("/")[2]), path
+
+    ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}
     known = probabilities.get(ordered[0]["path"], {})
     right = most_probable_label(list(first), known)

@@ -22,7 +22,7 @@ from vitft.data.folder import (
     similar_names,
 )
 from vitft.data.label_table import LabelledRow, LabelTable, leads_outside, read_label_table
-from vitft.data.table import is_table
+from vitft.data.table import is_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error
 
@@ -156,15 +156,6 @@ def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
                 )
             missing.append((row, reason))
     return missing
-
-
-def is_utf8(text: str) -> bool:
-    """Return whether a path contains no bytes that are invalid in UTF-8 (see `TableReader`)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def reason_missing(path: str) -> str:

@@ -22,10 +22,15 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """Encode a table as the content of a CSV file."""
+def encode_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, bom: bool = False
+) -> bytes:
+    """Encode a table as the content of a CSV file, with `bom` after a byte order mark.
+
+    Some spreadsheets take a file without the mark for the local 8-bit encoding.
+    """
     lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
-    return "".join(lines).encode("utf-8", "surrogateescape")
+    return ("\ufeff" * bom + "".join(lines)).encode("utf-8", "surrogateescape")
 
 
 def quote_cell(cell: str) -> str:
@@ -42,6 +47,15 @@ def is_table(path: Path) -> bool:
         return path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()
     except OSError:  # e.g. no permission for a parent folder
         return False
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a cell contains no bytes that are invalid in UTF-8 (see `TableReader`)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def base_folder(data: Path, root: str) -> Path:

@@ -283,7 +283,8 @@ def remark_section(
     shown = found[:MAX_FINDINGS]
     texts = {
         "odd": "These images may be fine. Drop those that do not show their class.",
-        "bad": "These files are not used. The table drops them so that they do not stop a run.",
+        "bad": "These files are not used. The table drops damaged ones so that they do not stop a "
+        "run, but not those that only need a library: install it and check again.",
     }
     cards = [table.card(item["path"], detail=item["reason"]) for item in shown]
     return FindingSection(

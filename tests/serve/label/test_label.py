@@ -368,9 +368,15 @@ def test_the_page_shows_why_an_answer_was_not_saved(
     ("answers", "said"),
     [
         pytest.param({"cat": 2, "dog": 2}, "next: vitft finetune --data labels.csv", id="enough"),
-        pytest.param({"cat": 9, "dog": 1}, "2 pictures each; too few: dog (1)", id="one picture"),
-        pytest.param({"cat": 9}, "at least 2 classes with 2 pictures each", id="one class"),
-        pytest.param({}, "at least 2 classes with 2 pictures each", id="nothing"),
+        pytest.param(
+            {"cat": 9, "dog": 1}, "2 pictures of every class; too few: dog (1)", id="one picture"
+        ),
+        pytest.param(
+            {"cat": 9}, "at least 2 classes, and at least 2 pictures of every class", id="one class"
+        ),
+        pytest.param(
+            {}, "at least 2 classes, and at least 2 pictures of every class", id="nothing"
+        ),
     ],
 )
 def test_training_is_suggested_only_if_it_can_start(

@@ -77,11 +77,12 @@ if (decisions) {
     return [...rows.values()];
   }
 
+  // The byte order mark tells spreadsheets that the text is UTF-8, as in the table of `vitft check`.
   function save() {
     const rows = table();
     const text = [header, ...rows.map(([, row]) => row)].join("\n") + "\n";
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob(bytes(text), { type: "text/csv" }));
+    link.href = URL.createObjectURL(new Blob(["\ufeff", ...bytes(text)], { type: "text/csv" }));
     link.download = "fixes.csv";
     document.body.append(link);
     link.click();
