@@ -102,6 +102,21 @@ def test_the_last_part_of_an_unknown_name_is_matched_first(name: str, setting: s
     assert find_setting(name) == setting
 
 
+@pytest.mark.parametrize(
+    ("section", "fix"),
+    [
+        ("optimizer", "use the section [optim]"),
+        ("trian", "use the section [train]"),
+        ("zzz", "use one of data,"),
+    ],
+)
+def test_an_unknown_section_is_compared_with_sections(section: str, fix: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown section {section}") as caught:
+        config_from_table({section: {"lr": 0.1}})
+
+    assert caught.value.fix.startswith(fix)
+
+
 def test_aliases_are_names_of_existing_settings() -> None:
     last = {setting.partition(".")[2] for setting in SETTINGS}
 

@@ -315,6 +315,8 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
         (b"\n <html><body>", "not an image (looks like HTML)"),
         (b'<?xml version="1.0"?><svg xmlns=""/>', "not an image (looks like SVG)"),
         (b'{"error": "not found"}', "not an image (looks like JSON)"),
+        (b'[{"error": "not found"}]', "not an image (looks like JSON)"),
+        (b"[optim]\nlr = 0.1\n", "not an image (looks like text)"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
             "not an image (looks like a Git LFS pointer: run git lfs pull)",
@@ -323,7 +325,19 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
         (bytes(5000), "not an image (only zero bytes)"),
         (b"\x01\x02\xfe\x9f" * 9, "not an image (unknown content)"),
     ],
-    ids=["empty", "html", "html later", "svg", "json", "lfs", "text", "zeros", "noise"],
+    ids=[
+        "empty",
+        "html",
+        "html later",
+        "svg",
+        "json",
+        "json list",
+        "toml",
+        "lfs",
+        "text",
+        "zeros",
+        "noise",
+    ],
 )
 def test_other_files_get_a_reason_by_their_kind(data: bytes, expected: str) -> None:
     assert reason(data) == expected

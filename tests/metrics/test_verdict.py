@@ -21,6 +21,11 @@ from vitft.metrics.verdict import verdict
             id="frequent errors",
         ),
         pytest.param(
+            [[19, 1], [2, 18]],  # 1 - 0.925 is below 0.075 in floating point
+            "About 8% of new images will be misclassified (3 to 20%).",
+            id="half a percent",
+        ),
+        pytest.param(
             [[1996, 4], [6, 1994]],
             "About 0.2% of new images will be misclassified (0.1 to 0.5%).",
             id="very rare errors",

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from vitft.config.defaults import with_stage_defaults
-from vitft.config.names import SECTIONS, SETTINGS, suggest_setting
+from vitft.config.names import SECTIONS, SETTINGS, suggest_section, suggest_setting
 from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
@@ -152,6 +152,8 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
+            if isinstance(values, Mapping):
+                raise UsageError(f"unknown section {section}", fix=suggest_section(section))
             raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
         if not isinstance(values, Mapping):
             raise UsageError(

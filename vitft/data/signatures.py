@@ -60,7 +60,9 @@ TEXT_SIGNATURES: Mapping[bytes, str] = {
     b"<html": "HTML",
     b"<svg": "SVG",
     b"{": "JSON",
-    b"[": "JSON",
+    b"[{": "JSON",
+    b'["': "JSON",
+    b"[[": "JSON",
     b"<": "XML",
 }
 

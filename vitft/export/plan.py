@@ -106,8 +106,8 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         )
     if plan.with_resize and plan.formats != ("onnx",):
         raise UsageError(
-            "--with-resize can only be used with --onnx",
-            fix="use it with --onnx and no other format",
+            "--with-resize can only be used with --onnx alone",
+            fix="run vitft export twice: with --onnx --with-resize, and with the other formats",
         )
     if plan.images < 1:
         raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")

@@ -18,7 +18,7 @@ def verdict(results: RunResults) -> str:
     if clause := chance_level(results):
         return f"This model {clause}."
     least, most = (1 - bound for bound in reversed(results["top1_interval"]))
-    wrong = 1 - results["top1"]
+    wrong = round(1 - results["top1"], 9)  # 7.5% is rounded up, also where it is 7.4999...%
     digits = 0 if wrong >= 0.01 else 1
     if wrong == 0 and "labels" not in results:
         return (

@@ -382,8 +382,9 @@ def warn_of_bias(results: EvaluationResults) -> None:
             log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
     if data["validated"]:
         log.warning(
-            "the results may be slightly optimistic: the model was selected on some of these "
-            f"images ({data['validated']:,} of {count(images, 'image')})"
+            f"the results may be slightly optimistic: {data['validated']:,} of "
+            f"{count(images, 'image')} are validation images of the run, which served to calibrate "
+            "its probabilities and, if it was trained in epochs, to select the epoch"
         )
     if data["copies"]:
         log.warning(
