@@ -6,7 +6,7 @@ import pytest
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.proposals import propose_fixes
-from vitft.metrics.results import AuditResults
+from vitft.metrics.results import AuditResults, Mislabel
 
 A, B = "1" * 64, "2" * 64
 
@@ -122,6 +122,24 @@ def test_one_row_per_image_with_the_strongest_action_first() -> None:
     ]
     assert fixes[1].reason == "identical to cat/1.jpg; blurry"
     assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry"}]
+
+
+def test_the_summary_says_how_many_label_errors_the_fixes_keep() -> None:
+    found: list[Mislabel] = [
+        Mislabel(
+            path=path,
+            label="cat",
+            suggested="dog",
+            given_probability=0.1,
+            suggested_probability=0.9,
+        )
+        for path in ("cat/1.jpg", "cat/2.jpg")
+    ]
+    audit = audit_images([item("cat/1.jpg", A), item("cat/2.jpg", B)], mislabels=found)
+
+    assert audit_summary(audit) == "2 probable label errors"
+    some = audit_summary(audit, {"cat/2.jpg", "dog/1.jpg"})
+    assert some == "2 probable label errors (1 of which the fixes keep)"
 
 
 def test_imbalance_names_the_largest_and_the_smallest_class() -> None:

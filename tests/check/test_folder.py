@@ -211,6 +211,10 @@ def test_an_empty_class_folder_does_not_end_the_check(
 
     shown = capsys.readouterr()
     assert "no images in 1 of 4 class folders: amber" in shown.err
+    assert (
+        "--classes classes.csv`, a file with the lines `class,new_class` and `amber,`" in shown.err
+    )
+    assert "remove the empty class folders or add --classes (see above), then run" in shown.err
     assert "24 readable images" in shown.out
 
 

@@ -296,6 +296,7 @@ def test_the_error_for_a_folder_without_classes_explains_the_layout(tmp_path: Pa
 
     assert f"no class folders in {tmp_path}, which contains 2 images" in text
     assert "fix: put each class in its own folder" in text
+    assert f"or label the images with `vitft label {tmp_path}`" in text
 
 
 def test_an_empty_folder_has_no_classes(tmp_path: Path) -> None:
@@ -320,7 +321,13 @@ def test_empty_classes_are_named(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/readme.txt")
     (tmp_path / "d").mkdir()
 
-    assert "no images in 2 of 4 class folders: c (1 .txt) and d" in problem(tmp_path)
+    text = problem(tmp_path)
+
+    assert "no images in 2 of 4 class folders: c (1 .txt) and d" in text
+    assert "--classes classes.csv`, a file with the lines `class,new_class`, `c,` and `d,`" in text
+    (tmp_path / "classes.csv").write_text("class,new_class\nc,\nd,\n")
+    found = scan(tmp_path, DataSpec(classes=str(tmp_path / "classes.csv")))
+    assert found.classes == ("a", "b")
 
 
 def as_nobody(tmp_path: Path, code: str) -> str:

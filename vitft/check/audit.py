@@ -1,7 +1,7 @@
 """Findings about a labelled folder, as written to audit.json. This module does not open images."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitft.data.unused import unused_files, unused_notes
@@ -107,8 +107,11 @@ def class_imbalance(labels: Iterable[str]) -> Imbalance:
     return {"largest": largest, "smallest": smallest, "ratio": largest[1] / smallest[1]}
 
 
-def audit_summary(audit: AuditResults) -> str:
-    """Return a one-line summary of findings that affect training, or an empty string."""
+def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
+    """Return a one-line summary of findings that affect training, or an empty string.
+
+    It states how many of the probable label errors are in `kept`, the paths that fixes keep.
+    """
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     findings = (
@@ -120,4 +123,8 @@ def audit_summary(audit: AuditResults) -> str:
             "groups of duplicates with different labels",
         ),
     )
-    return ", ".join(count(number, one, many) for number, one, many in findings if number)
+    looked_at = sum(item["path"] in kept for item in audit["mislabels"])
+    texts = [count(number, one, many) for number, one, many in findings if number]
+    if looked_at:
+        texts[0] += f" ({looked_at:,} of which the fixes keep)"
+    return ", ".join(texts)

@@ -72,9 +72,8 @@ class CheckResult:
         """Notes on the folder, such as the number of files that are not used."""
         notes = list(self.folder.notes)
         if empty := self.folder.empty.content:
-            notes.append(
-                f"{self.folder.empty.error(self.folder.root, empty).problem}; finetune refuses them"
-            )
+            refused = self.folder.empty.error(self.folder.root, empty)
+            notes.append(f"{refused.problem}; finetune refuses them: {refused.fix}")
         lacking = filter(None, (missing_library_command(b["reason"]) for b in self.audit["bad"]))
         for command, number in Counter(lacking).items():
             notes.append(

@@ -14,12 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitft.data.folder import Folder, similar_names
+from vitft.data.folder import CLASS_COLUMNS, Folder, similar_names
 from vitft.data.table import NotText, TableReader
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
 
-CLASS_COLUMNS = ("class", "new_class")
 ClassChanges = Mapping[str, str]
 """Mapping from class names to new names; a class with an empty new name is left out."""
 

@@ -157,6 +157,16 @@ def read_fixes(path: Path, digest: str) -> list[Fix]:
     ]
 
 
+def kept_paths(spec: DataSpec) -> set[str]:
+    """Return the paths that the applied table keeps; none if it was changed or deleted since."""
+    try:
+        fixes = read_fixes(Path(spec.fixes), spec.fixes_digest) if spec.fixes else []
+    except DataError:
+        return set()
+    kept = [fix.path for fix in fixes if fix.action == "keep"]
+    return {*kept, *(path[1:] for path in kept if path.startswith("'"))}
+
+
 def confidence_of(cell: str) -> float | None:
     """Return the number in a cell, or None if the cell is empty or not a number."""
     try:

@@ -9,7 +9,7 @@ validation images.
 import difflib
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.parts import PART_NAMES, Part
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.table import TABLE_SUFFIXES
+from vitft.data.table import TABLE_SUFFIXES, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
@@ -39,6 +39,10 @@ class File:
     """Name of the file's group, which the split never divides; empty if the file has none."""
 
 
+CLASS_COLUMNS = ("class", "new_class")
+"""Columns of a table of class changes (see `data.class_changes`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmptyClasses:
     """Class folders without images."""
@@ -49,12 +53,16 @@ class EmptyClasses:
     total: int = 0
     """Number of class folders, empty or not."""
 
-    def error(self, root: Path, paths: Iterable[str]) -> DataError:
+    def error(self, root: Path, paths: Collection[str]) -> DataError:
         """Return the error for the given empty class folders."""
         names = [f"{path} ({self.content[path]})" if self.content[path] else path for path in paths]
+        left_out = dict.fromkeys(quote_cell(path.rpartition("/")[2]) + "," for path in paths)
+        lines = [f"`{line}`" for line in (",".join(CLASS_COLUMNS), *left_out)]
         return DataError(
             f"{root}: no images in {len(names)} of {self.total} class folders: {listing(names)}",
-            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic) or remove these folders",
+            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic), remove these folders, or "
+            "leave the classes out with `vitft finetune --classes classes.csv`, a file with the "
+            f"lines {listing(lines)}",
         )
 
 
@@ -330,6 +338,8 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         fix = f"use {where / names[0]}: the classes seem to be one folder deeper"
     else:
         fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
+        if loose and not names:
+            fix += f", or label the images with `vitft label {shell_quote(str(where))}`"
     raise DataError(problem, fix=fix)
 
 

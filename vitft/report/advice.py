@@ -137,8 +137,8 @@ def weakest_class(run: Run) -> Advice | None:
     if spread < 1.3 * more:
         return Advice(f"If you collect more images, start with {worst.name}.", found)
     return Advice(
-        f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more images "
-        "spread over all classes.",
+        f"Collect images of {worst.name} first: {more} of them should raise the accuracy about as "
+        f"much as {spread:,.0f} images of all classes.",
         f"{found} The estimate is an extrapolation: it assumes that every class follows the "
         "overall learning curve.",
     )

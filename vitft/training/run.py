@@ -351,7 +351,7 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
                 seed=config.train.seed,
             )
         context.run.write_json("audit.json", audit)
-        log_audit(audit, context.run)
+        log_audit(audit, context.run, config.data)
 
 
 def write_last_files(context: RunContext) -> None:
