@@ -7,9 +7,9 @@ post (and pre1, post1, ... with other seeds) the norms. The curves of docs/tutor
 its tables.
 """
 
+import argparse
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +30,7 @@ from vitft.explain.model import ExplainedModel, load_run_model, validation_files
 from vitft.explain.model_figures import position_similarity
 
 PAGE = Path(__file__).with_name("tutorials.md")
+RUNS = ("digits", "first", "pre", "post")
 BLUE, ORANGE, GREY = "#0969da", "#bc4c00", "#818b98"
 
 
@@ -235,6 +236,21 @@ def draw_tutorials(out: Path) -> None:
         save(figure, out / name)
 
 
+def arguments() -> argparse.Namespace:
+    """Return the arguments, after checking that the runs exist."""
+    parser = argparse.ArgumentParser(description="Draw the figures of teach.md and tutorials.md.")
+    parser.add_argument("runs", type=Path, help=f"folder that contains {', '.join(RUNS)}")
+    parser.add_argument("out", type=Path, help="folder for the figures")
+    args = parser.parse_args()
+    missing = [name for name in RUNS if not (args.runs / name / "eval.json").is_file()]
+    if missing:
+        parser.error(
+            f"no finished run {', '.join(str(args.runs / name) for name in missing)}: "
+            "first run the commands of docs/teach.md"
+        )
+    return args
+
+
 def main(runs: Path, out: Path) -> None:
     """Draw all figures into a folder."""
     mpl.rcParams["svg.hashsalt"] = "vitft"
@@ -249,4 +265,5 @@ def main(runs: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    chosen_folders = arguments()
+    main(chosen_folders.runs, chosen_folders.out)

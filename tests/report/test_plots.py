@@ -1,12 +1,16 @@
 """Text in figures drawn with matplotlib."""
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 pytest.importorskip("matplotlib")
 
+from tests.support.limits import HANG_S
 from vitft.report.plots import AccuracyCurve, accuracy_curves_png, drawable
 
 
@@ -28,3 +32,15 @@ def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
     png = accuracy_curves_png([1, 2], [curve], majority=0.2, title="牡丹", detail="d")
 
     assert Image.open(io.BytesIO(png), formats=["PNG"]).width > 600  # a warning would be an error
+
+
+def test_the_figures_of_the_lesson_name_the_runs_that_are_missing(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "figures.py"
+    command = [sys.executable, str(script), str(tmp_path), str(tmp_path / "figures")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+    assert done.returncode == 2
+    assert f"no finished run {tmp_path / 'digits'}, " in done.stderr
+    assert str(tmp_path / "post") in done.stderr
+    assert not (tmp_path / "figures").exists()
