@@ -289,6 +289,11 @@ def test_models_of_every_architecture_are_explained(
             id="method",
         ),
         pytest.param(
+            ["x.png", "--method", "rollot"],
+            "fix: did you mean rollout? Use one of relevance, rollout, attention\n",
+            id="misspelled method",
+        ),
+        pytest.param(
             ["x.png", "--method", "heat", "--class", "rose"],
             "unknown method 'heat'\n  fix: use one of relevance, rollout, attention\n",
             id="method before its options",

@@ -244,6 +244,8 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
         pytest.param(["finetune", "--gpu", "0"], "--device", id="gpu"),
         pytest.param(["fintune"], "finetune", id="command"),
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
+        pytest.param(["finetune", "--image-size", "9x9"], "--image-size 9", id="square"),
+        pytest.param(["finetune", "--image-size", "9x6"], "--image-size 9 6", id="height x width"),
     ],
 )
 def test_a_near_miss_is_suggested(

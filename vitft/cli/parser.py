@@ -22,6 +22,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
         fix = f"run {self.prog} --help for usage"
+        if sides := re.search(r"argument (--[\w-]+): invalid int value: '(\d+)x(\d+)'", message):
+            option, height, width = sides.groups()
+            pixels = height if height == width else f"{height} {width}"
+            raise UsageError(message, fix=f"use {option} {pixels}")
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
         if wrong and (near := self.nearest(wrong[0], choices)):

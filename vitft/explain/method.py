@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from vitft.system.errors import UsageError
 
@@ -49,4 +50,7 @@ def unknown_choice(kind: str, value: str, known: Sequence[str]) -> UsageError:
     """Return the error for an unknown method or fusion, which suggests the closest method."""
     near = OTHER_METHODS.get(re.sub(r"\W+", "_", value.lower())) if kind == "method" else None
     closest = f" ({near} is the closest to {value})" if near else ""
-    return UsageError(f"unknown {kind} {value!r}", fix=f"use one of {', '.join(known)}{closest}")
+    fix = f"use one of {', '.join(known)}{closest}"
+    if not near and (similar := get_close_matches(value.lower(), known, n=1, cutoff=0.7)):
+        fix = f"did you mean {similar[0]}? {fix[0].upper()}{fix[1:]}"
+    return UsageError(f"unknown {kind} {value!r}", fix=fix)
