@@ -1,16 +1,27 @@
 """The summary that `vitft finetune` prints."""
 
+import shlex
+from pathlib import Path
 from typing import cast
 
 import pytest
 
+from tests.conftest import draw_folder
 from vitft.cli.finetune import (
     calibration_text,
     print_cross_validation,
     print_weakest,
     print_weakest_label,
 )
-from vitft.metrics.results import CalibrationMetrics, ClassMetrics, CrossValidation, LabelResults
+from vitft.cli.main import build_parser, main
+from vitft.metrics.results import (
+    CalibrationMetrics,
+    ClassMetrics,
+    CrossValidation,
+    LabelResults,
+    RunResults,
+)
+from vitft.metrics.verdict import selected_epoch
 
 
 def test_the_weakest_class_names_the_images_on_which_it_was_measured(
@@ -54,3 +65,39 @@ def test_a_calibration_error_of_zero_is_not_called_perfect(ece: float, text: str
     }
 
     assert calibration_text(calibration) == text
+
+
+@pytest.mark.parametrize(
+    ("best", "freeze", "planned", "words"),
+    [
+        pytest.param(5, "none", 20, "epoch 5 of 20", id="interrupted"),
+        pytest.param(2, "head,none", 1, "epoch 1 of 1 after fitting the head", id="head first"),
+        pytest.param(1, "head,none", 1, "the fitted head", id="the head is the best"),
+        pytest.param(13, "blocks:1,none", 10, "epoch 13 of 20", id="two stages of epochs"),
+        pytest.param(3, "head", 0, "epoch 3", id="an unknown number of epochs"),
+    ],
+)
+def test_epochs_are_numbered_as_in_the_table(
+    best: int, freeze: str, planned: int, words: str
+) -> None:
+    results = cast("RunResults", {"best_epoch": best, "epochs": best})
+
+    assert selected_epoch(results, freeze, planned) == words
+
+
+def test_the_proposed_training_of_all_layers_repeats_the_settings_of_the_run(
+    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "data", per_class=6)
+    command = ["--data", str(data), "--weights", str(tiny_weights), "--image-size", "24"]
+
+    main(["finetune", *command, "--seed", "1", "--out", str(tmp_path / "run"), "--cache", "none"])
+
+    printed = capsys.readouterr().err
+    model = next(line for line in printed.splitlines() if line.startswith("model:"))
+    assert model.endswith(", positions 4x4 -> 6x6, bicubic")
+    (hint,) = (line for line in printed.splitlines() if "training all layers" in line)
+    words = shlex.split(hint.partition("vitft finetune ")[2])
+    assert {"weights.image_size=[24, 24]", "data.seed=1", "train.seed=1"} <= {*words}
+    assert words[-2:] == ["--freeze", "head,none"]
+    build_parser("finetune").parse_args(["finetune", *words])

@@ -264,7 +264,7 @@ def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
             "interrupted; these are the results of the best",
         ),
         ("environment.json", {"status": "running"}, "the results may be incomplete"),
-        ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 was selected"),
+        ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 20 was selected"),
     ],
 )
 def test_the_page_warns_of_optimistic_results(

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,15 @@ from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
-from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
-from vitft.config.sections import layers_text
+from vitft.config.run import (
+    Config,
+    config_from_table,
+    merge_settings,
+    parse_setting,
+    read_recipe,
+    to_toml,
+)
+from vitft.config.sections import DataSpec, layers_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
     BudgetResults,
@@ -25,7 +33,7 @@ from vitft.metrics.results import (
     Metrics,
     RunResults,
 )
-from vitft.metrics.verdict import verdict
+from vitft.metrics.verdict import selected_epoch, verdict
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.run_names import unfinished_run
@@ -37,7 +45,6 @@ from vitft.system.text import (
     parse_duration,
     percent,
     percent_or_bound,
-    shell_join,
     shell_quote,
 )
 
@@ -126,19 +133,19 @@ def finetune_command(args: argparse.Namespace) -> int:
         output.note(f"{out} is already finished: there is nothing to resume")
         return 0
     with heavy_imports():
+        from vitft.report.reproduce import command_of
         from vitft.training.run import run_finetuning
 
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
-    print_summary(result.run, result.figures, status=result.status, is_latest=is_latest)
+    print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
     if os.environ.get("RANK", "0") == "0" and result.figures:  # only in one process of torchrun
         print_report(result.run)
     if result.everything_s is not None:
-        options = shell_join(["--data", config.data.path, "--weights", config.weights.name])
+        command = command_of(tomllib.loads(to_toml(config)))
         output.note(
             "training all layers, starting from this head, would take about "
-            f"{duration(result.everything_s)} on this machine: vitft finetune {options} "
-            "--freeze head,none"
+            f"{duration(result.everything_s)} on this machine: {command} --freeze head,none"
         )
     return result.exit_code
 
@@ -184,6 +191,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         UsageError: An option applies to new runs only, or a setting is unknown or given twice.
         RunError: The run does not exist or is damaged, or a given setting would change its result.
     """
+    from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
 
     if args.out or args.recipe:
@@ -192,6 +200,8 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
             fix="remove them: a resumed run keeps its directory and settings",
         )
     _, named = named_settings(args)
+    if args.data == "demo":  # as for a new run
+        named += [("data.path", demo_data(DataSpec(path=args.data)).path)]
     path = run_path(args.resume)
     if Path(args.resume).name == LATEST:  # the link is set only when a run finishes
         stopped = unfinished_run(Path(args.resume).expanduser().parent)
@@ -229,7 +239,9 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
+def print_summary(
+    run: Path, metrics: RunResults | None, config: Config, *, status: str, is_latest: bool
+) -> None:
     """Print the metrics of a run, if it has any, and suggest the next command.
 
     The suggested command includes the run directory unless the run is the latest one in `runs`.
@@ -251,7 +263,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         output.result(verdict(metrics))
         output.result(f"baseline (largest class): {percent(metrics['majority'])}")
     print_test(metrics)
-    print_selection(metrics)
+    print_selection(metrics, config)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(calibration_text(calibration))
     cross_validation = metrics.get("cross_validation")
@@ -318,12 +330,12 @@ def print_test(metrics: RunResults) -> None:
         )
 
 
-def print_selection(metrics: RunResults) -> None:
+def print_selection(metrics: RunResults, config: Config) -> None:
     """Print how the epoch was selected and, for a run with a time budget, its trials."""
     if metrics["selected_on_validation"]:
+        selected = selected_epoch(metrics, config.train.freeze, config.optim.epochs)
         output.note(
-            f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
-            f"{metrics['epochs']} was selected on the same images"
+            f"this accuracy is slightly optimistic: {selected} was selected on the same images"
         )
     if budget := metrics.get("budget"):
         print_budget(budget)

@@ -28,3 +28,21 @@ def verdict(results: RunResults) -> str:
     bounds = interval([least, most], digits)
     what = "get wrong labels" if "labels" in results else "be misclassified"
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds})."
+
+
+def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:
+    """Return the epoch of the saved weights in words, e.g. `epoch 3 of 20`.
+
+    As in the table of epochs, a head that was fitted before the first epoch is not counted.
+
+    Args:
+        results: Results of the run, which count such a head as the first epoch.
+        freeze: Trained layers, e.g. `head,none`.
+        planned: Number of epochs of each stage; 0 to leave out the total.
+    """
+    number, stages, after = results["best_epoch"], len(freeze.split(",")), ""
+    if freeze.startswith("head,"):
+        number, stages, after = number - 1, stages - 1, " after fitting the head"
+    if not number:
+        return "the fitted head"
+    return f"epoch {number}{f' of {planned * stages}' if planned else ''}{after}"

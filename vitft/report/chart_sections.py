@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationMetrics, LogLine
+from vitft.metrics.verdict import selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
@@ -40,12 +41,12 @@ def epochs_section(run: Run) -> ChartSection | None:
     loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
     top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
     parts = ("training", "validation")
-    best = run.results.get("best_epoch")
     text = f"The run trained for {count(len(log), 'epoch')}."
     if planned := epochs_not_trained(run, len(log)):
         text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
-    if best:
-        text += f" The saved weights come from epoch {best}"
+    if run.results.get("best_epoch"):
+        freeze = str(run.setting("train", "freeze") or "")
+        text += f" The saved weights come from {selected_epoch(run.results, freeze)}"
         text += f", {BEST_ON}." if run.results.get("selected_on_validation") else "."
     return ChartSection(
         title="Training curves",

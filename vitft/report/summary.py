@@ -10,6 +10,7 @@ from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics, Interval
+from vitft.metrics.verdict import selected_epoch
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -174,9 +175,11 @@ def cautions(run: Run) -> str:
             "its labels are predicted."
         )
     if run.results.get("selected_on_validation"):
+        planned = int(run.setting("optim", "epochs") or 0)
+        selected = selected_epoch(run.results, str(run.setting("train", "freeze") or ""), planned)
         texts.append(
-            f"Epoch {run.results['best_epoch']} of {run.results['epochs']} was selected on the "
-            "validation images, so the accuracy is slightly optimistic."
+            f"{selected[0].upper()}{selected[1:]} was selected on the validation images, so the "
+            "accuracy is slightly optimistic."
         )
     if (head := run.results.get("head")) and head["last_block_top1"] is not None:
         texts.append(

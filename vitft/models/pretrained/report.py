@@ -48,7 +48,8 @@ class LoadReport:
         if source in ("model", "pytorch_model"):
             source = path.parent.name
         size = f"{self.parameters / 1e6:,.1f} million parameters"
-        return f"{'model:':<12}{self.architecture}, {size}, {source}"
+        resized = f", positions {self.positions}" if "->" in self.positions else ""
+        return f"{'model:':<12}{self.architecture}, {size}, {source}{resized}"
 
     def lines(self) -> list[str]:
         """Return the lines of the report, one fact per line."""
