@@ -19,6 +19,8 @@ from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
 from vitft.api import Trained
 from vitft.config.options import FINETUNE_OPTIONS, option_settings
+from vitft.config.run import read_run_config
+from vitft.data.demo import draw_demo
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
@@ -373,3 +375,26 @@ def test_false_overrides_a_recipe() -> None:
     assert option_settings({"group_duplicates": False, "epochs": None}) == [
         ("data.group_duplicates", False)
     ]
+
+
+def test_the_weights_of_a_recipe_need_not_be_repeated(
+    trained: Trained, tmp_path: Path, tiny_weights: Path
+) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(f"[weights]\nname = {str(tiny_weights)!r}\n")
+    data = draw_folder(tmp_path / "photos", per_class=6)
+
+    result = vitft.finetune(data=data, recipe=recipe, out=tmp_path / "run", cache="none")
+
+    assert read_run_config(result.run)["weights"]["name"] == str(tiny_weights)
+
+
+def test_without_weights_the_demo_chooses_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_demo(tmp_path / "demo_flowers", per_class=6)
+
+    result = vitft.finetune(data="demo", cache="none")
+
+    assert read_run_config(result.run)["weights"]["name"] == "demo"

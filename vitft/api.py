@@ -46,7 +46,7 @@ dimension is assumed to be the channels.
 def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     *,
     data: str | os.PathLike[str],
-    weights: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     seed: int | None = None,
@@ -86,7 +86,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         data: Image folder with one folder per class, table of paths and labels, .npz file,
             `torchvision:CIFAR10` or `demo`.
         weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
-            train from scratch.
+            train from scratch. If neither this argument nor the recipe names weights, they are
+            chosen by the number of images and the speed of the machine.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe, or path to a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
