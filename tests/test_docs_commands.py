@@ -56,9 +56,13 @@ def blocks(page: str) -> Iterator[str]:
 
 
 def commands(path: Path) -> list[str]:
-    """The commands in the code blocks of a page, each once, without comments."""
+    """The commands in the code blocks of a page, each once, without comments.
+
+    Variables before a command of vitft, such as OMP_NUM_THREADS=1, are left out.
+    """
     found = (STARTS.match(line) for line in blocks(path.read_text()))
-    return list(dict.fromkeys(re.sub(r"\s+# .*", "", m[1]).rstrip() for m in found if m))
+    plain = (re.sub(r"^\w+=\S+ (?=vitft )|\s+# .*", "", m[1]).rstrip() for m in found if m)
+    return list(dict.fromkeys(plain))
 
 
 def named(path: Path) -> str:

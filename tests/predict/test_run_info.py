@@ -105,3 +105,11 @@ def test_the_interval_the_baseline_and_the_weights_are_known(run: Path) -> None:
     assert found.top1_interval == tuple(results["top1_interval"])
     assert found.majority == results["majority"]
     assert (found.weights, without.weights) == ("demo", "")
+
+
+def test_the_line_says_that_a_run_has_not_finished(run: Path) -> None:
+    assert "not finished" not in read(run).line()
+
+    change(run / "environment.json", status="interrupted")
+
+    assert "; the run has not finished (status: interrupted)" in read(run).line()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
-from tests.support.run_files import HOSTILE, make_run
+from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.intervals import mcnemar
@@ -140,18 +140,33 @@ def test_runs_with_images_of_their_own_are_compared_as_before(tmp_path: Path) ->
     assert text.startswith("B is more accurate than A on these images, by ")
 
 
-def test_without_shared_images_nothing_is_tested(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_to_be_resumed_before_it_is_compared(tmp_path: Path) -> None:
+    done, stopped = make_run(tmp_path / "done"), make_run(tmp_path / "stopped")
+    (stopped / "validation.npz").unlink()
+    (stopped / "environment.json").write_text(json.dumps(ENVIRONMENT | {"status": "interrupted"}))
+
+    with pytest.raises(RunError, match="has not finished") as error:
+        compared(done, stopped)
+
+    assert error.value.fix == f"finish it with `vitft finetune --resume {stopped}`"
+
+
+def test_without_shared_images_the_error_names_what_differs(tmp_path: Path) -> None:
     here, there = make_run(tmp_path / "here"), make_run(tmp_path / "there")
     table = (there / "split.csv").read_text().replace(",val,", ",val,0").splitlines()
     cut = [f"{line[:-1]}" if ",val,0" in line else line for line in table]
     (there / "split.csv").write_text("\n".join(cut) + "\n")
 
-    result = compared(here, there)
+    settings = read_toml(there / "config.toml")
+    settings["data"] |= {"path": "digits.npz", "seed": 1}
+    (there / "config.toml").write_text(to_toml(config_from_table(settings)))
 
-    assert (result.shared, list(result.pairs)) == (0, [])
-    assert "cannot be compared" in result.notes[0]
-    page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
-    assert "cannot be compared" in page.text
+    with pytest.raises(UsageError, match="no validation image is shared by all runs") as error:
+        compared(here, there)
+
+    assert error.value.problem.endswith(
+        "the runs differ in data (flowers and digits.npz) and data.seed (0 and 1)"
+    )
 
 
 def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:

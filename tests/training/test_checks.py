@@ -1,5 +1,6 @@
 """Checks of a request before torch is imported and before any image is read."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
+from tests.support.run_files import ENVIRONMENT, make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table
+from vitft.data.demo import draw_demo
 from vitft.data.fixes import Fix, write_fixes
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
 from vitft.training.checks import check_request
 
 
@@ -157,3 +160,32 @@ def test_images_that_were_moved_by_hand_meanwhile_only_warn(
     error = capsys.readouterr().err
     assert "skipped 2 lines for files that are not in" in error
     assert "green/002.png and green/003.png" in error
+
+
+def test_an_unfinished_run_in_the_folder_can_be_resumed(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    table = {"data": {"path": str(data)}, "weights": {"name": "demo"}}
+    with pytest.raises(RunError) as finished:
+        check_request(config_from_table(table), str(run))
+    assert "--resume" not in finished.value.fix
+
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT | {"status": "interrupted"}))
+    with pytest.raises(RunError, match="contains a run that has not finished") as stopped:
+        check_request(config_from_table(table), str(run))
+
+    assert f"`vitft finetune --resume {run}`, or choose a new" in stopped.value.fix
+
+
+def test_a_run_of_the_demo_is_resumed_with_the_same_data_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_demo(tmp_path / "demo_flowers", per_class=6)
+    arguments = ["finetune", "--data", "demo", "--freeze", "none", "--max-time", "0.01"]
+    assert main([*arguments, "--out", "runs/a"]) == 0
+
+    assert main([*arguments[:3], "--resume", "runs/a", "--max-time", "0.01"]) == 0
+
+    assert "data folder not found" not in capsys.readouterr().err

@@ -60,6 +60,8 @@ class RunInfo:
     """Name of the run that was exported to this model; empty for a run directory."""
     is_file_age: bool = False
     """Whether the end of the run is unknown and `trained_at` is the time of the file instead."""
+    status: str = ""
+    """Status of a run that has not finished, e.g. `interrupted`; otherwise empty."""
     rounded: bool = False
     """Whether the weights were rounded to 8 bits after the accuracy had been measured."""
 
@@ -79,6 +81,8 @@ class RunInfo:
         settings = or_warn(config_at, folder / "config.toml")
         facts: RunFacts = carried or {}
         facts = {**facts, **facts_of_run(folder, or_warn(read_results, folder / "eval.json"))}
+        environment = or_warn(read_environment, folder / "environment.json")
+        status = environment["status"] if environment else "finished"
         ended = seconds_since_1970(facts.get("ended", ""))
         return cls(
             name=run_name(run, checkpoint),
@@ -94,6 +98,7 @@ class RunInfo:
             mean_ap_interval=facts.get("mean_ap_interval"),
             exported_from=carried.get("name", "") if carried else "",
             is_file_age=ended is None,
+            status="" if status == "finished" else status,
             rounded=facts.get("rounded", False),
         )
 
@@ -115,7 +120,8 @@ class RunInfo:
         name = f"{self.exported_from} (exported)" if self.exported_from else self.name
         old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"
         chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
-        return f"run {name}: {classes}, {accuracy}, {old}{chance}"
+        unfinished = f"; the run has not finished (status: {self.status})" if self.status else ""
+        return f"run {name}: {classes}, {accuracy}, {old}{unfinished}{chance}"
 
 
 def facts_of_run(folder: Path, results: RunResults | None) -> RunFacts:

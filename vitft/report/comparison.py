@@ -19,6 +19,7 @@ from vitft.report.added_images import effect_text, find_added
 from vitft.report.fixed_images import fixes_notes
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
+from vitft.system.run_names import resume_command
 from vitft.system.text import count, interval, listing, percent, points
 
 Proportion = tuple[float, Interval]
@@ -242,12 +243,15 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     """Compare runs on their shared validation images, except those with different labels.
 
     Raises:
-        UsageError: A run is given twice, or there are more than 26 runs.
-        RunError: A run has no validation predictions.
+        UsageError: A run is given twice, there are more than 26 runs, or no validation image is
+            shared by all of them.
+        RunError: A run has not finished, or has no validation predictions.
     """
     check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
+    if not common:
+        raise nothing_shared(runs)
     images, relabelled = list[SharedImage](), list[str]()
     for sha256 in common:
         predictions = [table[sha256] for table in by_digest]
@@ -273,7 +277,7 @@ def check_runs(runs: Sequence[Run]) -> None:
 
     Raises:
         UsageError: A run is given twice, or there are more than 26 runs.
-        RunError: A run has no validation predictions.
+        RunError: A run has not finished, or has no validation predictions.
     """
     if len(runs) > len(ascii_uppercase):
         raise UsageError(
@@ -284,12 +288,32 @@ def check_runs(runs: Sequence[Run]) -> None:
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
             raise UsageError(f"{path} is given twice", fix="pass each run once")
+        status = run.environment.get("status", "finished")
+        if not run.predictions and status != "finished":
+            raise RunError(
+                f"cannot compare {run.path}: the run has not finished (status: {status})",
+                fix=f"finish it with `{resume_command(run.path)}`",
+            )
         if not run.predictions:
             raise RunError(
                 f"cannot compare {run.path}: validation.npz, which contains the validation "
                 "predictions, is missing",
                 fix="repeat the run with this version of vitft",
             )
+
+
+def nothing_shared(runs: Sequence[Run]) -> UsageError:
+    """Return the error for runs without a common validation image, naming what differs."""
+    names = [*dict.fromkeys(run.data_name for run in runs if run.data_name)]
+    differences = [f"data ({listing(names)})"] * (len(names) > 1)
+    differences += ["classes"] * (len({run.classes for run in runs}) > 1)
+    seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
+    differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
+    differ = f"; the runs differ in {listing(differences)}" if differences else ""
+    return UsageError(
+        f"cannot compare: no validation image is shared by all runs{differ}",
+        fix="compare runs on the same data; with the same --seed, they hold out the same images",
+    )
 
 
 def comparison_notes(
@@ -308,12 +332,7 @@ def comparison_notes(
     """
     notes = []
     sizes = [len(table) for table in by_digest]
-    if common == 0:
-        notes.append(
-            "The runs have no validation images in common, so they cannot be compared. Train "
-            "them on the same data with the same --seed."
-        )
-    elif any(size != common for size in sizes):
+    if any(size != common for size in sizes):
         numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
         notes.append(
             f"The splits differ: the runs have {numbers} validation images, and only the "
@@ -335,7 +354,7 @@ def comparison_notes(
             f"Mean average precision on each run's validation images: {'; '.join(precisions)}."
         )
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
-    if chosen:
+    if chosen and common > len(relabelled):
         notes.append(
             f"The best epoch of {listing(chosen)} was selected on these images, which is a slight "
             "advantage."

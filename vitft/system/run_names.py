@@ -1,5 +1,6 @@
 """Suggestions for the name of a run that does not exist."""
 
+import contextlib
 import os
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,15 +54,21 @@ def unfinished_run(folder: Path = BASE) -> Path | None:
     """
     started: list[tuple[float, Path]] = []
     for run in runs_in(folder):
-        if run.is_symlink() or not has_settings(run):
-            continue
-        try:
-            environment = read_environment(run / "environment.json")
-            if environment is None or environment["status"] != "finished":
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            if not run.is_symlink() and is_unfinished(run):
                 started.append(((run / "config.toml").stat().st_mtime, run))
-        except (OSError, RunError):  # damaged, or deleted meanwhile
-            continue
     return max(started)[1] if started else None
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder contains a run that has not finished; a damaged one is ignored."""
+    if not has_settings(folder):
+        return False
+    try:
+        environment = read_environment(folder / "environment.json")
+    except RunError:
+        return False
+    return environment is None or environment["status"] != "finished"
 
 
 def has_settings(run: Path) -> bool:

@@ -27,7 +27,7 @@ from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
-from vitft.system.run_names import suggest_runs
+from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.system.text import count
 from vitft.training.like import like_manifest
@@ -96,6 +96,7 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
         )
     check_trackers(config.train.trackers)
+    check_not_begun(out)
     planned = plan_run(out, short_name(config.data.path))
     if data.resolve() in planned.resolve().parents:  # never true of a table
         raise UsageError(
@@ -103,6 +104,17 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             fix="choose another run directory with --out",
         )
     return config, planned
+
+
+def check_not_begun(out: str | None) -> None:
+    """Raise a RunError if the run directory contains an unfinished run, which can be resumed."""
+    path = Path(out or "").expanduser()
+    if out and is_unfinished(path):
+        raise RunError(
+            f"folder {path} is not empty: it contains a run that has not finished",
+            fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
+            "--out",
+        )
 
 
 def with_weights(config: Config, *, images: int) -> Config:
