@@ -41,7 +41,8 @@ def test_a_notebook_runs_and_shows_what_it_showed_when_it_was_written(
     EXECUTE(notebook)
 
     assert kinds(notebook) == kinds(written)
-    assert not [cell for cell in notebook["cells"] if "out=" in "".join(cell["source"])]  # re-run
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    EXECUTE({"cells": [first]})  # trains again, in the same folder
     assert any("text/html" in types for cell in kinds(written) for _, types in cell)
 
 
