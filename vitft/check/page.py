@@ -15,6 +15,7 @@ from vitft.report.run_files import folder_uri
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
+from vitft.system.text import listing
 
 MAX_THUMBNAILS = 200
 """Maximum number of images shown on the page, to limit its size to about 3 MB."""
@@ -40,6 +41,8 @@ def write_check_page(
     folder, audit = result.folder, result.audit
     thumbnails = draw_thumbnails(result, max_pixels=max_pixels)
     near = any(group["kind"] == "near" for group in audit["duplicates"])
+    empty = listing(folder.empty.content)
+    refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
     decisions = make_decisions(
         audit,
         result.proposed,
@@ -50,7 +53,8 @@ def write_check_page(
         several=bool(folder.labels),
         steps=[
             (
-                "Train with the table. Change the path if your browser saved it elsewhere.",
+                f"{refused}Train with the table. Change the path if your browser saved it "
+                "elsewhere.",
                 f"{command} --fixes {DOWNLOADED}{' --group-duplicates' * near}",
             )
         ],
