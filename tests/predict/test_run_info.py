@@ -113,3 +113,11 @@ def test_the_line_says_that_a_run_has_not_finished(run: Path) -> None:
     change(run / "environment.json", status="interrupted")
 
     assert "; the run has not finished (status: interrupted)" in read(run).line()
+
+
+def test_a_damaged_file_is_reported_once(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run / "environment.json").write_text("{")
+
+    read(run)
+
+    assert [r.getMessage().startswith("damaged run: ") for r in caplog.records] == [True]

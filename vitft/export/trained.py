@@ -27,7 +27,7 @@ from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
-from vitft.predict.run_info import facts_of_run
+from vitft.predict.run_info import environment_of, facts_of_run
 from vitft.system.errors import ImageError, RunError
 
 NUM_NOISE_IMAGES = 8
@@ -97,7 +97,7 @@ def with_run_facts(card: Card, run: Path) -> Card:
         RunError: The file eval.json is damaged.
     """
     results = read_head_results(run, card)
-    facts = facts_of_run(run, results)
+    facts = facts_of_run(environment_of(run), results)
     if results is None:
         return replace(card, run={**card.run, **facts})
     return replace(card, run={**facts, "name": run.resolve().name})

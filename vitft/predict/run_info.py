@@ -19,7 +19,7 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.results import Interval, RunResults, read_results
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
-from vitft.system.rundir import MODEL, read_environment
+from vitft.system.rundir import MODEL, RunEnvironment, read_environment
 from vitft.system.text import count, days_and_hours, interval, percent
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,9 @@ class RunInfo:
         folder = checkpoint.parent
         settings = or_warn(config_at, folder / "config.toml")
         facts: RunFacts = carried or {}
-        facts = {**facts, **facts_of_run(folder, or_warn(read_results, folder / "eval.json"))}
-        environment = or_warn(read_environment, folder / "environment.json")
+        environment = environment_of(folder)
+        results = or_warn(read_results, folder / "eval.json")
+        facts = {**facts, **facts_of_run(environment, results)}
         status = environment["status"] if environment else "finished"
         ended = seconds_since_1970(facts.get("ended", ""))
         return cls(
@@ -124,13 +125,17 @@ class RunInfo:
         return f"run {name}: {classes}, {accuracy}, {old}{unfinished}{chance}"
 
 
-def facts_of_run(folder: Path, results: RunResults | None) -> RunFacts:
-    """Return the facts that the files of a run state, given its results.
+def environment_of(folder: Path) -> RunEnvironment | None:
+    """Return the content of environment.json; log a warning and return None if it is damaged."""
+    return or_warn(read_environment, folder / "environment.json")
 
-    The result is empty for a folder without results and environment.json, such as an export.
+
+def facts_of_run(environment: RunEnvironment | None, results: RunResults | None) -> RunFacts:
+    """Return the facts that the files environment.json and eval.json of a run state.
+
+    The result is empty for a folder without these files, such as an export.
     """
     facts = RunFacts()
-    environment = or_warn(read_environment, folder / "environment.json")
     if environment and seconds_since_1970(environment.get("ended", "")) is not None:
         facts["ended"] = environment["ended"]
     if results is None:
