@@ -142,7 +142,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(folder / f"{name}.npz", **parts)  # type: ignore[arg-type]
     (folder / "docs").symlink_to(ROOT / "docs")
     for name, seed in (("other", 1), ("base", 0)):
-        command = f"vitft finetune --data photos --weights demo --seed {seed} --out runs/{name}"
+        command = (
+            f"vitft finetune --data photos --weights demo --set train.seed={seed} --out runs/{name}"
+        )
         call(command, folder)
     shutil.copy(folder / "runs" / "base" / "model.safetensors", folder / "model.safetensors")
     return folder
