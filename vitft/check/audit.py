@@ -114,8 +114,14 @@ def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     """
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
+    looked_at = sum(item["path"] in kept for item in audit["mislabels"])
+    some = f" ({looked_at:,} of which the fixes keep)" * (looked_at > 0)
     findings = (
-        (len(audit["mislabels"]), "probable label error", "probable label errors"),
+        (
+            len(audit["mislabels"]),
+            f"probable label error{some}",
+            f"probable label errors{some}",
+        ),
         (across, "group of duplicates across splits", "groups of duplicates across splits"),
         (
             relabelled,
@@ -123,8 +129,4 @@ def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
             "groups of duplicates with different labels",
         ),
     )
-    looked_at = sum(item["path"] in kept for item in audit["mislabels"])
-    texts = [count(number, one, many) for number, one, many in findings if number]
-    if looked_at:
-        texts[0] += f" ({looked_at:,} of which the fixes keep)"
-    return ", ".join(texts)
+    return ", ".join(count(number, one, many) for number, one, many in findings if number)

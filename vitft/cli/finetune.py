@@ -42,6 +42,7 @@ from vitft.system.text import (
     count,
     duration,
     interval,
+    is_measurable,
     parse_duration,
     percent,
     percent_or_bound,
@@ -142,7 +143,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") == "0" and result.figures:  # only in one process of torchrun
         print_report(result.run)
     if result.everything_s is not None:
-        command = command_of(tomllib.loads(to_toml(config)))
+        command = command_of(tomllib.loads(to_toml(config)))  # with lists in place of tuples
         output.note(
             "training all layers, starting from this head, would take about "
             f"{duration(result.everything_s)} on this machine: {command} --freeze head,none"
@@ -369,7 +370,7 @@ def calibration_text(calibration: CalibrationMetrics) -> str:
     """Return the calibration error; one that is too small to be measured has no interval."""
     bounds = calibration["ece_interval"]
     error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
-    if calibration["ece"] < 0.0005:
+    if not is_measurable(calibration["ece"]):
         return f"{error} (too small to be measured on these images)"
     before = percent(calibration["ece_before"])
     return f"{error} (95% interval {interval(bounds)}), {before} before calibration"

@@ -30,9 +30,14 @@ def whole_percent(probability: float | None) -> str:
     return "< 1%" if probability < 0.5 else "> 99%"
 
 
+def is_measurable(fraction: float) -> bool:
+    """Return whether a nonnegative fraction is not rounded to 0.0%."""
+    return fraction >= 0.0005
+
+
 def percent_or_bound(fraction: float, bounds: Sequence[float]) -> str:
     """Format a nonnegative fraction; one that is too small to be measured as `< upper bound`."""
-    return percent(fraction) if fraction >= 0.0005 else f"< {percent(bounds[1])}"
+    return percent(fraction) if is_measurable(fraction) else f"< {percent(bounds[1])}"
 
 
 def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
