@@ -84,7 +84,7 @@ def test_features_are_the_input_of_the_head(trained: Trained, image_folder: Path
 
     features = trained.features(files)
 
-    size = trained.predictor.feature_size
+    size = trained.engine.feature_size
     assert size in (32, 96)  # the class token of the last block, or that and two of the one before
     assert features.shape == (30, size)
     assert features.dtype == np.float32

@@ -11,16 +11,32 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitft.api import Trained as Trained
     from vitft.api import finetune as finetune
     from vitft.api import load as load
+    from vitft.data.transforms import EvalTransform as EvalTransform
     from vitft.models.pretrained.load import load_pretrained as load_pretrained
+    from vitft.models.pretrained.report import LoadReport as LoadReport
     from vitft.models.registry import create_model as create_model
     from vitft.models.vit import VisionTransformer as VisionTransformer
+    from vitft.predict.prediction import Prediction as Prediction
+    from vitft.predict.run_info import RunInfo as RunInfo
+    from vitft.report.notebook import Explanation as Explanation
+    from vitft.report.notebook import Predictions as Predictions
     from vitft.system.errors import VitftError as VitftError
+    from vitft.training.run import Result as Result
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 MODULES = {
+    "EvalTransform": "vitft.data.transforms",
+    "Explanation": "vitft.report.notebook",
+    "LoadReport": "vitft.models.pretrained.report",
+    "Prediction": "vitft.predict.prediction",
+    "Predictions": "vitft.report.notebook",
+    "Result": "vitft.training.run",
+    "RunInfo": "vitft.predict.run_info",
+    "Trained": "vitft.api",
     "VisionTransformer": "vitft.models.vit",
     "VitftError": "vitft.system.errors",
     "create_model": "vitft.models.registry",

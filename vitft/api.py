@@ -26,6 +26,8 @@ from vitft.explain.heatmaps import overlay
 from vitft.explain.model import class_index
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
+from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.open_engine import open_engine
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
@@ -139,32 +141,37 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
-    """Load a model from a run directory, checkpoint or `hf:owner/name` (default: the latest run).
+    """Load a trained model, by default that of the latest run.
+
+    Args:
+        run: Run directory, export, checkpoint, ONNX graph from `vitft export`, or `hf:owner/name`.
+        device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`. ONNX graphs run on the CPU.
 
     Raises:
         RunError: The model does not exist, is damaged or has no classes.
         WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used.
+        UsageError: The device cannot be used, or onnxruntime is not installed.
     """
     name = None if run is None else os.fspath(run)
-    return Trained(Predictor.from_run(name, device=device), name)
+    return Trained(open_engine(name, device), name)
 
 
 class Trained:
     """A trained model that classifies images.
 
     Images are paths, bytes, PIL images, arrays or tensors (see `Picture`). `predict` and `features`
-    accept one image or several.
+    accept one image or several. A model from an ONNX graph has no `features` and no `explain`.
     """
 
-    def __init__(self, predictor: Predictor, run: str | None) -> None:
-        self.predictor, self.folder = predictor, find_model(run).parent
+    def __init__(self, engine: Predictor | OnnxEngine, run: str | None) -> None:
+        path = find_model(run, graphs=True)
+        self.engine, self.path, self.folder = engine, path, path.parent
         self.postprocess = Postprocess.for_run(
             run,
-            predictor.classes,
-            predictor.feature_size,
-            thresholds=predictor.thresholds,
-            facts=predictor.facts,
+            engine.classes,
+            engine.feature_size,
+            thresholds=engine.thresholds,
+            facts=engine.facts,
         )
 
     def __repr__(self) -> str:
@@ -172,19 +179,19 @@ class Trained:
 
     def _repr_html_(self) -> str:
         height, width = self.transform.image_size
-        parameters = sum(one.numel() for one in self.predictor.model.parameters())
-        facts = {
-            "input": f"{height} × {width} pixels",
-            "parameters": f"{parameters:,}",
-            "device": str(self.predictor.device),
-            "files": str(self.folder),
-            "next": 'model.predict("photo.jpg"), model.explain("photo.jpg")',
-        }
+        facts = {"input": f"{height} × {width} pixels"}
+        if isinstance(self.engine, Predictor):
+            parameters = sum(one.numel() for one in self.engine.model.parameters())
+            facts |= {"parameters": f"{parameters:,}", "device": str(self.engine.device)}
+        can_explain = isinstance(self.engine, Predictor)
+        facts["files"] = str(self.folder)
+        facts["next"] = 'model.predict("photo.jpg")'
+        facts["next"] += ', model.explain("photo.jpg")' if can_explain else ""
         return trained_card(self.run, self.classes, [*facts.items()])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.predictor.classes
+        return self.engine.classes
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -192,12 +199,12 @@ class Trained:
 
         The tuple is empty for a model that gives each image exactly one class.
         """
-        return self.predictor.thresholds
+        return self.engine.thresholds
 
     @property
     def transform(self) -> EvalTransform:
         """Transform that prepares an image for the model."""
-        return self.predictor.transform
+        return self.engine.transform
 
     @property
     def run(self) -> RunInfo:
@@ -228,9 +235,10 @@ class Trained:
         if self.thresholds:
             own = [threshold] * len(self.classes) if threshold else self.thresholds
             postprocess = replace(self.postprocess, thresholds=own)
-        pipeline = Pipeline(self.predictor, postprocess, keep_views=True)
+        pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()
-        for batch in numbered_batches(images):
+        size = PREDICT_BATCH_SIZE if isinstance(self.engine, Predictor) else self.engine.batch
+        for batch in numbered_batches(images, size):
             predictions.add_batch(pipeline.predict_batch([self.load_image(i, p) for i, p in batch]))
         return predictions
 
@@ -239,15 +247,16 @@ class Trained:
 
         Raises:
             ImageError: An image is unusable.
-            UsageError: An image has an unsupported type.
+            UsageError: An image has an unsupported type, or the model is an ONNX graph.
         """
+        predictor = self.require_torch("features")
         parts = [
-            self.predictor.scores(
+            predictor.scores(
                 np.stack([self.view(picture_name(i, p), p) for i, p in batch])
             ).features
-            for batch in numbered_batches(images)
+            for batch in numbered_batches(images, PREDICT_BATCH_SIZE)
         ]
-        return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
+        return np.concatenate([np.empty((0, predictor.feature_size), np.float32), *parts])
 
     def explain(self, image: Picture, *, about: str | None = None) -> Explanation:
         """Return the preprocessed image overlaid with a relevance map for a class (default: top-1).
@@ -256,24 +265,35 @@ class Trained:
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The class does not exist, the image has an unsupported type, or the
-                structure of the model does not support attribution maps.
+            UsageError: The class does not exist, the image has an unsupported type, the model is
+                an ONNX graph, or its structure does not support attribution maps.
             RunError: The relevance is not finite.
         """
+        predictor = self.require_torch("explanations")
         if about is not None:
             class_index(about, self.classes)
         name = picture_name(0, image)
         view = self.view(name, image)
         postprocess = replace(self.postprocess, top_k=len(self.classes))
-        (answer,) = Pipeline(self.predictor, postprocess).predict_batch([LoadedImage(name, view)])
+        (answer,) = Pipeline(predictor, postprocess).predict_batch([LoadedImage(name, view)])
         about = answer.classes[0] if about is None else about
         target = torch.tensor([self.classes.index(about)])
-        heat = relevance_map(self.predictor.model, self.predictor.inputs(view[None]), target)[0]
+        heat = relevance_map(predictor.model, predictor.inputs(view[None]), target)[0]
         picture, probability = (
             Image.fromarray(view),
             answer.probabilities[answer.classes.index(about)],
         )
         return Explanation(overlay(picture, heat), picture, about, probability)
+
+    def require_torch(self, what: str) -> Predictor:
+        """Return the engine, or raise a UsageError naming `what`, which ONNX graphs do not give."""
+        if isinstance(self.engine, Predictor):
+            return self.engine
+        raise UsageError(
+            f"{self.path} is an ONNX graph, which gives predictions but no {what}",
+            fix="load the run directory, or an export made with --safetensors, --timm or "
+            "--transformers",
+        )
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
         """Return the preprocessed image, or an error if the image is unusable.
@@ -291,7 +311,7 @@ class Trained:
             return LoadedImage(name, None, error.reason)
 
     def view(self, name: str, picture: Picture) -> Views:
-        """Return the preprocessed image (S, S, 3); errors refer to it as `name`.
+        """Return the preprocessed image, as `Engine.view` does; errors refer to it as `name`.
 
         Raises:
             ImageError: The image is unusable.
@@ -300,7 +320,7 @@ class Trained:
         if isinstance(picture, str | os.PathLike):
             picture = read_bytes(picture)
         if isinstance(picture, bytes):
-            return self.predictor.view(picture, name)
+            return self.engine.view(picture, name)
         if isinstance(picture, torch.Tensor):
             picture = array_from_tensor(picture, name)
         if isinstance(picture, np.ndarray):
@@ -311,7 +331,7 @@ class Trained:
                 fix="pass a path, the bytes of an image file, a PIL image, a uint8 array or a "
                 "tensor",
             )
-        return self.transform.pixels(upright_rgb(picture, name, self.transform.grey_range))
+        return self.engine.view_of(upright_rgb(picture, name, self.transform.grey_range))
 
 
 def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
@@ -373,12 +393,14 @@ def picture_name(index: int, picture: Picture) -> str:
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(index)
 
 
-def numbered_batches(images: Picture | Iterable[Picture]) -> Iterator[list[tuple[int, Picture]]]:
-    """Yield batches of images with their indices; `images` may also be a single image."""
+def numbered_batches(
+    images: Picture | Iterable[Picture], size: int
+) -> Iterator[list[tuple[int, Picture]]]:
+    """Yield batches of `size` images with their indices; `images` may also be a single image."""
     is_stack = isinstance(images, np.ndarray | torch.Tensor) and images.ndim > 3
     single = (str, os.PathLike, bytes, Image.Image, np.ndarray, torch.Tensor)
     if isinstance(images, single) and not is_stack:
         images = [images]
     numbered = enumerate(cast("Iterable[Picture]", images))
-    while batch := list(islice(numbered, PREDICT_BATCH_SIZE)):
+    while batch := list(islice(numbered, size)):
         yield batch

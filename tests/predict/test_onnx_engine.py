@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
+import vitft
 from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
+from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data.labelled import find_labelled
 from vitft.export import export_run
@@ -68,6 +72,56 @@ def test_predict_answers_from_a_graph_as_from_the_run(
         for a, b in zip(theirs, ours, strict=True)
     ]
     assert max(gaps) <= (0.02 if kind == "any size" else 2e-6)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_load_and_the_server_answer_from_a_graph_as_predict_does(
+    graphs: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    sizes = {"a.png": (40, 30), "b.png": (16, 24), "c.png": (40, 30)}
+    for seed, (name, size) in enumerate(sizes.items()):
+        speckle(seed, size).save(tmp_path / name)
+    files = [tmp_path / name for name in sizes]
+
+    model = vitft.load(graphs[kind])
+    rows = model.predict(files, top_k=3)
+    pictures = model.predict([Image.open(file) for file in files], top_k=3)
+    with serving(model.engine, postprocess=replace(model.postprocess, top_k=3)) as client:
+        served = client.form("/predict", *((f.name, f.read_bytes()) for f in files)).json
+        facts = client.ask("GET", "/labels").json
+        unusable = client.post("/predict", b"not an image")
+        no_route = client.post("/explain", files[0].read_bytes())
+
+    assert len({row.probabilities for row in rows}) == 3
+    expected = [dict(zip(row.classes, row.probabilities, strict=True)) for row in rows]
+    for row, same, answer in zip(expected, pictures, served["results"], strict=True):
+        assert dict(zip(same.classes, same.probabilities, strict=True)) == row
+        found = {one["class"]: one["probability"] for one in answer["classes"]}
+        assert found == pytest.approx(row, abs=2e-6)
+    assert facts["explains"] is False
+    assert facts["classes"] == [*model.classes]
+    assert (unusable.status, no_route.status) == (422, 404)
+
+
+def test_what_a_graph_cannot_give_is_refused_by_name(graphs: dict[str, Path]) -> None:
+    model = vitft.load(graphs["bytes"])
+    picture = speckle(0, (20, 20))
+
+    with pytest.raises(UsageError, match=r"model\.onnx is an ONNX graph, .* no features\n.*--timm"):
+        model.features(picture)
+    with pytest.raises(UsageError, match="gives predictions but no explanations"):
+        model.explain(picture)
+    with pytest.raises(UsageError, match="device cuda cannot be used with the ONNX graph"):
+        vitft.load(graphs["bytes"], device="cuda")
+    card = model._repr_html_()
+    assert "model.predict" in card
+    assert "model.explain" not in card
+
+
+def speckle(seed: int, size: tuple[int, int]) -> Image.Image:
+    """Return an image of noise."""
+    noise = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    return Image.fromarray(noise)
 
 
 def test_an_unreadable_image_is_an_error_in_its_row_of_a_graph_too(

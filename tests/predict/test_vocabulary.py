@@ -61,11 +61,10 @@ def test_every_format_has_the_same_names_values_and_notes(
     for style in ("csv", "parquet", "json", "jsonl"):
         assert main(["predict", *IMAGES, *common, "--out", f"o.{style}"]) == 3
     model = vitft.load(run, device="cpu")
-    postprocess = Postprocess.for_run(
-        "run", CLASSES, model.predictor.feature_size, top_k=3, threshold=0.99
-    )
+    engine = model.engine
+    postprocess = Postprocess.for_run("run", CLASSES, engine.feature_size, top_k=3, threshold=0.99)
 
-    with serving(model.predictor, postprocess=postprocess) as client:
+    with serving(engine, postprocess=postprocess) as client:
         files = [(name, Path(name).read_bytes()) for name in IMAGES]
         served = client.form("/predict?top_k=2", *files).json["results"]
     with Path("o.csv").open(newline="") as file:
@@ -164,8 +163,9 @@ def test_predict_from_python_leaves_the_process_as_it_was(
     model = vitft.load(run, device="cpu")
     model.predict(IMAGES)
     model.explain("0.png")
-    list(model.predictor.stream(IMAGES))
-    next(iter(model.predictor.stream(IMAGES * 20)))  # and not to its end
+    predictor = Predictor.from_run(str(run), device="cpu")
+    list(predictor.stream(IMAGES))
+    next(iter(predictor.stream(IMAGES * 20)))  # and not to its end
 
     assert state() == before
     assert capfd.readouterr() == ("", "")

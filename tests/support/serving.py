@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess
-from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access, access_for
 from vitft.serve.limits import ServeLimits
 from vitft.serve.server import listen, make_server
@@ -107,7 +107,7 @@ def form(*files: tuple[str, bytes]) -> bytes:
 
 @contextmanager
 def serving(
-    predictor: Predictor,
+    engine: Engine,
     limits: ServeLimits | None = None,
     access: Access | None = None,
     postprocess: Postprocess | None = None,
@@ -115,8 +115,8 @@ def serving(
     """Run a server in a thread and stop it at the end."""
     with listen("127.0.0.1", 0) as bound:
         server = make_server(
-            predictor,
-            postprocess or Postprocess(classes=predictor.classes, top_k=99),
+            engine,
+            postprocess or Postprocess(classes=engine.classes, top_k=99),
             limits or ServeLimits(),
             access or access_for("127.0.0.1", []),
         )

@@ -17,7 +17,7 @@ from vitft.system.signals import Stopper
 if TYPE_CHECKING:
     import uvicorn
 
-    from vitft.predict.torch_engine import Predictor
+    from vitft.predict.engine import Engine
 
 
 def add_serve(parser: Parser) -> None:
@@ -29,7 +29,8 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument(
         "--run",
         metavar="RUN",
-        help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
+        help="run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME "
+        "(default: runs/latest)",
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
@@ -79,26 +80,26 @@ def serve_command(args: argparse.Namespace) -> int:
     access = access_for(args.host, args.allow_host)
     check_numbers(args)
     require_extra("serve", feature="vitft serve")
-    checkpoint = find_model(args.run)
+    checkpoint = find_model(args.run, graphs=True)
     with heavy_imports():
+        from vitft.predict.open_engine import open_engine
         from vitft.predict.postprocess import Postprocess
-        from vitft.predict.torch_engine import Predictor
     from vitft.serve.server import listen, make_server
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:
-        predictor = Predictor.from_run(args.run, device=args.device)
-        threshold, thresholds = thresholds_of(args, checkpoint.parent, predictor)
+        engine = open_engine(args.run, args.device)
+        threshold, thresholds = thresholds_of(args, checkpoint.parent, engine)
         postprocess = Postprocess.for_run(
             args.run,
-            predictor.classes,
-            predictor.feature_size,
-            top_k=len(predictor.classes),
+            engine.classes,
+            engine.feature_size,
+            top_k=len(engine.classes),
             threshold=threshold,
             thresholds=thresholds,
-            facts=predictor.facts,
+            facts=engine.facts,
         )
         output.note(postprocess.describe())
-        server = make_server(predictor, postprocess, limits, access)
+        server = make_server(engine, postprocess, limits, access)
         if not is_loopback(args.host):
             output.warn(
                 f"any machine that can reach {args.host} can use this server: "
@@ -121,7 +122,7 @@ def run_server(server: "uvicorn.Server", bound: socket.socket, message: str) -> 
 
 
 def thresholds_of(
-    args: argparse.Namespace, run: Path, predictor: "Predictor"
+    args: argparse.Namespace, run: Path, engine: "Engine"
 ) -> tuple[float, tuple[float, ...]]:
     """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
 
@@ -133,10 +134,10 @@ def thresholds_of(
         UsageError: No threshold reaches the requested precision.
     """
     if args.precision is None:
-        return args.threshold or 0.0, predictor.thresholds
+        return args.threshold or 0.0, engine.thresholds
     from vitft.predict.label_thresholds import thresholds_for  # it imports simplejpeg
 
-    return thresholds_for(run, args.precision, predictor)
+    return thresholds_for(run, args.precision, engine)
 
 
 def check_numbers(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ PROGRAM_FILE = "model.pt2"
 PAGE_FILE = "index.html"
 FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
-        "an ONNX graph, which only `vitft predict` and `vitft evaluate` can run",
+        "an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run",
         "use the run directory, or an export made with --safetensors, --timm or --transformers",
     ),
     ".pt2": (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from PIL import Image
 
 from vitft.data.download.web_image import WebLimits
 from vitft.data.images import MAX_PIXELS, read_image
@@ -49,12 +50,15 @@ class Engine(Protocol):
     """Facts about the run that the model file contains; empty for the model of a run directory."""
     feature_size: int
 
-    def view(self, data: bytes, name: str) -> Views:
+    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Decode and preprocess an image file, given as bytes; return (S, S, 3).
 
         Raises:
-            ImageError: The bytes are not a usable image.
+            ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
         """
+
+    def view_of(self, image: Image.Image) -> Views:
+        """Preprocess a decoded RGB image; return (S, S, 3)."""
 
     def scores(self, views: Views) -> Scores:
         """Return float32 scores for views (B, S, S, 3)."""
@@ -216,7 +220,8 @@ class MirroredEngine:
         self.in_workers, self.transform = engine.in_workers, engine.transform
         self.classes, self.feature_size = engine.classes, engine.feature_size
         self.thresholds, self.facts = engine.thresholds, engine.facts
-        self.view, self.enter_worker = engine.view, engine.enter_worker
+        self.view, self.view_of = engine.view, engine.view_of
+        self.enter_worker = engine.enter_worker
         self.running = engine.running
 
     def scores(self, views: Views) -> Scores:

@@ -32,6 +32,7 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults, Metrics, rea
 from vitft.models.find import find_model
 from vitft.predict.engine import FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.open_engine import open_engine
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import format_csv_cell
@@ -40,7 +41,7 @@ from vitft.predict.run_labels import as_in_run
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system import console
 from vitft.system.device import worker_threads
-from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import count, csv_line, listing
@@ -125,7 +126,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         UsageError: The device cannot be used, or onnxruntime is not installed.
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
-    engine = evaluation_engine(run, device)
+    engine = open_engine(run, device)
     classes = engine.classes
     folder = find_model(run, graphs=True).parent
     data = as_in_run(data, folder, classes)
@@ -191,26 +192,6 @@ def all_metrics(
             logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
     }
-
-
-def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
-    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
-
-    Raises:
-        RunError: The model does not exist or is damaged.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used, or onnxruntime is not installed.
-    """
-    path = find_model(run, graphs=True)
-    if path.suffix.lower() != ".onnx":
-        return Predictor.from_run(run, device=device)
-    if device not in ("auto", "cpu"):
-        raise UsageError(
-            f"--device {device} cannot be used with the ONNX graph {path}, which onnxruntime runs "
-            "on the CPU",
-            fix=f"remove --device {device}, or use the run directory",
-        )
-    return OnnxEngine(path)
 
 
 def targets_by_label(

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
+from PIL import Image
+
+from vitft.data.images import MAX_PIXELS
 from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import Views, decode_view
@@ -56,8 +59,11 @@ class NumpyEngine:
     def enter_worker(self) -> None:
         """Do nothing; workers need no preparation."""
 
-    def view(self, data: bytes, name: str) -> Views:
-        return decode_view(data, name, self.transform)
+    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
+        return decode_view(data, name, self.transform, max_pixels=max_pixels)
+
+    def view_of(self, image: Image.Image) -> Views:
+        return self.transform.pixels(image)
 
     def start(self, views: Views) -> Callable[[], Scores]:
         scores = self.scores(views)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from vitft.data.images import read_image
+from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.models.run_facts import parse_facts
-from vitft.predict.engine import Views, decode_view
+from vitft.predict.engine import Views
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
@@ -63,17 +64,20 @@ class OnnxEngine:
     def enter_worker(self) -> None:
         """Do nothing; workers need no preparation."""
 
-    def view(self, data: bytes, name: str) -> Views:
+    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Return the preprocessed image (S, S, 3).
 
         If the graph resizes images itself, return the decoded image (H, W, 3) instead.
 
         Raises:
-            ImageError: The bytes are not a usable image.
+            ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
         """
-        if self.any_size:
-            return np.asarray(read_image(data, name, grey_range=self.transform.grey_range))
-        return decode_view(data, name, self.transform)
+        grey_range = self.transform.grey_range
+        return self.view_of(read_image(data, name, max_pixels=max_pixels, grey_range=grey_range))
+
+    def view_of(self, image: Image.Image) -> Views:
+        """Return a decoded RGB image, preprocessed (S, S, 3), or as it is (H, W, 3)."""
+        return np.asarray(image) if self.any_size else self.transform.pixels(image)
 
     def start(self, views: Views) -> Callable[[], Scores]:
         scores = self.scores(views)

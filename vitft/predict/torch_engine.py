@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitft.config.schema import one_class_only
@@ -135,14 +136,18 @@ class Predictor:
         if self.in_workers:
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
-    def view(self, data: bytes, name: str) -> Views:
+    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
             from vitft.data.jpeg import fast_view  # imports simplejpeg
 
-            if (fast := fast_view(data, self.transform, max_pixels=MAX_PIXELS)) is not None:
+            if (fast := fast_view(data, self.transform, max_pixels=max_pixels)) is not None:
                 return fast[0]
-        return decode_view(data, name, self.transform)
+        return decode_view(data, name, self.transform, max_pixels=max_pixels)
+
+    def view_of(self, image: Image.Image) -> Views:
+        """Return a decoded RGB image, preprocessed (S, S, 3)."""
+        return self.transform.pixels(image)
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:

@@ -24,10 +24,10 @@ from PIL import Image
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.predict.engine import (
+    Engine,
     LoadedImage,
     Pipeline,
     Views,
-    decode_view,
     notes_on,
     with_notes,
 )
@@ -68,11 +68,12 @@ class BatchQueue:
         RunError: The model's scores are not finite.
     """
 
-    def __init__(self, predictor: Predictor, postprocess: Postprocess, limits: ServeLimits) -> None:
-        self.predictor, self.limits = predictor, limits
-        self.classes, self.transform = predictor.classes, predictor.transform
+    def __init__(self, engine: Engine, postprocess: Postprocess, limits: ServeLimits) -> None:
+        self.engine, self.limits = engine, limits
+        self.classes, self.transform = engine.classes, engine.transform
         self.thresholds = postprocess.thresholds
-        self.pipeline = Pipeline(predictor, postprocess)
+        self.pipeline = Pipeline(engine, postprocess)
+        self.max_batch = min(MAX_BATCH, engine.batch)
         self.admitted = 0
         self.num_admitted = 0
         """Number of images admitted since the start."""
@@ -85,7 +86,13 @@ class BatchQueue:
         self.can_explain = self.find_can_explain(blank)
 
     def find_can_explain(self, blank: Views) -> bool:
-        """Return whether images (H, W, 3) can be explained; some timm models do not support it."""
+        """Return whether images (H, W, 3) can be explained.
+
+        ONNX graphs and some timm models do not support it.
+        """
+        if not isinstance(self.engine, Predictor):
+            log.info("predictions cannot be explained: an ONNX graph does not give gradients")
+            return False
         try:
             self.relevance(blank, None)
         except UsageError as error:
@@ -132,6 +139,9 @@ class BatchQueue:
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
         """Return the prediction for an image file; its `error` is set if the image is unusable."""
         try:
+            if self.max_batch == 1:  # views may be large images, so only one is decoded at a time
+                answer = await self.model_thread.run(self.predict_one, data, name)
+                return with_notes(answer.top(top_k), notes_on(data))
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
             return Prediction(path=name, error=error.reason, run=self.pipeline.postprocess.run_name)
@@ -139,6 +149,17 @@ class BatchQueue:
         self.pending.append(image)
         self.has_pending.set()
         return with_notes((await image.prediction).top(top_k), notes_on(data))
+
+    def predict_one(self, data: bytes, name: str) -> Prediction:
+        """Return the prediction for an image file, without a batch.
+
+        Raises:
+            ImageError: The image cannot be decoded, or decoding it would take too long.
+        """
+        loaded = LoadedImage(name, self.view(data, name))
+        self.num_batches += 1
+        self.num_predicted += 1
+        return self.pipeline.predict_batch([loaded])[0]
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
         """Return a PNG of an image overlaid with the relevance of its patches for a class.
@@ -167,7 +188,7 @@ class BatchQueue:
     def next_batch(self) -> list[PendingImage]:
         """Remove and return the next batch from the queue, without cancelled images."""
         batch: list[PendingImage] = []
-        while self.pending and len(batch) < MAX_BATCH:
+        while self.pending and len(batch) < self.max_batch:
             image = self.pending.popleft()
             if not image.prediction.done():
                 batch.append(image)
@@ -203,7 +224,7 @@ class BatchQueue:
         """
         if data.startswith(b"\xff\xd8") and data.count(SCAN_MARKER) > MAX_SCANS:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
-        return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
+        return self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
         """Return the relevance (gh, gw) of an image's patches for a class, from 0 to 1.
@@ -212,9 +233,10 @@ class BatchQueue:
             view: Preprocessed image (H, W, 3).
             target: Index of the class, or None for the most probable one.
         """
+        assert isinstance(self.engine, Predictor)
         targets = None if target is None else torch.tensor([target])
-        inputs = self.predictor.inputs(view[None])
-        heat: ScoreArray = relevance_map(self.predictor.model, inputs, targets)[0]
+        inputs = self.engine.inputs(view[None])
+        heat: ScoreArray = relevance_map(self.engine.model, inputs, targets)[0]
         return heat
 
 

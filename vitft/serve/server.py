@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess
-from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
@@ -211,14 +211,14 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    predictor: Predictor, postprocess: Postprocess, limits: ServeLimits, access: Access
+    engine: Engine, postprocess: Postprocess, limits: ServeLimits, access: Access
 ) -> Server:
     """Return a server that can be started with `run(sockets=[...])`.
 
     Raises:
         RunError: The model's scores are not finite.
     """
-    return server_of(make_app(BatchQueue(predictor, postprocess, limits), access))
+    return server_of(make_app(BatchQueue(engine, postprocess, limits), access))
 
 
 def server_of(app: ASGIApp) -> Server:
