@@ -73,7 +73,8 @@ def page() -> str:
         "Defaults of SGD and AdamW that replace those above, by the last stage of `train.freeze`.\n"
         "The learning rates are for models up to 192 wide; wider models use the rate times\n"
         "192 / width when more than a head trains. A head alone (`train.freeze=head` without\n"
-        "augmentation) is fitted by L-BFGS, unless a setting of the training loop is given.\n"
+        "augmentation) is fitted by L-BFGS, unless a setting of the training loop is given, such\n"
+        "as `optim.lr` or `optim.epochs`: it selects AdamW, and the run says so at its start.\n"
     )
     lines += by_what_trains()
     return "\n".join(lines) + "\n"

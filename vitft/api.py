@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from vitft.config.options import option_settings
-from vitft.config.run import config_from_table, merge_settings, read_recipe
+from vitft.config.request import requested_config
 from vitft.data.demo import demo_data
 from vitft.data.grey_levels import GreyRange, to_rgb
 from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes
@@ -132,9 +132,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         VitftError: The run failed; the command would print the same error.
     """
     options = option_settings({k: v for k, v in locals().items() if k != "settings"})
-    table = read_recipe(os.fspath(recipe)) if recipe else {}
     named = [*options, *(settings or {}).items()]
-    config = config_from_table(merge_settings(table, named))
+    config = requested_config(None if recipe is None else os.fspath(recipe), named)
     config = replace(config, data=demo_data(config.data))
     config, run = check_request(config, None if out is None else os.fspath(out))
     return run_finetuning(config, out=run)

@@ -62,13 +62,15 @@ def test_the_bundled_recipes() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_of_a_recipe_is_valid(name: str) -> None:
-    from vitft.cli.finetune import requested_config
+    from vitft.cli.finetune import named_settings
     from vitft.cli.main import build_parser
+    from vitft.config.request import requested_config
 
     command = read_toml(resource("recipes") / f"{name}.toml")["recipe"]["command"].split()
 
     assert command[:2] == ["vitft", "finetune"]
-    requested_config(build_parser().parse_args(command[1:]))
+    args = build_parser().parse_args(command[1:])
+    requested_config(args.recipe, named_settings(args))
 
 
 def test_recipes_are_listed_with_their_results(capsys: pytest.CaptureFixture[str]) -> None:

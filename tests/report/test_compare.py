@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
@@ -14,11 +15,11 @@ from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.comparison_page import (
-    different_settings,
     disputed_groups,
     run_descriptions,
     write_comparison,
 )
+from vitft.report.reproduce import different_settings
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.text import points
@@ -363,6 +364,32 @@ def test_compare_prints_json(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [run["name"] for run in answer["runs"]] == ["a", "b"]
     assert answer["pairs"][0]["runs"] == ["a", "b"]
     assert answer["shared_images"] == 12
+
+
+def test_the_page_the_table_and_json_name_the_settings_that_differ(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        config = make_run(here / name, seed=seed) / "config.toml"
+        table = read_toml(config)
+        table["optim"]["l2"] = seed + 0.5
+        table["weights"]["image_size"] = [16, 16 + seed]
+        config.write_text(tomli_w.dumps(table))
+
+    assert main(["compare", "a", "b", "--format", "json", "--out", "j.html"]) == 0
+    answer = json.loads(capsys.readouterr().out)["settings"]
+    assert main(["compare", "a", "b", "--out", "page.html"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert answer["optim.l2"] == [0.5, 1.5]
+    assert answer["weights.image_size"] == [[16, 16], [16, 17]]
+    start = lines.index("settings in which the runs differ")
+    rows = [line.split(maxsplit=1) for line in lines[start + 2 : start + 2 + len(answer)]]
+    assert [row[0] for row in rows] == sorted(answer)
+    assert dict(rows)["optim.l2"].split() == ["0.5", "1.5"]
+    page = (here / "page.html").read_text()
+    assert '<th scope="row">optim.l2</th><td data-label="A">0.5</td><td data-label="B">1.5' in page
+    assert page.count('<th scope="row">weights.image_size</th>') == 1
 
 
 def test_hostile_names_stay_text_in_a_comparison(

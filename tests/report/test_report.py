@@ -762,7 +762,7 @@ def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any
 
     program, *arguments = shlex.split(command)
     assert program == "vitft"
-    read_back = merge_settings(*named_settings(build_parser().parse_args(arguments)))
+    read_back = merge_settings({}, named_settings(build_parser().parse_args(arguments)))
     assert config_from_table(read_back) == config
 
 

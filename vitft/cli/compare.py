@@ -76,6 +76,12 @@ def print_comparison(comparison: "RunComparison") -> None:
             title=f"\nexact McNemar test on the shared images{corrected}",
             numbers=5,
         )
+    if settings := comparison.setting_rows():
+        output.table(
+            ("setting", *comparison.letters),
+            settings,
+            title="\nsettings in which the runs differ",
+        )
     for text in comparison.conclusions():
         output.result(text)
     if power := comparison.power_text():

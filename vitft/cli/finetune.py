@@ -12,16 +12,9 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
-from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
-from vitft.config.run import (
-    Config,
-    config_from_table,
-    merge_settings,
-    parse_setting,
-    read_recipe,
-    to_toml,
-)
+from vitft.config.request import requested_config
+from vitft.config.run import Config, parse_setting, to_toml
 from vitft.config.sections import DataSpec, layers_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
@@ -127,7 +120,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if args.resume:
         config, out = plan_resume(args)
     else:
-        config = requested_config(args)
+        config = requested_config(args.recipe, named_settings(args))
         config = replace(config, data=demo_data(config.data))
         config, out = check_request(config, args.out)
     if config is None:
@@ -151,18 +144,6 @@ def finetune_command(args: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def requested_config(args: argparse.Namespace) -> Config:
-    """Return the settings of a new run.
-
-    Raises:
-        UsageError: A setting is unknown or invalid, is given twice, or has no effect.
-    """
-    recipe, named = named_settings(args)
-    config = config_from_table(merge_settings(recipe, named))
-    check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
-    return config
-
-
 def print_dry_run(args: argparse.Namespace) -> int:
     """Check the request, and print the settings and what a run would do."""
     from vitft.data.arrays import sizes_assumed
@@ -171,7 +152,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
-    config = requested_config(args)
+    config = requested_config(args.recipe, named_settings(args))
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, out = check_request(ready, args.out)
@@ -200,7 +181,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
             "--resume cannot be combined with --out or --recipe",
             fix="remove them: a resumed run keeps its directory and settings",
         )
-    _, named = named_settings(args)
+    named = named_settings(args)
     if args.data == "demo":  # as for a new run
         named += [("data.path", demo_data(DataSpec(path=args.data)).path)]
     path = run_path(args.resume)
@@ -212,11 +193,11 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     return check_resume(path, named)
 
 
-def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Return the settings of the recipe, and the settings given by options and --set.
+def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:
+    """Return the settings given by options and --set.
 
     Raises:
-        UsageError: A setting is given twice, or the recipe or a `--set` is invalid.
+        UsageError: A setting is given twice, or a `--set` is invalid.
     """
     options = option_settings(vars(args))
     settings = [parse_setting(text) for text in args.set]
@@ -225,7 +206,7 @@ def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple
         raise UsageError(
             f"{min(twice)} is set both by an option and by --set", fix="remove one of them"
         )
-    return read_recipe(args.recipe) if args.recipe else {}, [*options, *settings]
+    return [*options, *settings]
 
 
 def seconds_of(text: str) -> float:

@@ -17,6 +17,7 @@ from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.fixed_images import fixes_notes
+from vitft.report.reproduce import different_settings, setting_text
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import resume_command
@@ -127,6 +128,13 @@ class RunComparison:
             for p in self.pairs
         ]
 
+    def setting_rows(self) -> list[tuple[str, ...]]:
+        """Return a table row, as text, for each setting in which the runs differ."""
+        return [
+            (key, *("–" if value in (None, "") else setting_text(value) for value in values))
+            for key, values in different_settings(self.runs)
+        ]
+
     def conclusions(self) -> list[str]:
         """Return the conclusion for each pair of runs as a sentence without a full stop."""
         return [self.conclusion(pair) for pair in self.pairs]
@@ -225,6 +233,7 @@ class RunComparison:
                 }
                 for p in self.pairs
             ],
+            "settings": dict(different_settings(self.runs)),
             "disagree": [image.path for image in self.images if image.disputed],
         }
 

@@ -9,7 +9,6 @@ from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
 from vitft.report.comparison import Proportion, RunComparison, SharedImage
 from vitft.report.html import render
-from vitft.report.reproduce import different_keys, dotted, setting_text
 from vitft.report.run_files import Run, Thumbnails
 from vitft.report.summary import weights_name
 from vitft.system.files import write_atomically
@@ -55,7 +54,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "power": comparison.power_text(),
         "chart": chart,
         "curves": curve_charts(comparison),
-        "settings": different_settings(runs),
+        "settings": comparison.setting_rows(),
         "classes": class_recalls(comparison),
         "disputed": disputed_groups(comparison),
         "thumbnails": Thumbnails(runs),
@@ -161,17 +160,6 @@ def disputed_groups(comparison: RunComparison) -> list[DisputedGroup]:
         found.append(DisputedGroup(title, shown, len(groups[title])))
         left -= len(shown)
     return found
-
-
-def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return each setting that differs between the runs, with its value in each run."""
-    tables = [dotted(run.config) for run in runs]
-    rows = []
-    for key in different_keys(tables):
-        values = [setting_text(table[key]) if key in table else "–" for table in tables]
-        if len({*values}) > 1:
-            rows.append((key, values))
-    return rows
 
 
 def class_recalls(

@@ -61,6 +61,12 @@ def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return different
 
 
+def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+    """Return each setting that differs between runs, with its value in each run; None if unset."""
+    tables = [dotted(run.config) for run in runs]
+    return [(key, [table.get(key) for table in tables]) for key in different_keys(tables)]
+
+
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings and the defaults of all others, by dotted name.
 

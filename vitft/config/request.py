@@ -1,0 +1,66 @@
+"""Settings of a new run, as requested by a recipe and by options or arguments."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitft.config.defaults import STEP_SETTINGS, check_effect
+from vitft.config.run import Config, config_from_table, merge_settings, read_recipe
+from vitft.system.errors import UsageError
+from vitft.system.text import listing
+
+log = logging.getLogger(__name__)
+
+
+def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Config:
+    """Return the settings of a new run, and log it if they replace the solver of a head.
+
+    Args:
+        recipe: Name of a recipe, or path of a TOML file with settings.
+        named: Settings by dotted name, which take precedence over the recipe.
+
+    Raises:
+        UsageError: The recipe is unknown, or a setting is unknown, is invalid or has no effect. The
+            error names the recipe if it would also occur without `named`.
+    """
+    base = read_recipe(recipe) if recipe else {}
+    table = merge_settings(base, named)
+    try:
+        config = config_from_table(table)
+    except UsageError as error:
+        if recipe and problem_of(base) == error.problem:
+            raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
+        raise
+    check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
+    if (note := implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
+        log.info(note)
+    return config
+
+
+def problem_of(table: Mapping[str, Any]) -> str:
+    """Return the problem with the settings of a recipe, or an empty string."""
+    try:
+        config_from_table(table)
+    except UsageError as error:
+        return error.problem
+    return ""
+
+
+def implied_solver(table: Mapping[str, Any], config: Config) -> str:
+    """Return a line that names the settings because of which a head is trained and not solved.
+
+    The result is empty if the head is solved or cannot be, or if the solver was chosen by name.
+
+    Args:
+        table: The settings that were given, by section.
+        config: The settings with all defaults.
+    """
+    optim = table.get("optim", {})
+    if not config.solvable or config.optim.solver == "lbfgs" or "solver" in optim:
+        return ""
+    names = listing([f"optim.{name}" for name in optim if name in STEP_SETTINGS])
+    return (
+        f"solver:     {config.optim.solver} for {config.optim.epochs} epochs, because {names} "
+        "needs a training loop; without it, the head would be solved by lbfgs, which is faster"
+    )
