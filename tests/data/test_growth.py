@@ -1,13 +1,17 @@
 """The split by content: images keep their side when others come, go or are renamed."""
 
 import hashlib
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.data.test_groups import inspected, sides, split_it
+from tests.support.limits import HANG_S
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
@@ -151,3 +155,39 @@ def test_a_patient_with_new_images_keeps_the_side() -> None:
     after = inspected({"a": more, "b": patients})
 
     assert sides(after, split_it(after))[held] == {"val"}
+
+
+def test_of_many_photos_hardly_any_changes_sides_when_some_are_added() -> None:
+    before, new = photos(10_000), photos(100, prefix="new")
+
+    held, after = held_out(split_of(before)), held_out(split_of([*before, *new]))
+
+    # Of 100 new photos, 20 +- 4 come before the boundary; so many places of 2,000 are taken or free
+    assert 0 < len(held - after) / len(held) < 0.005
+
+
+SPLIT_ALONE = """
+from tests.data.test_growth import photos, split_of
+
+print(split_of(photos(100), seed=3).digest)
+"""
+
+
+def test_processes_that_do_not_talk_draw_the_same_split() -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SPLIT_ALONE],
+            cwd=root,
+            env={**environment, "PYTHONHASHSEED": seed, "RANK": rank, "WORLD_SIZE": "2"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=HANG_S,
+        ).stdout
+        for rank, seed in (("0", "1"), ("1", "2"))
+    }
+
+    assert digests == {f"{split_of(photos(100), seed=3).digest}\n"}

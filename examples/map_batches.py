@@ -1,0 +1,95 @@
+"""Classify the images of a folder with Ray Data or Spark, on as many machines as they run on.
+
+    python examples/map_batches.py ray RUN IMAGES OUT
+    python examples/map_batches.py spark RUN IMAGES OUT
+
+Each worker loads the model once. RUN (a run directory or a model file) and IMAGES must be readable
+by all workers under the same path, e.g. on a network disk; IMAGES may also be an address that Ray
+or Spark reads itself, e.g. in an object store. OUT is a new folder of Parquet files with the
+columns of `SCHEMA`. Install `ray[data]`, or `pyspark`, pandas and pyarrow, beside vitft.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import vitft
+
+Batch = dict[str, np.ndarray[Any, Any]]
+SCHEMA = "path string, class string, probability double, notes string, error string"
+"""Columns of the result. An unusable image has an `error`, no class and no probability (NaN)."""
+
+
+class Classify:
+    """Classifier of batches, as Ray Data's `map_batches` uses it: constructed once per worker."""
+
+    def __init__(self, run: str) -> None:
+        """Load the model of a run directory or model file on the worker's device."""
+        self.model = vitft.load(run)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Classify a batch with the column `path` and, if the workers do not read files, `bytes`.
+
+        `path` contains the paths of the images, and `bytes` the contents of these files.
+        """
+        found = self.model.predict(list(batch["bytes"] if "bytes" in batch else batch["path"]))
+        return {
+            "path": batch["path"],
+            "class": np.array(["" if one.error else one.answer for one in found], dtype=object),
+            "probability": np.array([np.nan if one.error else one.probability for one in found]),
+            "notes": np.array(["; ".join(one.notes) for one in found], dtype=object),
+            "error": np.array([one.error for one in found], dtype=object),
+        }
+
+
+def classify_frames(frames: Iterable[Any], *, run: str) -> Iterator[Any]:
+    """Classify the pandas frames of one partition, as Spark's `mapInPandas` calls it.
+
+    The model is loaded once per partition, so partitions should hold thousands of images.
+    """
+    classify = Classify(run)
+    for frame in frames:
+        found = classify({name: frame[name].to_numpy() for name in frame})
+        yield frame[["path"]].assign(**found)
+
+
+def with_ray(run: str, images: str, out: str, *, workers: int = 1, gpus: float = 0) -> None:
+    """Classify a folder with Ray Data; `gpus` is the number of GPUs of each worker.
+
+    Each worker takes a core, and reading needs another one: as many workers as there are cores wait
+    forever.
+    """
+    import ray
+
+    files = ray.data.read_binary_files(images, include_paths=True)  # columns `bytes` and `path`
+    files.map_batches(
+        Classify,
+        fn_constructor_kwargs={"run": run},
+        batch_size=256,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_gpus=gpus,
+    ).write_parquet(out)
+
+
+def with_spark(run: str, images: str, out: str) -> None:
+    """Classify a folder with Spark, on the workers of the current or a local session.
+
+    The environment variable `PYSPARK_PYTHON` must name the Python that has vitft.
+    """
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.getOrCreate()
+    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(images)
+    rows = files.selectExpr("path", "content AS bytes")
+    rows.mapInPandas(partial(classify_frames, run=run), SCHEMA).write.parquet(out)
+
+
+if __name__ == "__main__":
+    engine, run_path, folder, result = sys.argv[1:]
+    # Workers have another working folder, and an address is left as it is.
+    places = [p if "://" in p else str(Path(p).resolve()) for p in (run_path, folder, result)]
+    {"ray": with_ray, "spark": with_spark}[engine](*places)
