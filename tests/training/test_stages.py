@@ -12,13 +12,14 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import main
-from vitft.config.run import config_from_table, read_toml
+from vitft.config.run import config_from_table, merge_settings, read_toml
 from vitft.models.checkpoint import load_checkpoint
 from vitft.report.chart_sections import epochs_section
 from vitft.report.run_files import read_run
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
 from vitft.training import stages
+from vitft.training.checks import changed_settings
 from vitft.training.loop import StepResult, predict_logits
 from vitft.training.optim import WeightAverage
 from vitft.training.run import Result, run_finetuning
@@ -366,10 +367,37 @@ def test_a_moved_run_is_resumed_at_its_new_place(
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--lr", "0.5"], 5, "optim.lr was 0.01 and is now 0.5"),
-        (["--epochs", "9"], 5, "optim.epochs was 3 and is now 9"),
-        (["--seed", "1", "--batch-size", "4"], 5, "was 8 and is now 4, train.seed"),
-        (["--out", "x"], 2, "--resume cannot be combined with --out or --recipe"),
+        (
+            ["--lr", "0.5"],
+            5,
+            "change the results: --lr was 0.01 and is now 0.5\n  fix: remove --lr, or start a new "
+            "run without --resume\n",
+        ),
+        (
+            ["--epochs", "9"],
+            5,
+            "--epochs was 3 and is now 9\n  fix: remove --epochs, or start a new run without "
+            "--resume (only a run with a constant learning rate can be given more epochs)\n",
+        ),
+        (
+            ["--seed", "1", "--batch-size", "4"],  # a seed is two settings
+            5,
+            "change the results: --batch-size was 8 and is now 4, --seed was 0 and is now 1\n"
+            "  fix: remove --batch-size and --seed, or start a new run without --resume\n",
+        ),
+        (
+            ["--set", "optim.lr=0.5", "--group-by", "(a)", "--group-duplicates"],
+            5,
+            "change the results: --group-duplicates was false and is now true, --group-by was "
+            "not set and is now (a), --set optim.lr was 0.01 and is now 0.5\n",
+        ),
+        (["--set", "model.norm=middle"], 2, "invalid model.norm=middle\n  fix: use pre or post"),
+        (
+            ["--out", "x"],
+            2,
+            "--resume cannot be combined with --out\n  fix: remove --out: a resumed run keeps its",
+        ),
+        (["--recipe", "probe"], 2, "--resume cannot be combined with --recipe\n"),
         (["--max-time", "0"], 2, "invalid --max-time '0'"),
         (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],
@@ -383,6 +411,32 @@ def test_settings_that_would_change_the_result_are_refused(
 
     assert message in capsys.readouterr().err
     assert {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
+
+
+def test_a_setting_given_again_in_another_notation_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    half = [0.5, 0.5, 0.5]
+    before = {
+        "data": {"path": "photos", "fixes": str(tmp_path.resolve() / "fixes.csv")},
+        "weights": {"image_size": [32, 32], "mean": half, "std": half},
+        "optim": {"clip": 1.0},
+    }
+    again: dict[str, Any] = {
+        "data.fixes": "fixes.csv",
+        "weights.image_size": 32,
+        "weights.mean": [0.5],
+        "optim.clip": 1,
+        "optim.momentum": 0.9,  # its default, which a run of an earlier version did not write
+    }
+    other = {**again, "weights.mean": [0.4], "optim.clip": 2}
+
+    assert not changed_settings(before, merge_settings(before, again.items()), again)
+    assert changed_settings(before, merge_settings(before, other.items()), other) == {
+        "weights.mean": ((0.5, 0.5, 0.5), (0.4, 0.4, 0.4)),
+        "optim.clip": (1.0, 2.0),
+    }
 
 
 def test_a_folder_without_a_run_is_refused(

@@ -12,7 +12,7 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
-from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
+from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
 from vitft.config.request import requested_config
 from vitft.config.run import Config, parse_setting, to_toml
 from vitft.config.sections import DataSpec, layers_text
@@ -176,11 +176,12 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
 
-    if args.out or args.recipe:
-        raise UsageError(
-            "--resume cannot be combined with --out or --recipe",
-            fix="remove them: a resumed run keeps its directory and settings",
-        )
+    for option, value in (("--out", args.out), ("--recipe", args.recipe)):
+        if value:
+            raise UsageError(
+                f"--resume cannot be combined with {option}",
+                fix=f"remove {option}: a resumed run keeps its directory and settings",
+            )
     named = named_settings(args)
     if args.data == "demo":  # as for a new run
         named += [("data.path", demo_data(DataSpec(path=args.data)).path)]
@@ -190,7 +191,15 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         if stopped is not None:
             output.note(f"resuming the most recent run that has not finished: {stopped}")
             path = stopped
-    return check_resume(path, named)
+    return check_resume(path, named, typed_names(args))
+
+
+def typed_names(args: argparse.Namespace) -> dict[str, str]:
+    """Return what was typed for each given setting: `--lr`, or `--set optim.momentum`."""
+    names = {key: f"--set {key}" for key, _ in map(parse_setting, args.set)}
+    flags = {option.setting: option.flag for option in FINETUNE_OPTIONS}
+    flags |= dict.fromkeys(SEED_SETTINGS, "--seed")
+    return names | {key: flags[key] for key, _ in option_settings(vars(args))}
 
 
 def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:

@@ -63,6 +63,9 @@ class Option:
         return f"{self.help} (default: {default})" if self.default != "-" else self.help
 
 
+SEED_SETTINGS = ("data.seed", "train.seed")
+"""Settings that the option `--seed` sets."""
+
 FINETUNE_OPTIONS = (
     Option(
         "data.path",
@@ -221,5 +224,5 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
                 value = value[0]  # a single side length
         settings.append((option.setting, value))
     if values.get("seed") is not None:
-        settings += [("data.seed", values["seed"]), ("train.seed", values["seed"])]
+        settings += [(name, values["seed"]) for name in SEED_SETTINGS]
     return settings

@@ -159,17 +159,26 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
             raise UsageError(
                 f"{section} is a section, not a value", fix=f"use it as a table: [{section}]"
             )
-        kinds, converted = setting_types(SECTIONS[section]), {}
-        for name, value in values.items():
-            key = f"{section}.{name}"
-            if name not in kinds:
-                raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))
-            try:
-                converted[name] = kinds[name].converted(value)
-            except ValueError as error:
-                raise invalid(key, value, kinds[name]) from error
-        sections[section] = SECTIONS[section](**converted)
+        sections[section] = section_from_table(section, values)
     return Config(**sections)
+
+
+def section_from_table(section: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Convert a table to the settings of one section, without the checks between sections.
+
+    Raises:
+        UsageError: A key is unknown, or a value has the wrong type or is not allowed.
+    """
+    kinds, converted = setting_types(SECTIONS[section]), {}
+    for name, value in values.items():
+        key = f"{section}.{name}"
+        if name not in kinds:
+            raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))
+        try:
+            converted[name] = kinds[name].converted(value)
+        except ValueError as error:
+            raise invalid(key, value, kinds[name]) from error
+    return SECTIONS[section](**converted)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

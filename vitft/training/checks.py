@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from vitft.config.run import (
     config_from_table,
     merge_settings,
     read_run_config,
+    section_from_table,
 )
+from vitft.config.schema import shown_value
 from vitft.config.sections import DataSpec
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
@@ -29,7 +31,7 @@ from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
-from vitft.system.text import count
+from vitft.system.text import count, listing
 from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
 
@@ -159,10 +161,13 @@ def check_val_from(folder: Folder, spec: DataSpec) -> None:
         )
 
 
-def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
+def check_resume(
+    path: Path, named: Iterable[tuple[str, Any]], typed: Mapping[str, str] | None = None
+) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume (None if it has finished) and its directory.
 
-    `named` maps the dotted names of the settings given on resuming to their values.
+    `named` maps the dotted names of the settings given on resuming to their values, and `typed`
+    to what the user typed for them, such as `--lr` (default: the dotted name).
 
     Raises:
         RunError: The run does not exist or is damaged, or a changed setting would alter the
@@ -182,27 +187,15 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
             ),
         )
     checked_run_config(path)
-    before = read_run_config(path)
-    after = merge_settings(before, named)
-    changed = {
-        f"{section}.{key}": (before.get(section, {}).get(key), value)
-        for section, values in after.items()
-        for key, value in values.items()
-        if before.get(section, {}).get(key) != value
-    }
+    before, given = read_run_config(path), dict(named)
+    after = merge_settings(before, given.items())
+    changed = changed_settings(before, after, given)
     allowed = set(RESUME_CHANGES)
     if before.get("train", {}).get("shard"):  # sharded runs do not reduce memory use automatically
         allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may differ
     extended = more_epochs(before, changed)
-    refused = sorted(changed.keys() - allowed - extended)
-    if refused:
-        pairs = [(key, *changed[key]) for key in refused]
-        words = ", ".join(f"{key} was {old} and is now {new}" for key, old, new in pairs)
-        raise RunError(
-            f"cannot resume with settings that would change the results: {words}",
-            fix="remove these options, or start a new run; only these settings may change: "
-            f"{', '.join(sorted(allowed))}",
-        )
+    if refused := {k: v for k, v in changed.items() if k not in allowed | extended}:
+        raise refused_changes(path, refused, typed or {})
     environment = read_environment(path / "environment.json")
     status = environment["status"] if environment else None
     config = config_from_table(after)
@@ -216,7 +209,53 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     return (None if status == "finished" and not extended else config), path
 
 
-def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
+def changed_settings(
+    before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[str]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the values before and after of those named settings whose value changes.
+
+    A value in another notation, such as a size of 32 for [32, 32], does not count as a change.
+
+    Raises:
+        UsageError: A new value has the wrong type or is not allowed.
+    """
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key in names:
+        section, _, name = key.partition(".")
+        old, new = (
+            getattr(section_from_table(section, table.get(section, {})), name)
+            for table in (before, after)
+        )
+        if isinstance(old, tuple) and isinstance(new, tuple) and len(new) == 1:
+            new *= len(old)  # one value for all channels
+        if key == "data.fixes" and new:
+            new = str(Path(new).resolve())  # as the run writes it
+        if old != new:
+            changed[key] = (old, new)
+    return changed
+
+
+def refused_changes(
+    path: Path, changed: Mapping[str, tuple[Any, Any]], typed: Mapping[str, str]
+) -> RunError:
+    """Return the error for settings that must not change, which names what the user typed."""
+    by_option = {typed.get(key, key): values for key, values in changed.items()}
+    unset = (None, "")
+    words = [
+        f"{option} was {'not set' if old in unset else shown_value(old)} and is now "
+        f"{'not set' if new in unset else shown_value(new)}"
+        for option, (old, new) in by_option.items()
+    ]
+    again = ""
+    if "optim.epochs" in changed:
+        again = " (only a run with a constant learning rate can be given more epochs)"
+    return RunError(
+        f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
+        fix=f"remove {listing(by_option)}, or start a new run without --resume{again}",
+    )
+
+
+def more_epochs(before: Mapping[str, Any], changed: Mapping[str, tuple[Any, Any]]) -> set[str]:
     """Return the names of the settings that may change to train for more epochs.
 
     The set is {"optim.epochs"} if the number of epochs grows and the learning rate is constant;
