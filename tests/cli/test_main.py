@@ -71,7 +71,9 @@ def test_every_epoch_is_a_row(
     assert [row[1] for row in rows] == [f"{entry['train_loss']:.4f}" for entry in logged]
     assert max(map(len, lines[start : start + 4])) <= 80
     assert any(row[-1] == "best" for row in rows)
-    assert lines[start - 1].startswith("best: highest validation accuracy so far or, within one")
+    assert lines[start - 1].startswith(
+        "best on the validation images so far: the one with the highest"
+    )
 
 
 def test_finetune_predict_export_is_three_commands(

@@ -7,13 +7,13 @@ from typing import cast
 import pytest
 
 from tests.conftest import draw_folder
-from vitft.cli.finetune import (
+from vitft.cli.main import build_parser, main
+from vitft.cli.summary import (
     calibration_text,
     print_cross_validation,
     print_weakest,
     print_weakest_label,
 )
-from vitft.cli.main import build_parser, main
 from vitft.metrics.results import (
     CalibrationMetrics,
     ClassMetrics,

@@ -262,6 +262,34 @@ def test_a_mistyped_folder_is_corrected(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["flower_photos"]
 
 
+def test_case_and_unicode_normalisation_of_a_folder_name_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    composed = unicodedata.normalize("NFC", "Käfer")
+    Path(composed, "2024").mkdir(parents=True)
+
+    assert f"did you mean {composed}?" in problem(Path("KÄFER"))
+    assert f"did you mean {composed}/2024?" in problem(Path("käfr/2024"))
+    decomposed = unicodedata.normalize("NFD", "Käfers")
+    assert f"did you mean {composed}?" in problem(Path(decomposed))
+
+
+def test_a_folder_in_another_place_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("Projekt/Daten/Fotos", "Bilder/fotos", "here"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    assert "did you mean Bilder/fotos or Projekt/Daten/Fotos?" in problem(Path("Fotos"))
+    monkeypatch.chdir(tmp_path / "Bilder" / "fotos")
+    assert "did you mean ../fotos?" in problem(Path("Fotos"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert "did you mean ../Bilder?" in problem(Path("Bilder"))
+    assert problem(Path("Zebras")).endswith("fix: check the path")
+
+
 def test_a_mistyped_dataset_is_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("digits.npz").touch()

@@ -1,10 +1,8 @@
 """`vitft finetune`: start, resume or dry-run a fine-tuning run."""
 
 import argparse
-import math
 import os
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,35 +10,16 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
+from vitft.cli.summary import print_summary
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
 from vitft.config.request import requested_config
 from vitft.config.run import Config, parse_setting, to_toml
-from vitft.config.sections import DataSpec, layers_text
-from vitft.metrics.chance import chance_level
-from vitft.metrics.results import (
-    BudgetResults,
-    CalibrationMetrics,
-    ClassMetrics,
-    CrossValidation,
-    LabelResults,
-    Metrics,
-    RunResults,
-)
-from vitft.metrics.verdict import selected_epoch, verdict
+from vitft.config.sections import DataSpec
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.run_names import unfinished_run
 from vitft.system.rundir import BASE, LATEST, run_path
-from vitft.system.text import (
-    count,
-    duration,
-    interval,
-    is_measurable,
-    parse_duration,
-    percent,
-    percent_or_bound,
-    shell_quote,
-)
+from vitft.system.text import duration, parse_duration
 
 
 def add_finetune(parser: Parser) -> None:
@@ -228,172 +207,3 @@ def seconds_of(text: str) -> float:
     if not seconds:
         raise UsageError(f"invalid --max-time {text!r}", fix="use e.g. 90s, 10m or 2h")
     return seconds
-
-
-def print_summary(
-    run: Path, metrics: RunResults | None, config: Config, *, status: str, is_latest: bool
-) -> None:
-    """Print the metrics of a run, if it has any, and suggest the next command.
-
-    The suggested command includes the run directory unless the run is the latest one in `runs`.
-    """
-    folder = shell_quote(str(run))
-    if status != "finished":
-        output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
-    if not metrics:
-        return
-    output.rule()
-    if "labels" in metrics:
-        print_label_metrics(metrics["labels"], metrics, "validation image")
-    else:
-        output.result(
-            f"accuracy {percent(metrics['top1'])} (95% interval "
-            f"{interval(metrics['top1_interval'])}) on {metrics['images']} validation images",
-            style="bold",
-        )
-        output.result(verdict(metrics))
-        output.result(f"baseline (largest class): {percent(metrics['majority'])}")
-    print_test(metrics)
-    print_selection(metrics, config)
-    if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
-        output.result(calibration_text(calibration))
-    cross_validation = metrics.get("cross_validation")
-    if "labels" in metrics:
-        print_weakest_label(metrics["labels"], metrics["images"])
-    elif cross_validation:
-        print_cross_validation(
-            cross_validation,
-            knn_top1=metrics["knn_top1"],
-            with_weakest=not chance_level(metrics),
-        )
-    elif not chance_level(metrics):
-        print_weakest(metrics["per_class"])
-    output.result(f"run: {run}")
-    output.rule()
-    if status == "finished":
-        which = "" if is_latest else f" --run {folder}"
-        output.note(f"next:  vitft predict{which} IMAGE ...")
-        output.note(f"       vitft export --safetensors{which}")
-
-
-def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:
-    """Print the metrics of a multi-label model; `kind` is e.g. `validation image`."""
-    output.result(
-        f"mean average precision {percent(found['map'])} (95% interval "
-        f"{interval(found['map_interval'])}) on {count(metrics['images'], kind)}; random scores: "
-        f"{percent(found['chance_map'])}"
-    )
-    output.result(
-        f"mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
-        f"{interval(found['macro_f1_interval'])}); all labels are right for "
-        f"{percent(metrics['top1'])} of the images"
-    )
-
-
-def print_weakest_label(found: LabelResults, images: int) -> None:
-    """Print the label with the lowest average precision on this number of validation images."""
-    known = {n: row["ap"] for n, row in found["per_label"].items() if row["ap"] is not None}
-    if known:
-        name = min(known, key=lambda label: known[label] or 0.0)
-        output.result(
-            f"weakest label: {name}, average precision {percent(known[name])} on "
-            f"{count(images, 'validation image')}"
-        )
-
-
-def print_test(metrics: RunResults) -> None:
-    """Print the metrics on the test images, if there are any."""
-    test = metrics.get("test")
-    if test is None:
-        return
-    if "labels" in test:
-        print_label_metrics(test["labels"], test, "test image")
-    else:
-        output.result(
-            f"test accuracy {percent(test['top1'])} (95% interval "
-            f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
-            "evaluated once"
-        )
-    if test["left_out"]:
-        output.note(
-            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
-            "training or validation image"
-        )
-
-
-def print_selection(metrics: RunResults, config: Config) -> None:
-    """Print how the epoch was selected and, for a run with a time budget, its trials."""
-    if metrics["selected_on_validation"]:
-        selected = selected_epoch(metrics, config.train.freeze, config.optim.epochs)
-        output.note(
-            f"this accuracy is slightly optimistic: {selected} was selected on the same images"
-        )
-    if budget := metrics.get("budget"):
-        print_budget(budget)
-
-
-def print_budget(budget: BudgetResults) -> None:
-    """Print which layers a run with a time budget tried, which it trained, and which it skipped."""
-    for trial in budget["trials"]:
-        output.result(
-            f"trial: after training {layers_text(trial['layers'])} for "
-            f"{count(trial['epochs'], 'epoch')}, {percent(trial['top1'])} of "
-            f"{trial['held_out']:,} held-out training images are classified correctly (with the "
-            f"head alone: {percent(trial['head_top1'])})"
-        )
-    if budget["chosen"] == "head":
-        why = ": no trial was clearly better than the head" if budget["trials"] else ""
-        output.result(f"only the head was trained{why}")
-    elif budget["chosen"]:
-        output.result(
-            f"after fitting the head, the run trained {layers_text(budget['chosen'])} for "
-            f"{count(budget['epochs'], 'epoch')}"
-        )
-    for skipped in budget["skipped"]:
-        output.note(
-            f"training {layers_text(skipped['layers'])} was skipped for lack of time; to try it, "
-            f"use --budget {math.ceil(skipped['seconds_needed'] / 60)}m or more"
-        )
-
-
-def calibration_text(calibration: CalibrationMetrics) -> str:
-    """Return the calibration error; one that is too small to be measured has no interval."""
-    bounds = calibration["ece_interval"]
-    error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
-    if not is_measurable(calibration["ece"]):
-        return f"{error} (too small to be measured on these images)"
-    before = percent(calibration["ece_before"])
-    return f"{error} (95% interval {interval(bounds)}), {before} before calibration"
-
-
-def print_cross_validation(
-    results: CrossValidation, *, knn_top1: float, with_weakest: bool
-) -> None:
-    """Print the cross-validated accuracy, the expected gain from more images, and weak classes."""
-    scored, total = results["images"], results["of"]
-    images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
-    output.result(
-        f"cross-validated accuracy on {images} images: {percent(results['top1'])} "
-        f"({interval(results['top1_interval'])}); nearest neighbours on the "
-        f"validation images: {percent(knn_top1)}"
-    )
-    if (gain := results["gain_from_twice"]) is not None:
-        output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")
-    ranks = ("weakest class", "second-weakest class") if with_weakest else ()
-    for rank, weak in zip(ranks, results["weak_spots"], strict=False):
-        if weak["recall"] < 1:
-            confused = weak["taken_for"]
-            also = f", most often predicted as {confused}" if confused else ""
-            output.result(
-                f"{rank}: {weak['class']}, recall {percent(weak['recall'])} on "
-                f"{count(weak['images'], 'image')} in cross-validation{also}"
-            )
-
-
-def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
-    """Print the class with the lowest recall on the validation images, unless the recall is 1."""
-    recalls = {name: row["recall"] for name, row in per_class.items() if row["images"]}
-    name = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
-    if name is not None and (recall := recalls[name]) is not None and recall < 1:
-        on = count(per_class[name]["images"], "validation image")
-        output.result(f"weakest class: {name}, recall {percent(recall)} on {on}")

@@ -6,7 +6,6 @@ or both, each containing one folder per class. Nothing is ever written to the da
 validation images.
 """
 
-import difflib
 import os
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
@@ -23,6 +22,7 @@ from vitft.data.table import TABLE_SUFFIXES, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
+from vitft.system.near_paths import near_paths
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
@@ -173,7 +173,8 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 def check_is_folder(root: Path) -> None:
     """Raise a DataError if `root` is missing, is a file or cannot be accessed.
 
-    If the folder is missing, the fix suggests an existing folder with a similar name, if any.
+    If the folder is missing, the fix suggests existing folders with a similar name, or with the
+    same name in another place, if any.
     """
     if place_of(str(root)):
         raise UsageError(f"{root} is not a folder", fix="use a folder for this command")
@@ -191,23 +192,19 @@ def check_is_folder(root: Path) -> None:
             f"{root} is a file, not a folder",
             fix=f"use the folder {root.parent}, or a table of labels ({', '.join(TABLE_SUFFIXES)})",
         )
-    parent = root.parent
-    while not parent.is_dir() and parent != parent.parent:
-        parent = parent.parent
-    try:
-        data = (".npz", *TABLE_SUFFIXES)
-        entries = [entry for entry in os.scandir(parent) if not entry.name.startswith(".")]
-        siblings = [e.name for e in entries if e.name.lower().endswith(data) or e.is_dir()]
-    except OSError:
-        siblings = []
-    near = difflib.get_close_matches(root.relative_to(parent).parts[0], siblings, n=1)
-    fix = f"check the path: did you mean {parent / near[0]}?" if near else "check the path"
+    near = [str(path) for path in near_paths(root, may_be_data)]
+    fix = f"check the path: did you mean {' or '.join(near)}?" if near else "check the path"
     known = {name.lower(): name for name in CLASSES}
     if str(root).lower() in known and not near:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"
     raise DataError(f"data folder not found: {root}", fix=fix)
+
+
+def may_be_data(entry: "os.DirEntry[str]") -> bool:
+    """Return whether an entry is a folder, an array file or a table."""
+    return entry.is_dir() or entry.name.lower().endswith((".npz", *TABLE_SUFFIXES))
 
 
 Found = tuple[list[str], list[File], list[str], EmptyClasses]

@@ -4,6 +4,12 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.results import RunResults
 from vitft.system.text import count, interval, percent
 
+BEST_RULE = (
+    "the one with the highest accuracy or, where accuracies differ by no more than one standard "
+    "error, the lowest loss"
+)
+"""How the best epoch is selected; the rule is that of `training.best.is_better`."""
+
 
 def verdict(results: RunResults) -> str:
     """Return a sentence that states how many new images the model will probably misclassify.

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationMetrics, LogLine
-from vitft.metrics.verdict import selected_epoch
+from vitft.metrics.verdict import BEST_RULE, selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
@@ -22,13 +22,6 @@ class ChartSection:
     caption: str = ""
     columns: list[str]
     rows: list[list[str | int]]
-
-
-BEST_ON = (
-    "the best on the validation images: the one with the highest accuracy or, where accuracies "
-    "differ by no more than one standard error, the lowest loss"
-)
-"""How an epoch was selected; the rule is that of `training.best.is_better`."""
 
 
 def epochs_section(run: Run) -> ChartSection | None:
@@ -47,7 +40,8 @@ def epochs_section(run: Run) -> ChartSection | None:
     if run.results.get("best_epoch"):
         freeze = str(run.setting("train", "freeze") or "")
         text += f" The saved weights come from {selected_epoch(run.results, freeze)}"
-        text += f", {BEST_ON}." if run.results.get("selected_on_validation") else "."
+        how = f", the best on the validation images: {BEST_RULE}"
+        text += f"{how if run.results.get('selected_on_validation') else ''}."
     return ChartSection(
         title="Training curves",
         text=text,

@@ -206,7 +206,7 @@ def files_sentence(audit: AuditResults) -> str:
     if found == files:
         return ""
     return (
-        f"These are {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
+        f"In total: {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
         "once. Of duplicates, it lists the file that the others are compared with only if you "
         "change it."
     )

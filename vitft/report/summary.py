@@ -207,10 +207,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
             exact,
         ]
     if test := results.get("test"):
-        images = (
-            f"on {count(test['images'], 'test image')}, which were not used to train or select "
-            "the model"
-        )
+        images = f"on {count(test['images'], 'test image')}, not used to train or select the model"
         name = "test accuracy"
         if "labels" in test:
             found, name = test["labels"], "test: all labels right"

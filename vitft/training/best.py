@@ -27,12 +27,6 @@ class RunningFacts(TypedDict):
     lr: float
 
 
-BEST_EPOCH = (
-    "best: highest validation accuracy so far or, within one standard error of it, lowest loss"
-)
-"""Meaning of the word `best` in the table of epochs; the rule is that of `is_better`."""
-
-
 class BestFacts(TypedDict):
     """Fields of `BestWeights` other than tensors, as saved in a training state."""
 
@@ -129,6 +123,8 @@ class BestWeights:
 
 def is_better(new: Metrics, best: Metrics) -> bool:
     """Return whether the metrics `new` are better than `best` on the same validation images.
+
+    `metrics.verdict.BEST_RULE` states this rule in words.
 
     If the accuracies differ by more than one standard error, the higher accuracy is better;
     otherwise, the lower loss is better. With few images, the accuracy stays the same for many

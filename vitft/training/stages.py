@@ -18,6 +18,7 @@ from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import BudgetResults
 from vitft.metrics.targets import TrainingLoss
+from vitft.metrics.verdict import BEST_RULE
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
@@ -25,7 +26,7 @@ from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, duration, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches
-from vitft.training.best import BEST_EPOCH, BestWeights, RunningFacts, RunningMetrics
+from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
@@ -220,7 +221,7 @@ class StepStage:
         """Log the metrics of an epoch as a table row, preceded by the header in the first epoch."""
         if not self.has_header:
             if self.context.best.selects:
-                log.info(BEST_EPOCH)
+                log.info(f"best on the validation images so far: {BEST_RULE}")
             log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
             self.has_header = True
         number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"

@@ -32,7 +32,7 @@ from vitft.system.run_content import read_run_json
 from vitft.system.rundir import RunDir
 from vitft.system.safetensors_file import read_header, with_sorted_metadata
 from vitft.system.structure import Natural, parse_json, structured
-from vitft.system.text import describe_os_error
+from vitft.system.text import count, describe_os_error
 from vitft.training.best import BestFacts, RunningFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
@@ -345,7 +345,7 @@ def check_same_images(run: RunDir, manifest: Manifest) -> None:
             manifest.write(run.split)
         return
     changed = sorted({path for path, *_ in old ^ new})
-    what = "1 image has" if len(changed) == 1 else f"{len(changed):,} images have"
+    what = count(len(changed), "image has", "images have")
     raise RunError(
         f"{what} changed since the start of {run.path}, e.g. {changed[0]}"
         if changed
