@@ -2,9 +2,10 @@
 
 The distance of a feature from a class mean is measured in units of the within-class scatter. An
 image is out of distribution if its distance is above the 98th percentile of the distances of
-held-out images. This is a property of the image, not of its prediction. Methods based on nearest
-neighbours, on the largest probability or on a combination detect slightly more images of unknown
-classes, but fewer images of entirely different kinds (docs/experiments.md).
+held-out images; if they are few, a fitted distribution helps to estimate it. This is a property of
+the image, not of its prediction. Methods based on nearest neighbours, on the largest probability or
+on a combination detect slightly more images of unknown classes, but fewer images of entirely
+different kinds (docs/experiments.md).
 
 Notation: n images, D feature dimensions, C classes.
 
@@ -16,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -37,6 +39,8 @@ MAX_DIMENSIONS = 1_024
 the size of the file to 4 MB plus 4 kB for each class."""
 IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
+ENOUGH_DISTANCES = 200
+"""Number of distances from which the limit is their quantile, without a fitted distribution."""
 MIN_HELD_OUT = 20
 """Minimum number of held-out images from which to estimate the limit."""
 FOLDS = 5
@@ -147,7 +151,7 @@ def fit_reference(
         results["unknown_class_range"] = min(fractions), max(fractions)
         results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
-    results["false_alarms"] = max(1 - IN_DISTRIBUTION, 1 / (len(rows) + 1))
+    results["false_alarms"] = expected_false_alarms(len(rows))
     found = fit_classes(features, labels).arrays()
     unknown = math.nan if results["unknown_class"] is None else results["unknown_class"]
     reference = found | {
@@ -244,10 +248,30 @@ class Folds:
 def limit_of(distances: Distances) -> float:
     """Return the limit that a fraction `IN_DISTRIBUTION` of new images is expected not to exceed.
 
-    With 49 images or fewer, this is the largest of the distances (n,), and a fraction 1 / (n + 1)
-    of new images is expected to exceed it.
+    With `ENOUGH_DISTANCES` or more squared distances (n,), this is their quantile. With fewer, the
+    quantile depends on the few largest (on the largest alone, up to 49), so the limit is the
+    geometric mean of the quantile and that of a fitted distribution, weighted by n and
+    `ENOUGH_DISTANCES` - n. The fitted distribution is normal after the cube root is taken, as a sum
+    of squares nearly is (Wilson & Hilferty 1931, "The distribution of chi-square", PNAS 17).
     """
-    return float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
+    quantile = float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
+    missing = 1 - len(distances) / ENOUGH_DISTANCES
+    if missing <= 0:
+        return quantile
+    roots = np.cbrt(distances)
+    z = NormalDist().inv_cdf(IN_DISTRIBUTION)
+    fitted = float(roots.mean() + z * roots.std(ddof=1)) ** 3
+    return quantile ** (1 - missing) * fitted**missing
+
+
+def expected_false_alarms(distances: int) -> float:
+    """Return the expected fraction of new images above the limit from a number of distances.
+
+    The parameters of the fitted distribution are estimates, so it is exceeded slightly more often
+    than by 1 - `IN_DISTRIBUTION`; the excess is about 0.18 / n (first-order expansion of the
+    prediction limit of a normal sample, (z³ + 3 z) / 4n times the density at z).
+    """
+    return 1 - IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / ENOUGH_DISTANCES)
 
 
 def fit_classes(features: Features, labels: ClassIndices) -> Reference:
