@@ -125,7 +125,17 @@ HEAVY = {
         "markupsafe",
         "matplotlib",
     ),
-    *("mlflow", "numpy", "onnx", "onnxruntime", "onnxscript", "peft", "pyarrow", "pydantic"),
+    *(
+        "mlflow",
+        "numpy",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "openpyxl",
+        "peft",
+        "pyarrow",
+        "pydantic",
+    ),
     *(
         "pillow_heif",
         "requests",

@@ -15,6 +15,7 @@ from vitft.data.folder import Folder
 from vitft.data.label_table import path_in, read_label_table
 from vitft.data.scan import scan
 from vitft.data.sources import sources
+from vitft.data.table import TableReader
 from vitft.system.errors import DataError, UsageError
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
@@ -30,6 +31,15 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_excel(path: Path, rows: list[dict[str, Any]]) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    book.active.append(names)
+    for row in rows:
+        book.active.append([row.get(name) for name in names])
+    book.save(path)
+
+
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -43,6 +53,7 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
     "t.tsv": lambda path, rows: write_csv(path, rows, "\t"),
     "t.jsonl": write_jsonl,
     "t.parquet": write_parquet,
+    "t.xlsx": write_excel,
 }
 
 
@@ -71,7 +82,7 @@ def test_every_format_gives_the_files_of_the_folder(tmp_path: Path, name: str) -
     assert found.source == tmp_path / "data" / name
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet", "t.xlsx"])
 def test_numbers_become_class_names_and_other_columns_are_ignored(
     tmp_path: Path, name: str
 ) -> None:
@@ -271,6 +282,7 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     ),
     "named column missing": ("named.csv", GOOD.encode(), "line 1: no column named species"),
     "open quote": ("t.csv", b'path,label\ncat/0.png,"cat\n', "line 2: unexpected end of data"),
+    "no excel": ("t.xlsx", b"PK and nothing else", "not a valid Excel file"),
     "no parquet": ("t.parquet", b"PAR1 and nothing else", "not valid Parquet"),
     "no lines": ("t.csv", b"", "line 1: no path column"),
 }
@@ -294,6 +306,30 @@ def test_a_broken_table_ends_with_a_sentence_that_names_its_place(
     assert f"{tmp_path / name}" in text
     assert re.fullmatch(r"vitft: error: [^\n]+\n +fix: [^\n]+\n", text), text
     assert not (tmp_path / "r").exists()
+
+
+def test_empty_rows_of_an_excel_file_are_skipped_and_the_row_is_named(tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    book.active.append(["path", "label", None])
+    book.active.append([None, None, None])
+    book.active.append(["cat/1.png", None])
+    book.active.cell(row=50, column=5).number_format = "0.00"  # formatted, but empty
+    book.save(tmp_path / "t.xlsx")
+
+    table = TableReader(tmp_path / "t.xlsx", missing="-", fix="-")
+
+    assert list(table) == [["path", "label"], ["cat/1.png", ""]]
+    assert "t.xlsx, row 3: odd" in str(table.error("odd"))
+
+
+def test_an_excel_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_excel(tmp_path / "t.xlsx", ROWS)
+    monkeypatch.setattr("vitft.data.table.MAX_EXCEL_BYTES", 1000)
+
+    with pytest.raises(DataError, match="too large once it is unpacked"):
+        list(TableReader(tmp_path / "t.xlsx", missing="-", fix="-"))
 
 
 def test_text_in_parquet_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:

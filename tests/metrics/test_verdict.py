@@ -1,10 +1,13 @@
 """The accuracy in one sentence."""
 
+from typing import Any, cast
+
 import pytest
 
 from tests.metrics.test_chance import results
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import verdict
+from vitft.metrics.verdict import better_estimate, verdict
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,54 @@ def test_results_of_older_runs_have_no_verdict() -> None:
     del older["top1_interval"]  # type: ignore[misc]
 
     assert verdict(older) == ""
+
+
+def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any) -> RunResults:
+    """Return results with a cross-validated head, comparable with the validation images."""
+    more = {
+        "images": scored,
+        "of": scored,
+        "top1": right / scored,
+        "top1_interval": wilson_interval(right, scored),
+    }
+    found = {
+        **results(matrix),
+        "images": sum(map(sum, matrix)),
+        "best_epoch": 1,
+        "calibration": {"cross_validated": scored - 33},
+        "cross_validation": more,
+    }
+    return cast("RunResults", {**found, **changes})
+
+
+def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
+    lucky = crossed([[15, 1], [2, 15]], right=172, scored=202)
+
+    assert verdict(lucky) == (
+        "About 15% of new images will be misclassified (11 to 20%; cross-validated on 202 images)."
+    )
+    perfect = crossed([[16, 0], [0, 17]], right=202, scored=202)
+    assert verdict(perfect) == (
+        "All 202 images were classified correctly in cross-validation, but up to 2% of new images "
+        "may be misclassified."
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"best_epoch": 3}, id="other layers were trained after the head"),
+        pytest.param({"calibration": {"cross_validated": 0}}, id="the validation is harder"),
+        pytest.param({"calibration": None}, id="no calibration"),
+        pytest.param({"images": 68}, id="validation images are not few"),
+        pytest.param({"labels": {}}, id="several labels"),
+        pytest.param({"cross_validation": None}, id="not cross-validated"),
+    ],
+)
+def test_cross_validation_that_tells_less_does_not_change_the_verdict(
+    changes: dict[str, Any],
+) -> None:
+    matrix = [[15, 1], [2, 15]]
+
+    assert better_estimate(crossed(matrix, right=172, scored=202)) is not None
+    assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None

@@ -17,7 +17,7 @@ from vitft.predict.output import (
     open_rows,
     part_path,
 )
-from vitft.predict.prediction import Prediction
+from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.request import choose_format
 from vitft.predict.rows import RowWriter
 from vitft.system.errors import RunError, UsageError
@@ -219,6 +219,39 @@ def test_parquet_has_the_columns_of_csv_with_numeric_probabilities(tmp_path: Pat
     assert not (tmp_path / "o.parquet.part").exists()
 
 
+def test_excel_has_the_columns_of_csv_with_numeric_probabilities(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    out, odd = tmp_path / "o.xlsx", ("Käfer/Größe.jpg", "=HYPERLINK(1)", "a\x07b", "x\udcff")
+    named = [predicted(path, "rose", "tulip") for path in odd]
+
+    write(out, "xlsx", [*PREDICTIONS, *named], ProcessShard())
+
+    header, *rows = openpyxl.load_workbook(out).active.iter_rows()
+    names = [cell.value for cell in header]
+    assert names == column_names(2)
+    assert [row[0].value for row in rows] == [
+        *(p.path.replace("\udcff", "\\udcff") for p in PREDICTIONS),
+        *odd[:2],
+        "a\\x07b",
+        "x\\udcff",
+    ]
+    assert {cell.data_type for row in rows for cell in row if cell.value} == {"s", "n"}  # no "f"
+    assert rows[-1][names.index("probability")].value == 0.75
+    assert {p.name for p in tmp_path.iterdir()} == {"o.xlsx"}
+
+
+def test_excel_rows_beyond_its_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openpyxl")
+    monkeypatch.setattr("vitft.predict.rows.EXCEL_ROWS", len(PREDICTIONS) - 1)
+
+    with pytest.raises(RunError, match=r"(?s)at most 50 rows.*fix: use --out FILE.csv"):
+        write(tmp_path / "o.xlsx", "xlsx", PREDICTIONS, ProcessShard())
+
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_failed_parquet_file_is_removed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
 
@@ -254,6 +287,11 @@ def test_an_impossible_format_is_refused_first(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r"run pip install '?pyarrow"):
         choose_format(None, "x.parquet")
+    with pytest.raises(UsageError, match=r"Excel cannot be written to the terminal"):
+        choose_format("xlsx", None)
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(UsageError, match=r"run pip install '?openpyxl"):
+        choose_format(None, "x.xlsx")
 
 
 def test_a_full_disk_is_an_error_with_a_message(tmp_path: Path) -> None:

@@ -107,6 +107,20 @@ def test_the_interval_the_baseline_and_the_weights_are_known(run: Path) -> None:
     assert (found.weights, without.weights) == ("demo", "")
 
 
+def test_the_line_has_the_cross_validated_accuracy_where_it_tells_more(run: Path) -> None:
+    more = {"images": 60, "of": 60, "top1": 0.75, "top1_interval": [0.6, 0.85], "curve": []}
+    more |= {"gain_from_twice": None, "weak_spots": []}
+    calibration = json.loads((run / "eval.json").read_text())["calibration"]
+    change(run / "eval.json", cross_validation=more, best_epoch=1, images=20)
+    before = read(run).line()
+    change(run / "eval.json", calibration={**calibration, "cross_validated": 40})
+
+    assert "cross-validated" not in before
+    assert "on 20 validation images; cross-validated on 60 images: 75.0% (60.0 to 85.0%), " in (
+        read(run).line()
+    )
+
+
 def test_the_line_says_that_a_run_has_not_finished(run: Path) -> None:
     assert "not finished" not in read(run).line()
 

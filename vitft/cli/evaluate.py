@@ -39,8 +39,8 @@ def add_evaluate(parser: Parser) -> None:
         "--data",
         required=True,
         metavar="DIR|TABLE",
-        help="folder with one folder per class, table (.csv, .tsv, .jsonl, .parquet) with the "
-        "columns path and label, tar shards (wds:URL{00..99}.tar) or Hugging Face dataset "
+        help="folder with one folder per class, table (.csv, .tsv, .jsonl, .parquet, .xlsx) with "
+        "the columns path and label, tar shards (wds:URL{00..99}.tar) or Hugging Face dataset "
         "(hf:NAME)",
     )
     add_table_settings(parser)

@@ -70,7 +70,7 @@ FINETUNE_OPTIONS = (
     Option(
         "data.path",
         "image folder with one folder per class, table of paths and labels (.csv, .tsv, .jsonl, "
-        ".parquet), .npz file, torchvision:CIFAR10, tar shards (wds:URL{00..99}.tar), "
+        ".parquet, .xlsx), .npz file, torchvision:CIFAR10, tar shards (wds:URL{00..99}.tar), "
         "Hugging Face dataset (hf:NAME), or demo",
         metavar="PATH",
         default="-",

@@ -25,9 +25,9 @@ class DataSpec:
 
     path: str = ""
     """Dataset: an image folder with one folder per class, optionally inside train/ and val/; a
-    table of paths and labels (.csv, .tsv, .jsonl or .parquet); arrays (an .npz file, a folder of
-    IDX or CIFAR files, or `torchvision:CIFAR10`); tar shards (`wds:URL{00..99}.tar`); or a
-    Hugging Face dataset (`hf:NAME` or `hf:NAME:SPLIT`).
+    table of paths and labels (.csv, .tsv, .jsonl, .parquet or .xlsx); arrays (an .npz file, a
+    folder of IDX or CIFAR files, or `torchvision:CIFAR10`); tar shards (`wds:URL{00..99}.tar`);
+    or a Hugging Face dataset (`hf:NAME` or `hf:NAME:SPLIT`).
     """
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or

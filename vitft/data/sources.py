@@ -249,7 +249,7 @@ def list_entries(name: str) -> Iterator[str]:
     """
     try:
         suffix = Path(name).suffix.lower()
-        if suffix in (".jsonl", ".parquet"):
+        if suffix in (".jsonl", ".parquet", ".xlsx"):
             table = TableReader(Path(name), missing=LIST_FIX, fix=LIST_FIX)
             yield from table_paths(iter(table), name)
             return

@@ -1,4 +1,4 @@
-"""Reader for tables (CSV, TSV, JSON Lines, Parquet) and encoder for CSV files.
+"""Reader for tables (CSV, TSV, JSON Lines, Parquet, Excel) and encoder for CSV files.
 
 Cells may contain any file name, and error messages name the line.
 """
@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
 MAX_TABLE_BYTES = 2**32
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+MAX_EXCEL_BYTES = 2**30
+"""Maximum size of an Excel file once it is unpacked."""
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -78,9 +81,9 @@ class NotText(str):
 class TableReader:
     """Row-by-row reader for a table; the first row is the header.
 
-    The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, and anything
-    else for CSV. Values that are not text are converted: missing values to empty cells, numbers to
-    decimal text, and values without a textual form to `NotText`.
+    The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, `.xlsx` for
+    Excel, and anything else for CSV. Values that are not text are converted: missing values to
+    empty cells, numbers to decimal text, and values without a textual form to `NotText`.
 
     Args:
         path: Path of the file.
@@ -92,7 +95,7 @@ class TableReader:
 
     Raises:
         DataError: The file cannot be read. If `error` is given, that class is raised instead.
-        UsageError: The file is a Parquet file, and pyarrow is not installed.
+        UsageError: The library that reads a Parquet or Excel file is not installed.
     """
 
     def __init__(
@@ -117,6 +120,9 @@ class TableReader:
         if suffix == ".parquet":
             require_extra("parquet", feature=f"reading {path.name}")
             self.unit, self.line, self.rows = "row", 0, self.parquet_rows()
+        elif suffix == ".xlsx":
+            require_extra("spreadsheet", feature=f"reading {path.name}")
+            self.unit, self.line, self.rows = "row", 0, self.excel_rows()
         elif suffix == ".jsonl":
             self.rows = self.json_rows(self.text())
         else:
@@ -208,6 +214,29 @@ class TableReader:
             reason = str(error).partition("\n")[0][:200]
             raise self.error(f"the file is not valid Parquet ({reason})") from error
 
+    def excel_rows(self) -> Iterator[list[str]]:
+        """Yield the rows of the first worksheet of an Excel file; of formulas, the saved results.
+
+        Rows without any value are left out: spreadsheets keep them where cells were formatted.
+        """
+        from openpyxl import load_workbook
+
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > MAX_EXCEL_BYTES:
+                    raise self.error("the file is too large once it is unpacked")
+            book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
+            width = 0
+            for number, values in enumerate(book.worksheets[0].values, start=1):
+                cells = [cell_text(value) for value in values]
+                if not (filled := last_filled(cells)):
+                    continue
+                width, self.line = width or filled, number
+                yield [*cells, *[""] * width][: max(width, filled)]
+        except (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise self.error(f"the file is not a valid Excel file ({reason})") from error
+
     def error(
         self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
     ) -> DataError | RunError:
@@ -216,6 +245,11 @@ class TableReader:
         places = [str(self.path), f"{self.unit} {line}" * bool(line)]
         places.append(f"column {column.strip()[:40]}" * bool(column))
         return self.kind(f"{', '.join(filter(None, places))}: {problem}", fix=fix or self.fix)
+
+
+def last_filled(cells: Sequence[str]) -> int:
+    """Return the number of cells up to the last one that is not empty."""
+    return max((i for i, cell in enumerate(cells, start=1) if cell), default=0)
 
 
 def has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is imported late

@@ -13,6 +13,7 @@ from typing import Any
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun, read_head_results
 from vitft.metrics.results import RunResults
+from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
@@ -130,11 +131,15 @@ def accuracy_sentence(results: RunResults) -> str:
             f"{interval(found['macro_f1_interval'])}) on "
             f"{count(results['images'], 'held-out validation image')}.{selected}"
         )
+    crossed = ""
+    if more := better_estimate(results):
+        text = cross_validated_text(more["top1"], more["top1_interval"], more["images"])
+        crossed = f"; {text}"
     return (
         f"Accuracy {percent(results['top1'])} (95% interval "
         f"{interval(results['top1_interval'])}) on "
-        f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
-        f"{percent(results.get('majority', 0))}.{selected}"
+        f"{count(results['images'], 'held-out validation image')}{crossed}; "
+        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected}"
     )
 
 

@@ -106,7 +106,8 @@ def with_run_facts(card: Card, run: Path) -> Card:
 def read_head_results(run: Path, card: Card) -> RunResults | None:
     """Return the results of a run, or None if it has none.
 
-    The accuracy is measured with the exported head, which may read fewer blocks than the original.
+    The accuracy is measured with the exported head, which may read fewer blocks than the original;
+    the cross-validation of the original head is then left out.
 
     Raises:
         RunError: The file eval.json is damaged.
@@ -116,7 +117,8 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
     if not results or top1 is None:
         return results
     bounds = wilson_interval(round(top1 * results["images"]), results["images"])
-    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
+    own = {key: value for key, value in results.items() if key != "cross_validation"}
+    return cast("RunResults", {**own, "top1": top1, "top1_interval": bounds})
 
 
 def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:

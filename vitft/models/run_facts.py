@@ -25,6 +25,9 @@ class RunFacts(TypedDict, total=False):
     images: Natural  # number of validation images
     top1: Share  # accuracy on these images; for multi-label models, all labels are right
     top1_interval: Interval
+    cross_validated: Share  # accuracy by cross-validation, where it tells more than `top1`
+    cross_validated_interval: Interval
+    cross_validated_images: Natural
     majority: Share  # accuracy of always predicting the largest class or label set
     mean_ap: Share  # mean average precision of a multi-label model
     mean_ap_interval: Interval

@@ -8,9 +8,12 @@ from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 
-ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
-                    ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
+                    ".parquet": "parquet", ".pq": "parquet", ".xlsx": "xlsx",
+                    ".txt": "table"}  # fmt: skip
+BINARY = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
+"""Formats that are not text, with their name and the extra that writes them."""
 ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
@@ -131,8 +134,8 @@ def choose_format(wanted: str | None, out: str | None) -> str:
     The default is inferred from the suffix of the output file; if there is no file, it is a table.
 
     Raises:
-        UsageError: The suffix does not match any format, Parquet is requested without an output
-            file, or pyarrow is not installed.
+        UsageError: The suffix does not match any format, a binary format is requested without an
+            output file, or its library is not installed.
     """
     style = wanted or (
         "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
@@ -143,10 +146,11 @@ def choose_format(wanted: str | None, out: str | None) -> str:
             fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
             "--format csv",
         )
-    if style == "parquet":
+    if style in BINARY:
+        name, extra = BINARY[style]
         if out is None:
             raise UsageError(
-                "Parquet cannot be written to the terminal", fix="add --out predictions.parquet"
+                f"{name} cannot be written to the terminal", fix=f"add --out predictions.{style}"
             )
-        require_extra("parquet", feature="--format parquet")
+        require_extra(extra, feature=f"--format {style}")
     return style

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from vitft.config.run import read_run_config
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import Interval, RunResults, read_results
+from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, RunEnvironment, read_environment
@@ -49,6 +50,9 @@ class RunInfo:
     """95% interval of `top1`; None if unknown."""
     majority: float | None = None
     """Accuracy of always predicting the largest class or label set; None if unknown."""
+    cross_validated: str = ""
+    """Text such as `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`, where this tells more
+    about the model than `top1`; otherwise empty."""
     weights: str = ""
     """Name of the pretrained weights, or the path of their file; empty if unknown."""
     mean_ap: float | None = None
@@ -94,6 +98,7 @@ class RunInfo:
             at_chance=facts.get("at_chance", ""),
             top1_interval=facts.get("top1_interval"),
             majority=facts.get("majority"),
+            cross_validated=cross_validated_facts(facts),
             weights=str((settings or {}).get("weights", {}).get("name", "")),
             mean_ap=facts.get("mean_ap"),
             mean_ap_interval=facts.get("mean_ap_interval"),
@@ -112,6 +117,7 @@ class RunInfo:
         if self.top1 is not None:
             bounds = interval(self.top1_interval)
             accuracy = f"accuracy {percent(self.top1)}{bounds and f' ({bounds})'} {on}"
+            accuracy += f"; {self.cross_validated}" * bool(self.cross_validated)
         if self.mean_ap is not None:
             classes = count(self.classes, "label")
             bounds = interval(self.mean_ap_interval)
@@ -143,11 +149,25 @@ def facts_of_run(environment: RunEnvironment | None, results: RunResults | None)
     for key in ("images", "top1", "top1_interval", "majority"):
         facts[key] = results[key]
     facts["at_chance"] = chance_level(results)
+    if more := better_estimate(results):
+        facts["cross_validated"] = more["top1"]
+        facts["cross_validated_interval"] = more["top1_interval"]
+        facts["cross_validated_images"] = more["images"]
     if found := results.get("labels"):
         facts["mean_ap"] = found["map"]
         if found["map_interval"]:
             facts["mean_ap_interval"] = found["map_interval"]
     return facts
+
+
+def cross_validated_facts(facts: RunFacts) -> str:
+    """Return the cross-validated accuracy among the facts as text, or an empty string."""
+    keys = {"cross_validated", "cross_validated_interval", "cross_validated_images"}
+    if not keys <= facts.keys():
+        return ""
+    return cross_validated_text(
+        facts["cross_validated"], facts["cross_validated_interval"], facts["cross_validated_images"]
+    )
 
 
 def run_name(run: str | None, checkpoint: Path) -> str:

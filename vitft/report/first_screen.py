@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import Interval
-from vitft.metrics.verdict import verdict
+from vitft.metrics.verdict import better_estimate, cross_validated_text, verdict
 from vitft.predict.validation import (
     ValidationPrediction,
     least_confident,
@@ -29,6 +29,8 @@ class Score:
     value: str
     interval: str
     measured_on: str
+    cross_validated: str
+    """The cross-validated accuracy, where it tells more; otherwise empty."""
     baseline: str
     """Name and value of the baseline."""
     bar: str
@@ -104,11 +106,15 @@ def score_of(run: Run) -> Score | None:
     if found := results.get("labels"):
         name, value, bounds = "mean average precision", found["map"], found["map_interval"]
         baseline, baseline_name = found["chance_map"], "random scores"
+    more = better_estimate(results)
     return Score(
         name=name,
         value=percent(value),
         interval=interval(bounds),
         measured_on=count(results["images"], "validation image"),
+        cross_validated=cross_validated_text(more["top1"], more["top1_interval"], more["images"])
+        if more
+        else "",
         baseline=f"{baseline_name}: {percent(baseline)}",
         bar=charts.score_bar(name, value, bounds, baseline),
     )

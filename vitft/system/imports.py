@@ -21,6 +21,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "s3": ("fsspec", "s3fs"),
     "sources": ("datasets", "fsspec"),
     "serve": ("fastapi", "uvicorn", "python_multipart"),
+    "spreadsheet": ("openpyxl",),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
     "wandb": ("wandb",),
