@@ -10,7 +10,7 @@ BEST_RULE = (
 )
 """How the best epoch is selected; the rule is that of `training.best.is_better`."""
 
-FEW = 3
+MORE_IMAGES = 3
 """Cross-validation on this many times as many images tells more than the validation images."""
 
 
@@ -50,7 +50,7 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
 
     This requires that the model is the cross-validated head, that the training images are measured
     to be comparable with the validation images (as for the calibration: a validation set from
-    another place may be harder), and that at least `FEW` times as many images were scored. The
+    another place may be harder), and that at least `MORE_IMAGES` times as many images were scored. The
     result is None for multi-label models, which cross-validation scores without their thresholds.
     """
     more, calibration = results.get("cross_validation"), results.get("calibration")
@@ -58,7 +58,7 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
         return None
     is_final = results.get("best_epoch") == 1  # the fitted head counts as the first epoch
     is_comparable = bool(calibration and calibration.get("cross_validated"))
-    are_many = more["images"] >= FEW * results["images"]
+    are_many = more["images"] >= MORE_IMAGES * results["images"]
     return more if is_final and is_comparable and are_many else None
 
 
