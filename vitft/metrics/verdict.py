@@ -50,8 +50,9 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
 
     This requires that the model is the cross-validated head, that the training images are measured
     to be comparable with the validation images (as for the calibration: a validation set from
-    another place may be harder), and that at least `MORE_IMAGES` times as many images were scored. The
-    result is None for multi-label models, which cross-validation scores without their thresholds.
+    another place may be harder), and that at least `MORE_IMAGES` times as many images were scored.
+    The result is None for multi-label models, which cross-validation scores without their
+    thresholds.
     """
     more, calibration = results.get("cross_validation"), results.get("calibration")
     if not more or "labels" in results or not more.get("top1_interval"):
