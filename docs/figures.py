@@ -2,9 +2,9 @@
 
     python docs/figures.py runs docs        # after the commands of docs/teach.md
 
-The run digits gives patches, positions and its curve, the run first the attention, the runs pre and
-post (and pre1, post1, ... with other seeds) the norms. The curves of docs/tutorials.md are those of
-its tables.
+The run digits gives patches, positions and its curve, the run first patches and attention, the runs
+pre and post (and pre1, post1, ... with other seeds) the norms. The curves of docs/tutorials.md are
+those of its tables.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -23,11 +24,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitft.data.images import open_image
 from vitft.explain.attribution import attention_maps, explain, scale_maps
 from vitft.explain.heatmaps import overlay
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel, load_run_model, validation_files
 from vitft.explain.model_figures import position_similarity
+from vitft.explain.patches import patch_figure
 
 PAGE = Path(__file__).with_name("tutorials.md")
 RUNS = ("digits", "first", "pre", "post")
@@ -47,50 +50,19 @@ def picture(axes: Axes, image: NDArray[np.generic], title: str = "", **how: obje
     axes.set_title(title, fontsize=9)
 
 
-def digit(run: Path) -> tuple[ExplainedModel, torch.Tensor, NDArray[np.uint8]]:
-    """Return the model of a run, and the first digit of its data as input and as pixels."""
-    model = load_run_model(str(run), device="cpu")
-    data = tomllib.loads((run / "config.toml").read_text())["data"]["path"]
-    with np.load(data) as file:
-        pixels = file["x"][3]
-    return model, model.inputs(model.transform.pixels(Image.fromarray(pixels))[None]), pixels
-
-
-@torch.no_grad()
-def draw_patches(run: Path, out: Path) -> None:
-    """Draw an image, its patches in order, and the tokens that the model makes of them."""
-    model, inputs, pixels = digit(run)
-    net, size = model.net, model.net.config.patch_size[0]
-    rows, columns = net.config.grid
-    patches = [
-        pixels[r * size : (r + 1) * size, c * size : (c + 1) * size]
-        for r in range(rows)
-        for c in range(columns)
-    ]
-    tokens = net.embed(inputs)[0, net.config.num_prefix :].numpy()  # (P, D)
-    count = len(patches)
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 2.6))
-    axes = left.subplots()
-    picture(axes, pixels, f"{pixels.shape[1]} x {pixels.shape[0]} pixels", cmap="gray")
-    for edge in range(size, pixels.shape[0], size):
-        axes.axhline(edge - 0.5, color=ORANGE, linewidth=1.5)
-        axes.axvline(edge - 0.5, color=ORANGE, linewidth=1.5)
-    for index in range(count):
-        place = (index % columns * size - 0.4, index // columns * size - 0.1)
-        axes.annotate(str(index + 1), place, color=ORANGE, fontsize=8, va="center")
-    grid = right.add_gridspec(2, count, height_ratios=(1, 5))
-    for index, patch in enumerate(patches):
-        axes = right.add_subplot(grid[0, index])
-        picture(axes, patch, str(index + 1), cmap="gray", vmin=0, vmax=255)
-    axes = right.add_subplot(grid[1, :])
-    limit = float(np.abs(tokens).max())
-    axes.imshow(tokens.T, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axes.set_xticks(range(count), [str(i + 1) for i in range(count)], fontsize=8)
-    axes.set_xlabel("token", fontsize=9)
-    axes.set_ylabel(f"{tokens.shape[1]} values", fontsize=9)
-    axes.set_yticks([])
-    save(figure, out / "teach_patches.png")
+def draw_patches(runs: Path, out: Path) -> None:
+    """Draw how a digit and a drawn flower become tokens, as `vitft explain --patches` does."""
+    data = tomllib.loads((runs / "digits" / "config.toml").read_text())["data"]["path"]
+    digit = f"{data}/all/3/00003.bmp"
+    for name, run, path in (
+        ("teach_patches.png", runs / "digits", digit),
+        ("teach_flower_patches.png", runs / "first", chosen(runs / "first", "sunflower")),
+    ):
+        model = load_run_model(str(run), device="cpu")
+        view = model.transform.pixels(open_image(path))
+        png = patch_figure(model.net, model.inputs, view, Path(path).name)
+        few = Image.open(BytesIO(png)).convert("RGB").quantize(128)  # a fifth of the bytes
+        few.save(out / name, optimize=True)
 
 
 def draw_positions(run: Path, out: Path) -> None:
@@ -256,7 +228,7 @@ def main(runs: Path, out: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "vitft"
     out.mkdir(parents=True, exist_ok=True)
     draw_tutorials(out)
-    draw_patches(runs / "digits", out)
+    draw_patches(runs, out)
     draw_positions(runs / "digits", out)
     draw_scratch(runs, out)
     draw_attention(runs / "first", out)

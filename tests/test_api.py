@@ -109,6 +109,43 @@ def test_explain_depends_on_the_class(trained: Trained, image_folder: Path) -> N
         trained.explain(path, about="yellow")
 
 
+def test_the_methods_of_the_command_are_those_of_explain(
+    trained: Trained, image_folder: Path
+) -> None:
+    path = image_folder / "red" / "000.png"
+
+    rollout = trained.explain(path, method="rollout", fusion="max", size=100, legend=True)
+    head = trained.explain(path, method="attention", block=0, head=1)
+
+    assert (rollout.method, rollout.about, rollout.probability) == ("rollout", "", None)
+    assert rollout.width == 112
+    assert rollout.height > 112  # with a colour bar
+    assert head.size == (16, 16)
+    assert head.heat.shape == (4, 4)
+    assert head.heat.tolist() != trained.explain(path, method="attention").heat.tolist()
+    assert "Rollout." in rollout._repr_html_()
+    assert "method='rollout'" in repr(rollout)
+    assert trained.draw_patches(path).width > 1200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "rollot"}, "did you mean rollout"),
+        ({"method": "rollout", "about": "red"}, "--class has no effect with --method rollout"),
+        ({"block": 1}, "--block has no effect with --method relevance"),
+        ({"method": "attention", "block": 99}, "no block 99"),
+        ({"method": "attention", "layer": 1}, "unknown option 'layer'"),
+        ({"size": 0}, "invalid --size 0"),
+    ],
+)
+def test_wrong_options_of_explain_are_refused(
+    trained: Trained, image_folder: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        trained.explain(image_folder / "red" / "000.png", **options)
+
+
 def test_the_exif_orientation_is_applied(trained: Trained, tmp_path: Path) -> None:
     pixels = np.zeros((16, 24, 3), np.uint8)
     pixels[:, :12, 0] = 255

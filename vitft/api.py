@@ -8,8 +8,9 @@ signal handlers and the environment.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from PIL import Image
 from vitft.config.options import option_settings
 from vitft.config.request import requested_config
 from vitft.data.demo import demo_data
-from vitft.data.grey_levels import GreyRange, to_rgb
-from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes
+from vitft.data.images import read_bytes
+from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
-from vitft.explain.attribution import relevance_map
-from vitft.explain.heatmaps import overlay
+from vitft.explain.attribution import explain as explain_inputs
+from vitft.explain.attribution import scale_maps
+from vitft.explain.heatmaps import enlarged, overlay, with_legend
+from vitft.explain.method import MethodOptions, check_picture_side, chosen_method
 from vitft.explain.model import class_index
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
@@ -33,6 +36,7 @@ from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.system.errors import ImageError, UsageError
+from vitft.system.imports import require_extra
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
@@ -257,32 +261,71 @@ class Trained:
         ]
         return np.concatenate([np.empty((0, predictor.feature_size), np.float32), *parts])
 
-    def explain(self, image: Picture, *, about: str | None = None) -> Explanation:
-        """Return the preprocessed image overlaid with a relevance map for a class (default: top-1).
+    def explain(
+        self,
+        image: Picture,
+        *,
+        about: str | None = None,
+        method: str = "relevance",
+        size: int | None = None,
+        legend: bool = False,
+        **options: Unpack[MethodOptions],
+    ) -> Explanation:
+        """Return the preprocessed image overlaid with a map of what the model used.
 
-        The returned PIL image also stores the class and its probability.
+        The returned PIL image also stores the map and, for relevance, the class and its
+        probability.
+
+        Args:
+            image: The image (see `Picture`).
+            about: Name of the class to explain (default: the most probable one), for relevance.
+            method: `relevance`, `rollout` or `attention`, as in `vitft explain`.
+            size: Minimum length of the shorter side of the picture, in pixels. Default: the size
+                that the model receives.
+            legend: Whether to add a colour bar below the picture.
+            **options: Options of the method: `fusion` ("mean", "max" or "min") and `discard` (a
+                fraction), `block` and `head` (indices that count from 0).
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The class does not exist, the image has an unsupported type, the model is
-                an ONNX graph, or its structure does not support attribution maps.
-            RunError: The relevance is not finite.
+            UsageError: The class or the method does not exist, an option has no effect or is
+                invalid, the image has an unsupported type, the model is an ONNX graph, or its
+                structure does not support the method.
+            RunError: The values of the map are not finite.
         """
         predictor = self.require_torch("explanations")
-        if about is not None:
-            class_index(about, self.classes)
+        chosen = chosen_method(method, options, about=about)
+        check_picture_side(size)
+        target = None if about is None else torch.tensor([class_index(about, self.classes)])
         name = picture_name(0, image)
         view = self.view(name, image)
+        heat = explain_inputs(predictor.model, predictor.inputs(view[None]), chosen, target).values
+        picture = Image.fromarray(view) if size is None else enlarged(Image.fromarray(view), size)
+        blended = overlay(picture, scale_maps(heat)[0])
+        shown = with_legend(blended, chosen.name) if legend else blended
+        if chosen.name != "relevance":
+            return Explanation(shown, picture, chosen.name, heat[0])
         postprocess = replace(self.postprocess, top_k=len(self.classes))
         (answer,) = Pipeline(predictor, postprocess).predict_batch([LoadedImage(name, view)])
-        about = answer.classes[0] if about is None else about
-        target = torch.tensor([self.classes.index(about)])
-        heat = relevance_map(predictor.model, predictor.inputs(view[None]), target)[0]
-        picture, probability = (
-            Image.fromarray(view),
-            answer.probabilities[answer.classes.index(about)],
-        )
-        return Explanation(overlay(picture, heat), picture, about, probability)
+        explained = answer.classes[0] if about is None else about
+        probability = answer.probabilities[answer.classes.index(explained)]
+        return Explanation(shown, picture, chosen.name, heat[0], explained, probability)
+
+    def draw_patches(self, image: Picture) -> Image.Image:
+        """Return a figure of how the model cuts an image into patches and turns them into tokens.
+
+        Raises:
+            ImageError: The image is unusable.
+            UsageError: The image has an unsupported type, the model is an ONNX graph or a timm
+                model, or matplotlib is not installed.
+        """
+        predictor = self.require_torch("tokens")
+        require_extra("plots", feature="draw_patches")
+        from vitft.explain.patches import patch_figure
+
+        name = picture_name(0, image)
+        figure = patch_figure(predictor.model, predictor.inputs, self.view(name, image), name)
+        return Image.open(BytesIO(figure), formats=["PNG"])
 
     def require_torch(self, what: str) -> Predictor:
         """Return the engine, or raise a UsageError naming `what`, which ONNX graphs do not give."""
@@ -331,60 +374,6 @@ class Trained:
                 "tensor",
             )
         return self.engine.view_of(upright_rgb(picture, name, self.transform.grey_range))
-
-
-def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
-    """Convert a PIL image to RGB and apply its EXIF orientation.
-
-    Raises:
-        ImageError: The image was opened from a damaged file.
-    """
-    try:
-        picture.load()
-        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
-        rgb = to_rgb(picture, grey_range)
-        return rgb if turn is None else rgb.transpose(turn)
-    except DECODER_ERRORS as error:
-        raise ImageError(name, f"damaged image ({error})") from error
-
-
-def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
-    """Convert an image tensor, as described in `Picture`, to an array (H, W, 3) or (H, W).
-
-    Raises:
-        ImageError: A floating-point value is not between 0 and 1.
-    """
-    values = tensor.detach().cpu()
-    if values.ndim == 3 and values.shape[0] in (1, 3):
-        values = values.permute(1, 2, 0)
-    if values.ndim == 3 and values.shape[2] == 1:
-        values = values[:, :, 0]
-    if values.is_floating_point() and values.numel():
-        low, high = values.min().item(), values.max().item()
-        if not 0 <= low <= high <= 1:  # False for NaN
-            raise ImageError(
-                name,
-                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
-                "pass uint8 values, or floats from 0 to 1 without normalisation",
-            )
-        values = (values.float() * 255).round().to(torch.uint8)
-    return values.numpy()
-
-
-def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
-    """Convert a uint8 array (H, W, 3) or (H, W) to an image.
-
-    Raises:
-        ImageError: The array is empty, is not uint8, or has another shape.
-    """
-    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
-    if array.dtype != np.uint8 or not has_shape or not array.size:
-        raise ImageError(
-            name,
-            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image: "
-            "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
-        )
-    return Image.fromarray(array)
 
 
 def picture_name(index: int, picture: Picture) -> str:

@@ -260,6 +260,39 @@ def test_weights_without_a_head_show_their_attention(
     assert "relevance needs a model with classes" in capsys.readouterr().err
 
 
+def test_patches_and_tokens_are_drawn(
+    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("page.jpg").write_text("<html>")
+    good = str(image_folder / "red" / "000.png")
+
+    assert main(["explain", "--patches", "page.jpg", good, "--run", str(run), "--out", "a"]) == 3
+    weights = ["--weights", str(tiny_weights)]
+    assert main(["explain", "--patches", good, *weights, "--out", "b"]) == 0
+
+    assert files_in(Path("a")) == ["002-000-patches.png"]
+    assert files_in(Path("b")) == ["001-000-patches.png"]
+    with Image.open("a/002-000-patches.png", formats=["PNG"]) as figure:
+        assert figure.width > 1200
+    out = capsys.readouterr().out
+    assert "patches and tokens of 1 image written to a/" in out
+    assert "error: " in out
+
+
+def test_pictures_for_slides_are_larger_and_have_a_legend(run: Path, image_folder: Path) -> None:
+    command = ["explain", str(image_folder / "red" / "000.png"), "--run", str(run)]
+
+    assert main([*command, "--size", "500", "--out", "large"]) == 0
+    assert main([*command, "--size", "500", "--legend", "--out", "legend"]) == 0
+
+    with Image.open("large/001-000.png") as large, Image.open("legend/001-000.png") as legend:
+        assert large.size == (512, 512)  # 32 x 16 pixels
+        assert legend.width == 512
+        assert legend.crop((0, 0, 512, 512)).tobytes() == large.tobytes()
+        bar = np.asarray(legend)[512:, :, :].reshape(-1, 512, 3)[15].astype(int)
+        assert bar[20].sum() < bar[490].sum()  # from dark to bright
+
+
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
 def test_models_of_every_architecture_are_explained(
     tiny_config: ViTConfig,
@@ -309,6 +342,21 @@ def test_models_of_every_architecture_are_explained(
             ["x.png", "--method", "rollout", "--discard", "1"], "invalid --discard 1.0", id="1"
         ),
         pytest.param(["x.png", "--block", "1"], "--block has no effect", id="block"),
+        pytest.param(["--patches"], "no images given", id="patches of nothing"),
+        pytest.param(
+            ["x.png", "--patches", "--method", "rollout"],
+            "--method has no effect with --patches\n  fix: remove --method\n",
+            id="patches and method",
+        ),
+        pytest.param(["x.png", "--patches", "--model"], "--patches has no effect", id="two"),
+        pytest.param(
+            ["x.png", "--patches", "--size", "9"], "--size has no effect", id="size of a figure"
+        ),
+        pytest.param(
+            ["x.png", "--size", "0"], "invalid --size 0\n  fix: use an integer from 1", id="size"
+        ),
+        pytest.param(["x.png", "--size", "9999"], "invalid --size 9999", id="too large"),
+        pytest.param(["--model", "--legend"], "--legend has no effect with --model", id="legend"),
         pytest.param(["--model", "--arrays"], "--arrays has no effect with --model", id="model"),
         pytest.param(
             ["x.png", "--run", "a", "--weights", "b"],

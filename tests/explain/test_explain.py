@@ -33,8 +33,10 @@ from vitft.explain.model_figures import (
     patch_filters,
     position_similarity,
 )
+from vitft.explain.patches import patch_tokens
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.report.patch_plot import cut_patches, patches_png
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
@@ -433,3 +435,53 @@ def test_attention_distance_of_known_attention(prefix: dict[str, Any]) -> None:
 )
 def test_small_overlays_are_enlarged(size: tuple[int, int], shown: tuple[int, int]) -> None:
     assert enlarged(Image.new("RGB", size)).size == shown
+
+
+# patches and tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", SHAPES)
+def test_tokens_are_the_sum_of_projections_and_positions(options: dict[str, Any]) -> None:
+    model = random_model(**options)
+    pixels = images_for(model, 1)
+
+    parts = patch_tokens(model, pixels)
+
+    config = model.config
+    rows, columns = config.grid
+    assert parts.tokens.shape == (rows * columns, config.width)
+    with torch.no_grad():
+        embedded = model.embed(pixels)[0, config.num_prefix :].numpy()
+    assert parts.tokens == pytest.approx(embedded)
+    if parts.is_sum:
+        positions = 0 if parts.positions is None else parts.positions
+        assert parts.tokens == pytest.approx(parts.projections + positions, abs=1e-5)
+    view = np.zeros((*config.image_size, 3), np.uint8)
+    assert patches_png(view, parts, "x").startswith(b"\x89PNG")
+
+
+def test_a_projection_is_the_patch_times_the_matrix() -> None:
+    model = random_model()
+    pixels = images_for(model, 1)
+    config, matrix = model.config, model.patch_embed.proj.weight.detach().flatten(1)
+
+    parts = patch_tokens(model, pixels)
+
+    down, across = config.patch_size
+    second = pixels[0, :, :down, across : 2 * across].flatten()  # to the right of the first
+    bias = model.patch_embed.proj.bias
+    assert bias is not None
+    assert parts.is_linear
+    assert parts.projections[1] == pytest.approx(
+        (matrix @ second + bias).detach().numpy(), abs=1e-5
+    )
+
+
+def test_patches_are_cut_in_reading_order() -> None:
+    view = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+    patches = cut_patches(view, (2, 3))
+
+    assert patches.shape == (6, 2, 2, 3)
+    assert (patches[1] == view[:2, 2:4]).all()
+    assert (patches[3] == view[2:, :2]).all()

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.explain.method import FUSIONS, METHODS, Method
+from vitft.explain.method import (
+    FUSIONS,
+    METHOD_OPTIONS,
+    METHODS,
+    MIN_SIDE_PX,
+    Method,
+    check_picture_side,
+    chosen_method,
+)
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
@@ -62,6 +70,15 @@ def add_explain(parser: Parser) -> None:
         metavar="N",
         help="head for --method attention, counting from 0 (default: all)",
     )
+    add_picture_options(parser)
+    parser.add_argument(
+        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
+    )
+    parser.set_defaults(command=explain_command)
+
+
+def add_picture_options(parser: Parser) -> None:
+    """Add the options for what is drawn and where it is written."""
     parser.add_argument(
         "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
     )
@@ -75,9 +92,21 @@ def add_explain(parser: Parser) -> None:
         "explaining images",
     )
     parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
+        "--patches",
+        action="store_true",
+        help="draw how a ViT cuts each image into patches and turns them into tokens, instead of "
+        "explaining images",
     )
-    parser.set_defaults(command=explain_command)
+    parser.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="minimum length of the shorter side of the pictures, in pixels "
+        f"(default: {MIN_SIDE_PX})",
+    )
+    parser.add_argument(
+        "--legend", action="store_true", help="add a colour bar to each picture, e.g. for slides"
+    )
 
 
 def explain_command(args: argparse.Namespace) -> int:
@@ -107,6 +136,8 @@ def explain_command(args: argparse.Namespace) -> int:
     )
     if args.model:
         return draw_model(model, images, out)
+    if args.patches:
+        return draw_patches(model, images, out)
     return draw_images(model, method, images, out, args)
 
 
@@ -123,32 +154,33 @@ def choose_method(args: argparse.Namespace) -> Method:
         raise UsageError(
             "no images given", fix="pass files or folders, or use --model to plot the weights"
         )
-    name = Method(name=args.method or METHODS[0]).name
-    methods_of = {
-        "--class": (args.about, ("relevance",)),
-        "--fusion": (args.fusion, ("rollout", "attention")),
-        "--discard": (args.discard, ("rollout",)),
-        "--block": (args.block, ("attention",)),
-        "--head": (args.head, ("attention",)),
+    if args.model or args.patches:
+        check_figures(args)
+    check_picture_side(args.size)
+    options = {name: getattr(args, name) for name in METHOD_OPTIONS}
+    return chosen_method(args.method, options, about=args.about)
+
+
+def check_figures(args: argparse.Namespace) -> None:
+    """Check that --model or --patches is not combined with options that it does not use.
+
+    Raises:
+        UsageError: An option has no effect, or the extra for plots is not installed.
+    """
+    figure = "--model" if args.model else "--patches"
+    unused = {
+        "--patches": args.model and args.patches,
+        "--method": args.method is not None,
+        "--class": args.about is not None,
+        **{f"--{name}": getattr(args, name) is not None for name in METHOD_OPTIONS},
+        "--arrays": args.arrays,
+        "--size": args.size is not None,
+        "--legend": args.legend,
     }
-    if args.model:
-        unused = [option for option, (value, _) in methods_of.items() if value is not None]
-        unused += ["--method"] * (args.method is not None) + ["--arrays"] * args.arrays
-        if unused:
-            raise UsageError(f"{unused[0]} has no effect with --model", fix=f"remove {unused[0]}")
-        require_extra("plots", feature="vitft explain --model")
-    for option, (value, methods) in methods_of.items():
-        if value is not None and name not in methods:
-            raise UsageError(
-                f"{option} has no effect with --method {name}",
-                fix=f"remove it, or use --method {' or '.join(methods)}",
-            )
-    if args.fusion is not None and args.head is not None:
-        raise UsageError(
-            "--fusion combines all heads, but --head selects one", fix="use only one of them"
-        )
-    given = {k: getattr(args, k) for k in ("fusion", "discard", "block", "head")}
-    return Method(name=name, **{k: v for k, v in given.items() if v is not None})
+    for option, is_given in unused.items():
+        if is_given:
+            raise UsageError(f"{option} has no effect with {figure}", fix=f"remove {option}")
+    require_extra("plots", feature=f"vitft explain {figure}")
 
 
 def draw_images(
@@ -176,6 +208,8 @@ def draw_images(
         postprocess=postprocess,
         target=target,
         arrays=args.arrays,
+        size=args.size or MIN_SIDE_PX,
+        legend=args.legend,
     )
     rows, failed = [], 0
     with console.Progress("explaining", len(images)) as progress:
@@ -194,6 +228,23 @@ def draw_images(
         output.result(f"{method.name} maps of {number} written to {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
+    return 3 if failed else 0
+
+
+def draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
+    """Draw how each image becomes tokens, print a table and return the exit code."""
+    from vitft.explain.patches import write_patch_figures
+
+    rows, failed = [], 0
+    with console.Progress("drawing", len(images)) as progress:
+        for done in write_patch_figures(model, images, out):
+            failed += bool(done.error)
+            progress.advance()
+            rows.append((done.path, done.file.name if done.file else f"error: {done.error}"))
+    output.table(("path", "picture"), rows)
+    if failed < len(images):
+        number = count(len(images) - failed, "image")
+        output.result(f"patches and tokens of {number} written to {out}/")
     return 3 if failed else 0
 
 

@@ -14,8 +14,15 @@ from PIL import Image
 from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import attention_maps, explain, relevance_map, scale_maps
-from vitft.explain.heatmaps import enlarged, heads_sheet, overlay, png_bytes
-from vitft.explain.method import Method
+from vitft.explain.heatmaps import (
+    colour_bar,
+    enlarged,
+    heads_sheet,
+    overlay,
+    png_bytes,
+    with_legend,
+)
+from vitft.explain.method import MIN_SIDE_PX, Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
 from vitft.predict.engine import Engine
@@ -75,6 +82,10 @@ class Explainer:
     target: int | None = None
     """Index of the class to explain by relevance; None for the predicted class of each image."""
     arrays: bool = False
+    size: int = MIN_SIDE_PX
+    """Minimum length of the shorter side of a picture, in pixels."""
+    legend: bool = False
+    """Whether a picture has a colour bar below it."""
     tiles: list[SheetTile] = field(default_factory=list)
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
@@ -118,12 +129,13 @@ class Explainer:
         scores: Scores,
     ) -> ExplainedImage:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
-        stem = f"{number + 1:03}-{safe_stem(path)}"
+        stem = picture_stem(number, path)
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, scores)
-        picture = enlarged(Image.fromarray(pixels))
+        picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
-        self.write(file, png_bytes(blended))
+        shown = with_legend(blended, self.method.name) if self.legend else blended
+        self.write(file, png_bytes(shown))
         if len(self.tiles) < MAX_ON_SHEET:
             self.tiles.append(sheet_tile(picture, blended, result))
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
@@ -179,6 +191,7 @@ class Explainer:
             "model": self.model.name,
             "method": self.method.name,
             "meaning": what,
+            "bar": jpeg_uri(thumbnail_jpeg(colour_bar(), 256)),
             "tiles": self.tiles,
         }
         sheet = self.out / "sheet.html"
@@ -215,6 +228,11 @@ def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.fl
     patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
     return scale_maps(flat).reshape(*patches.shape[:2], *config.grid)
+
+
+def picture_stem(number: int, path: str) -> str:
+    """Return the beginning of the names of the files about an image, given its index and path."""
+    return f"{number + 1:03}-{safe_stem(path)}"
 
 
 def safe_stem(path: str) -> str:

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from vitft.explain.method import MIN_SIDE_PX
+
 BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
 TEXT_HEIGHT, SHEET_WIDTH = 24, 672
 """Height of a text line and intended width of an overview of attention heads, in pixels."""
@@ -16,8 +18,8 @@ COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
 )
-MIN_SIDE_PX = 224
-"""Minimum length of the shorter side of an overlay that is written as a file, in pixels."""
+PIXEL_SIDE_PX = 64
+"""Shorter side, in pixels, below which an enlarged image shows its pixels as squares."""
 OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
 """Opacity of the heat map where its value is 0 and where it is 1."""
 
@@ -38,15 +40,40 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     return Image.fromarray(blended.round().astype(np.uint8))
 
 
-def enlarged(image: Image.Image) -> Image.Image:
-    """Return an image enlarged by the smallest integer with which no side is below `MIN_SIDE_PX`.
+def enlarged(image: Image.Image, side_px: int = MIN_SIDE_PX) -> Image.Image:
+    """Return an image enlarged by the smallest integer with which no side is below `side_px`.
 
-    Its pixels become squares, so that an image of 8 x 8 pixels can be shown in class.
+    The pixels of a small image become squares, so that one of 8 x 8 pixels can be shown in class.
     """
-    factor = -(-MIN_SIDE_PX // min(image.size))
-    return image.resize(
-        (image.width * factor, image.height * factor), resample=Image.Resampling.NEAREST
-    )
+    factor = -(-side_px // min(image.size))
+    is_small = min(image.size) < PIXEL_SIDE_PX
+    resample = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
+    return image.resize((image.width * factor, image.height * factor), resample=resample)
+
+
+def with_legend(picture: Image.Image, name: str) -> Image.Image:
+    """Return a picture with a colour bar below it, from the lowest to the highest value of its map.
+
+    `name` is that of the values, in ASCII: Pillow's font has no other characters.
+    """
+    font_px = max(12, picture.width // 28)
+    font, margin = ImageFont.load_default(font_px), font_px // 2
+    result = Image.new("RGB", (picture.width, picture.height + 4 * margin + font_px), BACKGROUND)
+    result.paste(picture)
+    ramp = np.linspace(0, 1, picture.width - 2 * margin, dtype=np.float32)
+    bar = apply_colour_map(np.tile(ramp, (font_px, 1))).round().astype(np.uint8)
+    result.paste(Image.fromarray(bar), (margin, picture.height + margin))
+    canvas, top = ImageDraw.Draw(result), picture.height + 4 * margin + font_px - margin // 2
+    anchors = {"ls": margin, "ms": picture.width // 2, "rs": picture.width - margin}
+    for (anchor, x), text in zip(anchors.items(), ("lowest", name, "highest"), strict=True):
+        canvas.text((x, top), text, TEXT_COLOUR, font, anchor=anchor)
+    return result
+
+
+def colour_bar() -> Image.Image:
+    """Return the colours of the heat maps from 0 to 1, from left to right."""
+    colours = apply_colour_map(np.linspace(0, 1, 256, dtype=np.float32))
+    return Image.fromarray(np.tile(colours.round().astype(np.uint8), (12, 1, 1)))
 
 
 def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,14 +1,24 @@
 """Attribution methods of `vitft explain` and their options. Does not import torch."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any, TypedDict
 
 from vitft.system.errors import UsageError
 
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")
+METHOD_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "fusion": ("rollout", "attention"),
+    "discard": ("rollout",),
+    "block": ("attention",),
+    "head": ("attention",),
+}
+"""The methods on which each option has an effect."""
+MIN_SIDE_PX, MAX_SIDE_PX = 224, 4096
+"""Default of the minimum length of the shorter side of a picture, in pixels; its largest value."""
 OTHER_METHODS = {
     **dict.fromkeys(
         ("gradcam", "grad_cam", "cam", "lrp", "chefer", "gradient", "saliency"), "relevance"
@@ -44,6 +54,55 @@ class Method:
                 f"invalid --discard {self.discard}",
                 fix="use a number of at least 0 and less than 1, e.g. --discard 0.9",
             )
+
+
+class MethodOptions(TypedDict, total=False):
+    """Options of a method, by the names of the fields of `Method`."""
+
+    fusion: str
+    discard: float
+    block: int
+    head: int
+
+
+def chosen_method(
+    name: str | None, options: Mapping[str, Any], *, about: str | None = None
+) -> Method:
+    """Return the method with a name (default: relevance) and those options that are not None.
+
+    `about` is the name of the class to explain, which only relevance uses.
+
+    Raises:
+        UsageError: The method is unknown, an option is unknown, invalid or has no effect, or two
+            options contradict each other.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    method = Method(name=name or METHODS[0])
+    if unknown := [key for key in given if key not in METHOD_OPTIONS]:
+        raise UsageError(
+            f"unknown option {unknown[0]!r}", fix=f"use one of {', '.join(METHOD_OPTIONS)}"
+        )
+    used = {**METHOD_OPTIONS, "class": ("relevance",)}
+    for key in (*["class"] * (about is not None), *given):
+        if method.name not in used[key]:
+            raise UsageError(
+                f"--{key} has no effect with --method {method.name}",
+                fix=f"remove it, or use --method {' or '.join(used[key])}",
+            )
+    if "fusion" in given and "head" in given:
+        raise UsageError(
+            "--fusion combines all heads, but --head selects one", fix="use only one of them"
+        )
+    return replace(method, **given)
+
+
+def check_picture_side(side_px: int | None) -> None:
+    """Raise a UsageError unless a picture can have a shorter side of this length, or None."""
+    if side_px is not None and not 1 <= side_px <= MAX_SIDE_PX:
+        raise UsageError(
+            f"invalid --size {side_px}",
+            fix=f"use an integer from 1 to {MAX_SIDE_PX}, e.g. --size 800",
+        )
 
 
 def unknown_choice(kind: str, value: str, known: Sequence[str]) -> UsageError:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
@@ -65,18 +67,31 @@ class Predictions(list[Prediction]):
 
 
 class Explanation(Image.Image):
-    """A PIL image of a relevance map over a picture, with the class that the map explains."""
+    """A PIL image of a map over a picture, with the method and the values of the map.
+
+    For relevance, `about` is the class that the map explains, and `probability` its probability;
+    for other methods they are "" and None. `heat` contains the unscaled map (gh, gw).
+    """
 
     def __init__(
-        self, image: Image.Image, view: Image.Image, about: str, probability: float
+        self,
+        image: Image.Image,
+        view: Image.Image,
+        method: str,
+        heat: NDArray[np.float32],
+        about: str = "",
+        probability: float | None = None,
     ) -> None:
         super().__init__()
         self.__setstate__(image.__getstate__())
-        self.view, self.about, self.probability = view, about, probability
+        self.view, self.method, self.heat = view, method, heat
+        self.about, self.probability = about, probability
 
     def __repr__(self) -> str:
-        name = f"{self.about!r}, probability={self.probability:.3f}"
-        return f"Explanation(about={name}, size={self.width}x{self.height})"
+        size = f"size={self.width}x{self.height}"
+        if self.probability is None:
+            return f"Explanation(method={self.method!r}, {size})"
+        return f"Explanation(about={self.about!r}, probability={self.probability:.3f}, {size})"
 
     def _repr_html_(self) -> str:
         pictures = [data_uri(image, side=max(image.size)) for image in (self.view, self)]

@@ -1,0 +1,67 @@
+"""Conversion of PIL images, arrays and tensors to images in RGB. Does not import torch."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from vitft.data.grey_levels import GreyRange, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of
+from vitft.system.errors import ImageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
+    """Convert a PIL image to RGB and apply its EXIF orientation.
+
+    Raises:
+        ImageError: The image was opened from a damaged file.
+    """
+    try:
+        picture.load()
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
+        rgb = to_rgb(picture, grey_range)
+        return rgb if turn is None else rgb.transpose(turn)
+    except DECODER_ERRORS as error:
+        raise ImageError(name, f"damaged image ({error})") from error
+
+
+def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
+    """Convert an image tensor, as described in `api.Picture`, to an array (H, W, 3) or (H, W).
+
+    Raises:
+        ImageError: A floating-point value is not between 0 and 1.
+    """
+    values = tensor.detach().cpu()
+    if values.ndim == 3 and values.shape[0] in (1, 3):
+        values = values.permute(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if values.is_floating_point() and values.numel():
+        low, high = values.min().item(), values.max().item()
+        if not 0 <= low <= high <= 1:  # False for NaN
+            raise ImageError(
+                name,
+                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
+                "pass uint8 values, or floats from 0 to 1 without normalisation",
+            )
+        values = (values.float() * 255).round().byte()
+    return values.numpy()
+
+
+def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
+    """Convert a uint8 array (H, W, 3) or (H, W) to an image.
+
+    Raises:
+        ImageError: The array is empty, is not uint8, or has another shape.
+    """
+    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    if array.dtype != np.uint8 or not has_shape or not array.size:
+        raise ImageError(
+            name,
+            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image: "
+            "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
+        )
+    return Image.fromarray(array)
