@@ -244,6 +244,17 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
         pytest.param(["finetune", "--bach-size", "4"], "--batch-size", id="option"),
         pytest.param(["finetune", "--learning-rate", "1"], "--lr", id="another tool's name"),
         pytest.param(["finetune", "--gpu", "0"], "--device", id="gpu"),
+        pytest.param(["finetune", "--batch_size", "4"], "--batch-size", id="underscore"),
+        pytest.param(["finetune", "--num-epochs", "4"], "--epochs", id="number of epochs"),
+        pytest.param(["finetune", "--config", "a.toml"], "--recipe", id="config"),
+        pytest.param(["finetune", "--config=a.toml"], "--recipe", id="config with ="),
+        pytest.param(["finetune", "--model", "vit"], "--weights", id="model to train"),
+        pytest.param(["predict", "x", "--model", "runs/a"], "--run", id="model to use"),
+        pytest.param(["serve", "--checkpoint", "runs/a"], "--run", id="checkpoint"),
+        pytest.param(["compare", "a", "b", "--json"], "--format json", id="json"),
+        pytest.param(["predict", "x", "--output", "a.csv"], "--out", id="output"),
+        pytest.param(["finetune", "--output_dir", "a"], "--out", id="output folder"),
+        pytest.param(["export", "--json"], None, id="no such option"),
         pytest.param(["fintune"], "finetune", id="command"),
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
         pytest.param(["finetune", "--image-size", "9x9"], "--image-size 9", id="square"),
@@ -251,11 +262,12 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
     ],
 )
 def test_a_near_miss_is_suggested(
-    capsys: pytest.CaptureFixture[str], word: list[str], near: str
+    capsys: pytest.CaptureFixture[str], word: list[str], near: str | None
 ) -> None:
     main(word)
 
-    assert f"fix: use {near}\n" in capsys.readouterr().err
+    fix = f"use {near}" if near else f"run vitft {word[0]} --help for usage"
+    assert f"fix: {fix}\n" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_refused_before_torch_is_imported(image_folder: Path) -> None:

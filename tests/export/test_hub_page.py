@@ -108,7 +108,9 @@ def test_figures_of_another_head_are_named_as_such(tmp_path: Path) -> None:
     assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [
         ("accuracy", 0.4)
     ]
-    assert "were measured with the run's head, which reads several blocks" in card.text
+    left_out = "are left out: they were measured with the run's head, which reads several blocks"
+    assert left_out in card.text
+    assert "Confusion matrix" not in card.text
 
 
 def test_only_the_run_and_the_web_page_are_said_to_flag_images(tmp_path: Path) -> None:

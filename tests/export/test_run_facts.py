@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+import vitft
 from tests.support.export_run import make_run, tiny
+from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.export import export_run
 from vitft.export.plan import plan_export
@@ -57,6 +59,41 @@ def test_predict_knows_the_accuracy_and_the_age_of_the_run_that_was_exported(
     assert f"run run (exported): {FACTS}{rounded}, 3 days old" in said
 
 
+@pytest.mark.parametrize("form", ["timm", "onnx"])
+def test_the_rows_and_the_labels_of_an_export_name_its_run(
+    run: Path, exports: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    photo = run.parent / "photos" / "0" / "0.png"
+    assert main(["predict", str(photo), "--run", str(exports / form), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    model = vitft.load(exports / form, device="cpu")
+
+    with serving(model.engine, postprocess=model.postprocess) as client:
+        labels = client.ask("GET", "/labels").json
+        metrics = client.ask("GET", "/metrics").body.decode()
+
+    assert row["run"] == model.run.name == labels["run"] == "run"
+    assert 'run="run"' in metrics
+
+
+def test_the_export_of_an_unfinished_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_run(tmp_path)
+    environment = {"status": "interrupted", "device": "cpu", "precision": "fp32", "python": "3"}
+    environment |= {"system": "Linux", "ended": "2026-01-02T03:04:05+00:00"}
+    (made / "environment.json").write_text(json.dumps({**environment, "packages": {}}))
+
+    out = tmp_path / "out"
+    assert main(["export", "--safetensors", "--run", str(made), "--out", str(out)]) == 0
+
+    said = capsys.readouterr().err
+    assert "the run has not finished (status: interrupted)" in said
+    assert f"vitft finetune --resume {made}" in said
+    page = (out / "README.md").read_text()
+    assert "The run had not finished when it was exported (status: interrupted)." in page
+
+
 def test_the_second_graph_of_transformers_js_is_marked_as_rounded(
     run: Path, exports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +135,12 @@ def test_an_exported_head_has_its_own_accuracy(tmp_path: Path) -> None:
     assert facts["top1"] == pytest.approx(1 / 3)
     assert facts["top1_interval"] == pytest.approx(wilson_interval(2, 6))
     assert OnnxEngine(out / "onnx" / "model.onnx").facts["top1"] == 0.5
+    timm, onnx = ((out / form / "README.md").read_text() for form in ("timm", "onnx"))
+    assert "| recall | precision |" in onnx
+    for words in ("recall | precision", "Recall and precision", "recalls on the validation images"):
+        assert words not in timm
+    assert "| class | training images | validation images |\n|---|---:|---:|\n| blue | " in timm
+    assert "left out: they were measured with the run's head" in timm
 
 
 @pytest.mark.parametrize(
@@ -138,7 +181,7 @@ def test_each_format_is_logged_when_it_begins_and_ends(
         *["writing --torch-export"] * 2,
     ]
     (compared,) = (line for line in lines if line.startswith("comparing with the run: "))
-    assert compared.startswith("comparing with the run: 18/18 ")  # 6 images, 3 models
+    assert compared.startswith("comparing with the run: 6/6  ")  # the images
 
 
 @pytest.mark.parametrize("licence", ["", "mit"])

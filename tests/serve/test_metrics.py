@@ -1,7 +1,9 @@
 """Metrics of `vitft serve` for Prometheus."""
 
+import logging
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
@@ -9,7 +11,7 @@ from tests.serve.test_serve import make_predictor, png
 from tests.support.serving import Client, serving
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.run_info import RunInfo
-from vitft.serve.metrics import LATENCY_BOUNDS
+from vitft.serve.metrics import LATENCY_BOUNDS, request_log
 
 NAME = 'a "run"\\\n\udcff'
 LINE = re.compile(r'vitft_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(,\w+="(?:[^"\\\n]|\\.)*")*\})? [\d.e+-]+')
@@ -54,6 +56,31 @@ def test_requests_are_counted_by_path_and_status(client: Client) -> None:
     assert (found["vitft_queue_images"], found["vitft_queue_limit"]) == (0, 64)
     again = metrics(client)
     assert again['vitft_requests_total{path="/metrics",status="200"}'] == 1
+
+
+def test_each_request_has_a_line_in_the_access_log(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vitft"):
+        client.ask("GET", "/healthz")
+        assert not [r for r in caplog.records if r.name == request_log.name]
+
+    with caplog.at_level(logging.DEBUG, request_log.name):
+        client.post("/predict?top_k=1", png(0))
+        client.ask("GET", "/any/path?key=secret")
+        client.ask("GET", "/", host="evil.example")
+
+    lines = [r.getMessage() for r in caplog.records if r.name == request_log.name]
+    found = [re.fullmatch(r"(\S+) 127\.0\.0\.1 (\S+ \S+ \d+) ([\d.]+) ms", line) for line in lines]
+    assert [one[2] for one in found if one] == [
+        "POST /predict 200",
+        "GET /any/path 404",
+        "GET / 421",
+    ]
+    for one in found:
+        assert one is not None
+        assert datetime.fromisoformat(one[1]).tzinfo is not None
+        assert float(one[3]) > 0
 
 
 def test_the_histogram_is_cumulative_and_ends_with_all_requests(client: Client) -> None:

@@ -331,9 +331,21 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
             "not a file",
             id="a field",
         ),
-        pytest.param("?top_k=0", "image/png", png(0), 422, "top_k", id="no classes"),
-        pytest.param("?top_k=many", "image/png", png(0), 422, "top_k", id="no number"),
-        pytest.param("?top_k=%00%ff", "image/png", png(0), 422, "top_k", id="no text"),
+        pytest.param(
+            "?top_k=0",
+            "image/png",
+            png(0),
+            422,
+            "'0': use an integer of 1 or more",
+            id="no classes",
+        ),
+        pytest.param(
+            "?top_k=many", "image/png", png(0), 422, "invalid top_k 'many': use an", id="no number"
+        ),
+        pytest.param(
+            "?top_k=%00%ff", "image/png", png(0), 422, "\\ufffd': use an integer", id="no text"
+        ),
+        pytest.param("?top_k=99999", "image/png", png(0), 422, "of at most 10,000", id="too many"),
         pytest.param("?topk=1", "image/png", png(0), 422, "did you mean top_k?", id="misspelled"),
         pytest.param("?TOP-K=1", "image/png", png(0), 422, "mean top_k?", id="another spelling"),
         pytest.param("?classes=1", "image/png", png(0), 422, "route takes top_k", id="unknown"),

@@ -3,8 +3,10 @@
 import io
 import logging
 import sys
+import time
 
 import pytest
+from rich.console import Console
 
 from vitft.system import console
 
@@ -37,6 +39,41 @@ def test_progress_without_a_terminal_is_plain_lines(
     assert "left" in lines[0]
     assert "working: 4/4  loss 0.4" in lines[-1]
     assert all("\x1b" not in line for line in lines)
+
+
+def test_a_step_without_a_count_is_never_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.02)
+    with console.timed_step("tracing"):
+        time.sleep(0.2)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tracing"
+    assert "tracing: still running after 0 s" in lines[1:-1]
+    assert lines[-1].startswith("tracing: done in 0.")
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+    with pytest.raises(ZeroDivisionError), console.timed_step("tracing"):
+        1 / 0  # noqa: B018
+    assert "done" not in capsys.readouterr().err
+
+
+def test_a_step_without_a_count_spins_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=80, highlight=False)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+
+    with console.timed_step("writing [onnx]"):
+        time.sleep(0.3)
+
+    frames = [frame for frame in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if frame in shown.getvalue()]
+    assert len(frames) > 1
+    assert "writing [onnx]" in shown.getvalue()
+    assert "done in 0." in shown.getvalue()
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,17 @@ def test_an_unusable_device_is_refused(name: str) -> None:
         pick_device(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"), [("gpu", "--device cuda for the first"), ("banana", "auto, cpu, cuda, cuda:0")]
+)
+def test_an_unknown_device_is_refused_in_a_short_sentence(name: str, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        pick_device(name)
+
+    assert caught.value.problem == f"cannot use device '{name}': unknown name"
+    assert fix in caught.value.fix
+
+
 def test_a_single_thread_is_described_in_the_singular() -> None:
     with one_thread(when=True):
         assert describe_device(torch.device("cpu")).endswith(", 1 thread)")

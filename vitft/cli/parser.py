@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
@@ -10,6 +10,22 @@ from vitft.system.errors import UsageError
 
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
+
+
+FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "--config": ("--recipe",),
+    "--cfg": ("--recipe",),
+    "--json": ("--format json",),
+    "--csv": ("--format csv",),
+    "--model": ("--run", "--weights"),
+    "--checkpoint": ("--run", "--weights"),
+    "--ckpt": ("--run", "--weights"),
+    "--output-dir": ("--out",),
+    "--save-dir": ("--out",),
+    "--resume-from-checkpoint": ("--resume",),
+}
+"""Options of other tools, with the options of vitft that are suggested for them, if the command has
+one of these. Names of settings are in `config.names.ALIASES`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,8 +55,11 @@ class Parser(argparse.ArgumentParser):
         from vitft.config.names import find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
+        known, wrong = self.words() | {*choices}, wrong.partition("=")[0]
+        for other in FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
+            if other.split()[0] in known:
+                return other
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
-        known = self.words() | {*choices}
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
         near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
         usable = [flag for flag in aliases if flag in known]

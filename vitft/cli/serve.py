@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +69,11 @@ def add_serve(parser: Parser) -> None:
         metavar="N",
         help=f"maximum number of queued images (default: {ServeLimits().queue})",
     )
+    parser.add_argument(
+        "--access-log",
+        action="store_true",
+        help="print a line per request to stderr: time, client, method, path, status, duration",
+    )
     add_threshold_options(parser)
     parser.set_defaults(command=serve_command)
 
@@ -84,8 +90,11 @@ def serve_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.predict.open_engine import open_engine
         from vitft.predict.postprocess import Postprocess
+    from vitft.serve.metrics import request_log
     from vitft.serve.server import listen, make_server
 
+    if args.access_log:
+        request_log.setLevel(logging.DEBUG)
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
         threshold, thresholds = thresholds_of(args, checkpoint.parent, engine)

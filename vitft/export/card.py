@@ -50,7 +50,7 @@ from vitft.export.snippets import (
     timm_snippet,
     transformers_snippet,
 )
-from vitft.export.trained import TrainedRun, last_block_accuracy
+from vitft.export.trained import TrainedRun, last_block_accuracy, unfinished_status
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import Interval, RunResults
 from vitft.models.card import Card, Provenance
@@ -229,12 +229,17 @@ def limits_section(
 ) -> list[str]:
     """Return the lines about the intended use and the limits of the model."""
     names = [markdown_text(name) for name in trained.card.classes]
-    lines = [f"- {sentence}" for sentence in limits_of(trained.run, names, results)]
-    if last_block_accuracy(trained.card, results) is not None:
+    by_class = last_block_accuracy(trained.card, results) is None
+    sentences = limits_of(trained.run, names, results, by_class=by_class)
+    lines = [f"- {sentence}" for sentence in sentences]
+    if not by_class:
         lines.append(
-            "- The results by class, the confusions and the calibration were measured with the "
-            "run's head, which reads several blocks; the exported head reads only the last one."
+            "- Results by class, confusions and the calibration are left out: they were measured "
+            "with the run's head, which reads several blocks; the exported head reads only the "
+            "last one."
         )
+    if status := unfinished_status(trained.run):
+        lines.append(f"- The run had not finished when it was exported (status: {status}).")
     if is_rounded and results:
         lines.append(f"- {FLOAT_RESULTS}")
     return ["## Intended use and limits", "", *lines, ""]
@@ -246,7 +251,8 @@ def pictures_section(
     """Write the pictures of a hub page, and return the lines that show them."""
     lines: list[str] = []
     classes = trained.card.classes
-    matrix = confusion_png(classes, results) if plan.repo and results else None
+    is_own = last_block_accuracy(trained.card, results) is None
+    matrix = confusion_png(classes, results) if plan.repo and results and is_own else None
     if matrix is not None:
         write_atomically(folder / CONFUSION_FILE, matrix)
         numbers = " Each number is a count of images." if len(classes) <= MOST_LABELLED else ""
@@ -331,8 +337,10 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
 
 def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
     """Return the lines about the training data: its name, its size and a table of the classes."""
+    by_class = results is not None and last_block_accuracy(trained.card, results) is None
+    cells_shown = 4 if by_class else 2
     rows = [
-        " ".join(("|", markdown_text(name), "|", " | ".join(cells), "|"))
+        " ".join(("|", markdown_text(name), "|", " | ".join(cells[:cells_shown]), "|"))
         for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
     ]
     hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
@@ -343,10 +351,10 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
         "",
         f"{data_sentence(trained, markdown_text)} "
         "The images are not included. The classes are listed in the order of the model's outputs."
-        f"{' Recall and precision are those on the validation images.' if results else ''}",
+        f"{' Recall and precision are those on the validation images.' if by_class else ''}",
         "",
-        f"| {kind} | training images | validation images | recall | precision |",
-        "|---|---:|---:|---:|---:|",
+        f"| {kind} | training images | validation images |{' recall | precision |' * by_class}",
+        f"|---|{'---:|' * cells_shown}",
         *rows,
         *more,
         "",

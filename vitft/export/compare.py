@@ -91,7 +91,7 @@ def compare_exports(
         exports: Opened exports by name.
         samples: Images with their labels.
         sizes: Size of each export in bytes.
-        done: Function that is called with the number of images after each batch of each model.
+        done: Function that is called with the number of images after each batch.
 
     Raises:
         RunError: An export and the run have different class names.
@@ -105,7 +105,7 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         for name in order:
             predict_batch(models[name], batch, logs[name])
-            done(len(batch))
+        done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
     for name, model in exports.items():
         if model.classes != original.classes:

@@ -1,9 +1,7 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
-import contextlib
 import logging
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +26,13 @@ from vitft.export.trained import (
     comparison_images,
     load_trained,
     num_comparison_images,
+    unfinished_status,
 )
 from vitft.metrics.results import read_results
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
+from vitft.system.run_names import resume_command
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
 
@@ -119,7 +119,7 @@ def write_formats(
     sizes: dict[str, int] = {}
     for name, each in formats.items():
         folder = fresh if len(formats) == 1 else fresh / name
-        with timed_step(f"writing --{name}"):
+        with console.timed_step(f"writing --{name}"):
             with writing(folder):
                 folder.mkdir(exist_ok=True)
             each.write(each.source(trained), folder)
@@ -150,18 +150,9 @@ def compare_with(
         return []
     original = open_module(source.model, source.card, by="vitft")
     images = comparison_images(source, plan.images)
-    total = num_comparison_images(source, plan.images) * (1 + len(opened))
-    with console.Progress("comparing with the run", total, unit="predictions") as progress:
+    total = num_comparison_images(source, plan.images)
+    with console.Progress("comparing with the run", total) as progress:
         return compare_exports(original, opened, images, sizes, done=progress.advance)
-
-
-@contextlib.contextmanager
-def timed_step(label: str) -> Iterator[None]:
-    """Log the start of a step and, unless it fails, its duration."""
-    log.info(label)
-    started = time.monotonic()
-    yield
-    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
@@ -171,6 +162,11 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         RunError: Images resized by the graph differ too much from those resized by vitft.
     """
     notes = [row.cost for row in rows if row.cost]
+    if status := unfinished_status(trained.run):
+        notes.append(
+            f"the run has not finished (status: {status}); to export the finished model, run "
+            f"`{resume_command(trained.run)}` first"
+        )
     if any(each.reads_last_block for each in formats_of(plan, trained).values()):
         notes += last_block_note(trained)
     reason = timm_obstacle(trained.of_last_block.card)
@@ -183,7 +179,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         )
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
-        with timed_step("comparing the images that the graph resizes"):
+        with console.timed_step("comparing the images that the graph resizes"):
             found = view_difference(trained.card.transform, images, OPSET)
         notes.append(
             "images resized by the graph differ from those resized by vitft by at most "

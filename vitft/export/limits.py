@@ -41,13 +41,17 @@ def most_confused(results: RunResults) -> list[ClassPair]:
     return sorted(pairs, key=lambda pair: -pair.images)[:MOST_MENTIONED]
 
 
-def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> list[str]:
+def limits_of(
+    run: Path, names: Sequence[str], results: RunResults | None, *, by_class: bool = True
+) -> list[str]:
     """Return Markdown sentences about the intended use of the model and its limits.
 
     Args:
         run: Run directory.
         names: Class names, escaped for Markdown, in the order of the model's outputs.
         results: Results of the run, if there are any.
+        by_class: Whether the results by class, the confusions and the calibration are those of the
+            exported head; otherwise they are left out.
 
     Raises:
         RunError: A file of the run is damaged.
@@ -71,7 +75,8 @@ def limits_of(run: Path, names: Sequence[str], results: RunResults | None) -> li
     )
     if chance_level(results):
         return [*found, "The model is at chance level, so it should not be used."]
-    found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
+    if by_class:
+        found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
     return [*found, *data_problems(run)]
 
 

@@ -103,6 +103,13 @@ def with_run_facts(card: Card, run: Path) -> Card:
     return replace(card, run={**facts, "name": run.resolve().name})
 
 
+def unfinished_status(run: Path) -> str:
+    """Return the status of a run that has not finished, e.g. `interrupted`, otherwise ""."""
+    environment = environment_of(run)
+    status = environment["status"] if environment else "finished"
+    return "" if status == "finished" else status
+
+
 def read_head_results(run: Path, card: Card) -> RunResults | None:
     """Return the results of a run, or None if it has none.
 

@@ -33,7 +33,8 @@ class RunInfo:
     """Facts about a run."""
 
     name: str
-    """Name of the run directory or checkpoint, or `hf:owner/name`."""
+    """Name of the run that produced the model; of an export, that of the exported run. If it is
+    unknown, the name of the folder, checkpoint or repository (`hf:owner/name`)."""
     classes: int
     """Number of classes."""
     top1: float | None
@@ -60,8 +61,8 @@ class RunInfo:
     models, or if unknown."""
     mean_ap_interval: Interval | None = None
     """95% interval of `mean_ap`; None if unknown."""
-    exported_from: str = ""
-    """Name of the run that was exported to this model; empty for a run directory."""
+    is_export: bool = False
+    """Whether the model is an export that names its run."""
     is_file_age: bool = False
     """Whether the end of the run is unknown and `trained_at` is the time of the file instead."""
     status: str = ""
@@ -89,8 +90,9 @@ class RunInfo:
         facts = {**facts, **facts_of_run(environment, results)}
         status = environment["status"] if environment else "finished"
         ended = seconds_since_1970(facts.get("ended", ""))
+        origin = carried.get("name", "") if carried else ""
         return cls(
-            name=run_name(run, checkpoint),
+            name=origin or run_name(run, checkpoint),
             classes=classes,
             top1=facts.get("top1"),
             images=facts.get("images", 0),
@@ -102,7 +104,7 @@ class RunInfo:
             weights=str((settings or {}).get("weights", {}).get("name", "")),
             mean_ap=facts.get("mean_ap"),
             mean_ap_interval=facts.get("mean_ap_interval"),
-            exported_from=carried.get("name", "") if carried else "",
+            is_export=bool(origin),
             is_file_age=ended is None,
             status="" if status == "finished" else status,
             rounded=facts.get("rounded", False),
@@ -124,7 +126,7 @@ class RunInfo:
             accuracy = (
                 f"mean average precision {percent(self.mean_ap)}{bounds and f' ({bounds})'} {on}"
             )
-        name = f"{self.exported_from} (exported)" if self.exported_from else self.name
+        name = f"{self.name} (exported)" if self.is_export else self.name
         old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"
         chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
         unfinished = f"; the run has not finished (status: {self.status})" if self.status else ""

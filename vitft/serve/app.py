@@ -3,7 +3,7 @@
 import asyncio
 import http
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from difflib import get_close_matches
@@ -252,6 +252,16 @@ async def check_parameters(request: Request) -> None:
             raise HTTPException(422, f"the query parameter {name} is given more than once")
 
 
+def parameter_error(error: Mapping[str, Any]) -> str:
+    """Return a sentence about a missing or invalid query parameter, given pydantic's error."""
+    name, bounds = error["loc"][-1], error.get("ctx", {})
+    if error["type"] == "missing":
+        return f"the query parameter {name} is missing"
+    fix = "use an integer" if "ge" not in bounds else f"use an integer of {bounds['ge']:,} or more"
+    fix = f"use an integer of at most {bounds['le']:,}" if "le" in bounds else fix
+    return f"invalid {name} {str(error['input'])[:50]!a}: {fix}"
+
+
 def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
     """Return the ASGI application, which runs the queue during its lifespan."""
 
@@ -355,7 +365,7 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
     async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return JsonResponse(422, {"error": f"{first['loc'][-1]}: {first['msg']}"})
+        return JsonResponse(422, {"error": parameter_error(first)})
 
     async def queue_full(_: Request, __: Exception) -> Response:
         return JsonResponse(503, {"error": "the queue is full; try again"}, RETRY_SOON)

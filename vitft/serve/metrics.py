@@ -1,4 +1,4 @@
-"""Metrics of the server in the text format of Prometheus, for `GET /metrics`.
+"""Metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log.
 
 All counters change in the event loop, so they need no lock. Requests that are refused before their
 headers are complete are not counted.
@@ -6,9 +6,11 @@ headers are complete are not counted.
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/, text format 0.0.4.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from importlib.metadata import version
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +22,10 @@ LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the buckets of the latency histogram, in seconds."""
 OTHER = "other"
 """Label of all paths without a route, so that requests cannot create new labels."""
+
+
+request_log = logging.getLogger("vitft.serve.requests")
+"""Logger of the access log, with one record of level DEBUG per request."""
 
 
 class ServerMetrics:
@@ -87,7 +93,7 @@ def label_value(text: str) -> str:
 
 
 class MetricsMiddleware:
-    """ASGI middleware that counts every request, including those that are refused."""
+    """ASGI middleware that counts and logs every request, including those that are refused."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self.app, self.metrics = app, metrics
@@ -107,4 +113,17 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, watch)
         finally:
-            self.metrics.add(scope["path"], status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.metrics.add(scope["path"], status, seconds)
+            if request_log.isEnabledFor(logging.DEBUG):
+                request_log.debug(access_line(scope, status, seconds))
+
+
+def access_line(scope: Scope, status: int, seconds: float) -> str:
+    """Return a line of the access log: time, client, method, path without query, status, duration.
+
+    Uvicorn's own access log has neither the time nor the duration.
+    """
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    client = (scope.get("client") or ("-",))[0]
+    return f"{now} {client} {scope['method']} {scope['path']} {status} {1000 * seconds:.1f} ms"

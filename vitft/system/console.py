@@ -7,8 +7,10 @@ Results are printed by `vitft.cli.output`.
 import contextlib
 import logging
 import sys
+import threading
 import time
 import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from vitft.system.redaction import redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,48 @@ def shows_notes() -> bool:
 def is_shown() -> bool:
     """Return whether `show_log` has been called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
+
+
+@contextlib.contextmanager
+def timed_step(label: str) -> Iterator[None]:
+    """Show that a step without a count is running, and log its duration unless it fails.
+
+    A terminal shows a spinner with the seconds so far. Otherwise, the start of the step is logged,
+    and then a line every `PLAIN_INTERVAL_S` seconds.
+    """
+    started, ended = time.monotonic(), threading.Event()
+
+    def seconds() -> float:
+        return time.monotonic() - started
+
+    def report() -> None:
+        while not ended.wait(PLAIN_INTERVAL_S):
+            log.info(f"{label}: still running after {seconds():.0f} s")
+
+    if shows_notes() and sys.stderr is not None and sys.stderr.isatty():
+        shown: contextlib.AbstractContextManager[object] = spinner(label)
+    else:
+        log.info(label)
+        threading.Thread(target=report, daemon=True).start()
+        shown = contextlib.nullcontext()
+    try:
+        with shown:
+            yield
+    finally:
+        ended.set()
+    log.info(f"{label}: done in {seconds():.1f} s")
+
+
+def spinner(label: str) -> "Bar":
+    """Return a context manager that shows a spinner, a text and the seconds so far on stderr."""
+    from rich.markup import escape
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    bar = Bar(*columns, console=stderr(), transient=True)
+    bar.add_task(escape(label), total=None)
+    return bar
 
 
 class Progress:

@@ -14,6 +14,21 @@ from vitft.system.errors import UsageError
 from vitft.system.text import count
 
 
+def named_device(name: str) -> torch.device:
+    """Return torch's device with a given name.
+
+    Raises:
+        UsageError: torch does not know the name.
+    """
+    try:
+        return torch.device(name)
+    except RuntimeError as error:  # torch lists all types that it was ever built for
+        fix = "use --device auto, cpu, cuda, cuda:0 or mps"
+        if name.lower().startswith(("gpu", "nvidia")):
+            fix = "use --device cuda for the first NVIDIA GPU, or mps for that of a Mac"
+        raise UsageError(f"cannot use device {name!r}: unknown name", fix=fix) from error
+
+
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
     """Return the device with a given name.
 
@@ -28,7 +43,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
             return torch.device("cuda", number)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        device = torch.device(wanted)
+        device = named_device(wanted)
         if device.type not in ("cpu", "cuda", "mps"):
             raise RuntimeError("vitft supports cpu, cuda and mps")
         torch.empty(0, device=device)
