@@ -15,7 +15,15 @@ from vitft.features.head import (
     solve_head,
     weakest_classes,
 )
-from vitft.features.logistic import Standardizer, class_balanced_weights, solve_logistic
+from vitft.features.logistic import (
+    HeadObjective,
+    Problem,
+    Standardizer,
+    add_in_pairs,
+    class_balanced_weights,
+    solve_logistic,
+)
+from vitft.training.distributed import ProcessGroup
 
 
 def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -235,3 +243,52 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
     ]
     perfect = weakest_classes(torch.eye(2)[[0, 1]], torch.tensor([0, 1]), ["a", "b"])
     assert [weak["taken_for"] for weak in perfect] == [None, None]
+
+
+class OneAfterAnother:
+    """Processes that sum over the rows of one matrix, played by one process."""
+
+    def __init__(self, size: int, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> None:
+        self.size, self.rows, self.others = size, (x, y, weights), list[HeadObjective]()
+
+    def start(self, problem: Problem) -> None:
+        x, y, weights = self.rows
+        for rank in range(1, self.size):
+            own = ProcessGroup(rank, self.size).indices(len(x), logistic.CHUNK_ROWS, rank)
+            self.others.append(problem.objective(x[own], y[own], weights[:, own]))
+
+    def sums(self, objective: HeadObjective, flat: torch.Tensor) -> list[torch.Tensor]:
+        parts = [one.sums(flat) for one in (objective, *self.others)]
+        return [add_in_pairs(terms) for terms in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("several_labels", [False, True])
+@pytest.mark.parametrize("rows", [40, 50, 300, 333])
+def test_one_two_and_four_processes_solve_the_same_head(
+    rows: int, several_labels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logistic, "CHUNK_ROWS", 50)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(rows) % 3
+    x = 5 + torch.randn(rows, 8, generator=generator) + y[:, None] * torch.arange(8.0) / 8
+    weights = torch.rand(1, rows, generator=generator)
+    y = torch.stack([y == 0, y > 0], dim=1).float() if several_labels else y
+
+    def head(size: int) -> torch.Tensor:
+        sharing = OneAfterAnother(size, x, y, weights)
+        return solve_logistic(
+            x,
+            y,
+            weights,
+            classes=2 if several_labels else 3,
+            l2=(0.1, 0.01) if several_labels else 0.01,
+            standardizer=Standardizer.fit(x),
+            sharing=None if size == 1 else sharing,
+        )
+
+    alone = head(1)
+
+    assert torch.equal(head(2), alone)
+    assert torch.equal(head(4), alone)
+    for size in (3, 8):  # other sums of the same numbers, until the gradient is below 1e-6
+        torch.testing.assert_close(head(size), alone, atol=1e-4, rtol=0)

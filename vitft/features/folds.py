@@ -4,7 +4,7 @@ Notation: n images, C labels; the targets `y` are class indices (n,) or, for mul
 1 for each label (n, C).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +54,28 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
         return torch.arange(len(y))
     fold_id = stratified_folds(y, -(-len(y) // most), seed)
     return torch.nonzero(fold_id == 0).flatten()
+
+
+class SampledRows(NamedTuple):
+    """A stratified sample of images, with all of their views."""
+
+    rows: Tensor  # row indices of all views
+    first: Tensor  # targets of the images, (n,) or (n, C)
+    groups: Tensor | None  # group numbers (n,), shared by near-duplicates
+
+
+def sample_rows(
+    y: Tensor, most: int, *, views: int, groups: Tensor | None, seed: int
+) -> SampledRows:
+    """Return a stratified sample of at most `most` images.
+
+    `y` consists of `views` blocks of targets, one block for each view of the same images.
+    `groups` has one number per image.
+    """
+    images = len(y) // views
+    subset = stratified_subset(y[:images], most, seed)
+    rows = torch.cat([subset + v * images for v in range(views)])
+    return SampledRows(rows, y[subset], None if groups is None else groups[subset])
 
 
 def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from vitft.features.discriminant import solve_discriminant
-from vitft.features.folds import stratified_folds, stratified_subset
+from vitft.features.folds import sample_rows, stratified_folds, stratified_subset
 from vitft.features.logistic import (
+    Sharing,
     Standardizer,
     class_balanced_weights,
     held_out_logits,
     is_large,
     rough_fit,
+    sample_weights,
     solve_logistic,
 )
 from vitft.features.mixture import HeadMethod, choose_head_method
@@ -243,28 +245,6 @@ def weakest_labels(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Weak
     return sorted(found, key=lambda weak: weak["recall"])[:3]
 
 
-class SampledRows(NamedTuple):
-    """A stratified sample of images, with all of their views."""
-
-    rows: Tensor  # row indices of all views
-    first: Tensor  # targets of the images, (n,) or (n, C)
-    groups: Tensor | None  # group numbers (n,), shared by near-duplicates
-
-
-def sample_rows(
-    y: Tensor, most: int, *, views: int, groups: Tensor | None, seed: int
-) -> SampledRows:
-    """Return a stratified sample of at most `most` images.
-
-    `y` consists of `views` blocks of targets, one block for each view of the same images.
-    `groups` has one number per image.
-    """
-    images = len(y) // views
-    subset = stratified_subset(y[:images], most, seed)
-    rows = torch.cat([subset + v * images for v in range(views)])
-    return SampledRows(rows, y[subset], None if groups is None else groups[subset])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
     """Linear layer on raw features, with the scores that determined how it was fitted."""
@@ -299,13 +279,13 @@ def solve_head(
     views: int = 1,
     groups: Tensor | None = None,
     read: int | None = None,
+    sharing: Sharing | None = None,
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D).
 
     The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
-    number in `groups` (n / views,).
-
+    number in `groups` (n / views,). `sharing` helps to fit a large matrix (see `fit_logistic`).
     `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty;
     with too few images per class, `DEFAULT_L2` is used.
 
@@ -313,10 +293,9 @@ def solve_head(
     columns, cross-validation also chooses which blocks the head reads; with too few images per
     class, it reads only the last block.
     """
-    weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
+    weights = sample_weights(y, classes, balanced=balanced)[None]
     read = read or x.shape[1]
-    leading, standardizer = x[:, :read], Standardizer.fit(x)
-    path: list[PenaltyScore] = []
+    leading, standardizer, path = x[:, :read], Standardizer.fit(x), list[PenaltyScore]()
     images, some = len(y) // views, sample_rows(y, CV_IMAGES, views=views, groups=groups, seed=seed)
     if l2 == 0 and len(some.first) < min(images, CV_FOLDS * classes):
         l2 = DEFAULT_L2
@@ -335,8 +314,7 @@ def solve_head(
             groups=some.groups,
         )
     method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
-    most = min(METHOD_IMAGES, CV_IMAGES)
-    some = sample_rows(y, most, views=views, groups=groups, seed=seed)
+    some = sample_rows(y, min(METHOD_IMAGES, CV_IMAGES), views=views, groups=groups, seed=seed)
     if read < x.shape[1] and len(some.first) >= min(images, CV_FOLDS * classes):
         fold_id = stratified_folds(some.first, CV_FOLDS, seed, some.groups)
         kept = training_weights(fold_id, weights[:, some.rows], views)
@@ -344,7 +322,9 @@ def solve_head(
         method, candidates = choose_head_method(
             scaled, y[some.rows], kept, fold_id, classes=classes, l2=l2, read=read
         )
-    head, last = fit_by_method(x, y, weights, standardizer, classes=classes, method=method)
+    head, last = fit_by_method(
+        x, y, weights, standardizer, classes=classes, method=method, sharing=sharing
+    )
     return SolvedHead(
         weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
     )
@@ -360,7 +340,7 @@ def solve_by_method(
     Returns:
         The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
-    weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
+    weights = sample_weights(y, classes, balanced=balanced)[None]
     return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
 
 
@@ -372,6 +352,7 @@ def fit_by_method(
     *,
     classes: int,
     method: HeadMethod,
+    sharing: Sharing | None = None,
 ) -> tuple[LinearHead, LinearHead]:
     """Fit a head to raw features (n, D), and a head that reads only the last block.
 
@@ -381,7 +362,9 @@ def fit_by_method(
         The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
     leading = standardizer.leading(method.read)
-    logistic = fit_logistic(x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2)
+    logistic = fit_logistic(
+        x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2, sharing=sharing
+    )
     last = leading.unscale_head(logistic)
     if not method.reads_several:
         return last, last
@@ -399,14 +382,16 @@ def fit_logistic(
     *,
     classes: int,
     l2: "float | tuple[float, ...]",
+    sharing: Sharing | None = None,
 ) -> Tensor:
     """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).
 
-    `weights` (1, n) contains the sample weights.
+    `weights` (1, n) contains the sample weights. With `sharing`, other processes help to sum over
+    the rows if there are so many that the matrix is read in chunks.
     """
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
     if is_large(x):  # read in place, leaving memory-mapped features on disk
-        return fit(x, standardizer=standardizer)[0]
+        return fit(x, standardizer=standardizer, sharing=sharing)[0]
     scaled = standardizer(x)
     rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
     exact = scaled.double() if x.numel() <= FLOAT64_VALUES else scaled

@@ -12,8 +12,9 @@ Notation: n images, D feature dimensions, C classes or labels, K problems; the f
 """
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ LARGE_VALUES = 10**8
 CHUNK_ROWS = 16_384
 SINGLE_THREAD_COST = 10**8
 """Number of multiplications per step below which one thread is faster than two."""
+PARTIAL_SUMS = 4
+"""Number of partial sums over chunks. They are added up in pairs, so that 1, 2 or 4 processes, each
+of which computes its own partial sums, get the same bits."""
 
 
 def is_large(x: Tensor) -> bool:
@@ -76,97 +80,151 @@ class Standardizer:
         return raw, bias - raw @ self.mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEntropyObjective:
-    """Weighted mean cross-entropy plus l2/2 |W|^2, with gradient, for each of K linear heads."""
+class Sharing(Protocol):
+    """Processes that sum over the rows of a large feature matrix together."""
 
+    @property
+    def size(self) -> int:
+        """Number of processes; each one is assigned every `size`-th chunk of `CHUNK_ROWS` rows."""
+
+    def start(self, problem: "Problem") -> None:
+        """Announce the problem to the other processes."""
+
+    def sums(self, objective: "HeadObjective", flat: Tensor) -> Sequence[Tensor]:
+        """Return `objective.sums(flat)`, summed over all processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Settings of K problems that do not depend on the rows."""
+
+    classes: int
+    l2: "float | tuple[float, ...]"
+    """One penalty or, for multi-label data, also one for each label."""
+    total_weight: Tensor
+    """Sum of the sample weights of each problem, (K, 1)."""
+    standardizer: Standardizer | None
+    """Scaling applied to each chunk of features as it is read; None if they are already
+    standardised."""
+    processes: int = 1
+
+    def objective(
+        self, x: Tensor, y: Tensor, sample_weight: Tensor, *, stride: int = 1
+    ) -> "HeadObjective":
+        """Return the objective of every `stride`-th chunk of rows, given weights (K, n)."""
+        kind = CrossEntropyObjective if y.ndim == 1 else LabelsObjective
+        weights = (sample_weight / self.total_weight).to(x.dtype)
+        return kind(problem=self, x=x, y=y, weights=weights, stride=stride)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadObjective:
+    """Penalised mean loss of K linear heads, with gradient, as sums over chunks of rows."""
+
+    problem: Problem
     x: Tensor
     y: Tensor
     weights: Tensor
-    """Weight of each image in each problem, (K, n); each row sums to 1."""
-    classes: int
-    l2: float
-    standardizer: Standardizer | None
-    """Scaling applied to each chunk of `x` as it is read; None if `x` is already standardised."""
+    """Weight of each image in each problem, (K, n); each row of all processes sums to 1."""
+    stride: int = 1
+    """Only every `stride`-th chunk is summed."""
+    sharing: Sharing | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Shape of the heads: (K, C, D + 1), with biases in the last column."""
-        return len(self.weights), self.classes, self.x.shape[1] + 1
+        return len(self.weights), self.problem.classes, self.x.shape[1] + 1
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values (K,) and gradients (K, C * (D + 1)) as float64 on the CPU."""
-        problems, width = self.shape[0], self.x.shape[1]
-        head = flat.view(self.shape).to(self.x)
-        weight, bias = head[..., :-1], head[..., -1]  # (K, C, D), (K, C)
-        matrix = weight.reshape(problems * self.classes, width)
-        slope = torch.zeros_like(matrix)
-        slope_bias = torch.zeros_like(bias)
-        loss = torch.zeros(problems, dtype=torch.float64)
-        for begin in range(0, len(self.x), CHUNK_ROWS):
-            part = slice(begin, begin + CHUNK_ROWS)
-            x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
-            logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
-            log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
-            target = self.y[None, None, part].expand(problems, 1, -1)
-            picked = log_probabilities.gather(1, target)[:, 0]  # (K, n)
-            loss -= (picked * self.weights[:, part]).sum(dim=1).double().cpu()
-            error = log_probabilities.exp_()
-            error.scatter_add_(1, target, error.new_full((1,), -1.0).expand(target.shape))
-            error *= self.weights[:, None, part]
-            slope += error.flatten(0, 1) @ x
-            slope_bias += error.sum(dim=2)
-        loss += 0.5 * self.l2 * weight.square().sum(dim=(1, 2)).double().cpu()
-        gradient = torch.cat(
-            [slope.view_as(weight) + self.l2 * weight, slope_bias[..., None]], dim=-1
+        """Return the values and gradients as float64 on the CPU, in the shape of `flat`."""
+        loss, slope, slope_bias = (
+            self.sums(flat) if self.sharing is None else self.sharing.sums(self, flat)
         )
-        return loss, gradient.double().cpu().flatten(1)
+        head = flat.to(self.x).view(-1, self.x.shape[1] + 1).cpu()  # (K * C, D + 1)
+        weight, l2 = head[:, :-1], torch.as_tensor(self.problem.l2).to(head)
+        l2 = l2.expand(self.problem.classes).repeat(len(self.weights))  # (K * C,)
+        penalty = (0.5 * l2 * weight.square().sum(dim=1)).double()
+        slope = slope.to(head) + l2[:, None] * weight
+        gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
+        return loss + penalty.view(len(loss), -1).sum(dim=1), gradient.view_as(flat)
+
+    def sums(self, flat: Tensor) -> list[Tensor]:
+        """Return the loss, gradient of the weights and of the biases, without the penalty.
+
+        The shapes are (K,) or, for multi-label data, (K * C,); (K * C, D); and (K * C,). The sums
+        are float64 on the CPU.
+        """
+        head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
+        standardizer, step = self.problem.standardizer, CHUNK_ROWS * self.stride
+        found: list[list[Tensor]] = []
+        count = max(1, PARTIAL_SUMS // self.problem.processes)
+        for number, begin in enumerate(range(0, max(1, len(self.x)), step)):
+            part = slice(begin, begin + CHUNK_ROWS)
+            x = self.x[part] if standardizer is None else standardizer(self.x[part])
+            terms = [term.cpu().double() for term in self.terms(head, x, part)]
+            if number < count:
+                found.append(terms)
+            else:
+                for total, term in zip(found[number % count], terms, strict=True):
+                    total += term
+        return [add_in_pairs(terms) for terms in zip(*found, strict=True)]
+
+    def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over one chunk, given its standardised features `x`."""
+        raise NotImplementedError
+
+
+def add_in_pairs(terms: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors: each of the first half plus one of the second, and so on."""
+    while len(terms) > 1:
+        half = -(-len(terms) // 2)
+        terms = [
+            one + terms[i + half] if i + half < len(terms) else one
+            for i, one in enumerate(terms[:half])
+        ]
+    return terms[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsObjective:
+class CrossEntropyObjective(HeadObjective):
+    """Weighted mean cross-entropy plus l2/2 |W|^2, with gradient, for each of K linear heads.
+
+    Points are (K, C * (D + 1)), and values (K,).
+    """
+
+    def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over one chunk of the loss (K,) and its gradients."""
+        problems, classes, _ = self.shape
+        weights = self.weights[:, part]
+        # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
+        logits = (head[:, :-1] @ x.T).add_(head[:, -1:])  # (K * C, n)
+        log_probabilities = logits.unflatten(0, (problems, classes)).log_softmax(dim=1)
+        target = self.y[None, None, part].expand(problems, 1, -1)
+        picked = log_probabilities.gather(1, target)[:, 0]  # (K, n)
+        loss = -(picked * weights).sum(dim=1)
+        error = log_probabilities.exp_()
+        error.scatter_add_(1, target, error.new_full((1,), -1.0).expand(target.shape))
+        error *= weights[:, None]
+        return loss, error.flatten(0, 1) @ x, error.sum(dim=2).flatten()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsObjective(HeadObjective):
     """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K * C heads.
 
     The heads of a problem, one for each label, are independent functions of their own weights.
+    Points are (K * C, D + 1), and values (K * C,).
     """
 
-    x: Tensor
-    y: Tensor
-    weights: Tensor
-    """Weight of each image in each problem, (K, n); each row sums to 1."""
-    classes: int
-    l2: "float | tuple[float, ...]"
-    """One penalty for all labels, or one for each label."""
-    standardizer: Standardizer | None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the heads: (K, C, D + 1), with biases in the last column."""
-        return len(self.weights), self.classes, self.x.shape[1] + 1
-
-    def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values (K * C,) and gradients (K * C, D + 1) as float64 on the CPU."""
-        problems = self.shape[0]
-        head = flat.to(self.x)
-        matrix, bias = head[:, :-1], head[:, -1]
-        l2 = torch.as_tensor(self.l2).to(head).expand(self.classes).repeat(problems)  # (K * C,)
-        slope, slope_bias = torch.zeros_like(matrix), torch.zeros_like(bias)
-        loss = torch.zeros(len(flat), dtype=torch.float64)
-        for begin in range(0, len(self.x), CHUNK_ROWS):
-            part = slice(begin, begin + CHUNK_ROWS)
-            x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            logits = matrix @ x.T + bias[:, None]  # (K * C, n)
-            target = self.y[part].to(head).T.repeat(problems, 1)
-            weights = self.weights[:, part].repeat_interleave(self.classes, dim=0)
-            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-            loss += (losses * weights).sum(dim=1).double().cpu()
-            error = (logits.sigmoid() - target) * weights
-            slope += error @ x
-            slope_bias += error.sum(dim=1)
-        loss += 0.5 * (l2 * matrix.square().sum(dim=1)).double().cpu()
-        gradient = torch.cat([slope + l2[:, None] * matrix, slope_bias[:, None]], dim=1)
-        return loss, gradient.double().cpu()
+    def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over one chunk of the loss (K * C,) and its gradients."""
+        problems, classes, _ = self.shape
+        logits = head[:, :-1] @ x.T + head[:, -1:]  # (K * C, n)
+        target = self.y[part].to(head).T.repeat(problems, 1)
+        weights = self.weights[:, part].repeat_interleave(classes, dim=0)
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        error = (logits.sigmoid() - target) * weights
+        return (losses * weights).sum(dim=1), error @ x, error.sum(dim=1)
 
 
 def solve_logistic(
@@ -180,6 +238,7 @@ def solve_logistic(
     start: Tensor | None = None,
     steps: int = 200,
     tolerance: float = 1e-6,
+    sharing: Sharing | None = None,
 ) -> Tensor:
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
@@ -189,18 +248,23 @@ def solve_logistic(
     (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`. For multi-label data, each label
     may have its own penalty.
 
+    With `sharing`, this process sums over its own chunks only, and the others over theirs (see
+    `Problem.objective`). The steps are computed by this process alone.
+
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
     """
-    kind: Any = CrossEntropyObjective if y.ndim == 1 else LabelsObjective
-    objective = kind(
-        x=x,
-        y=y,
-        weights=(sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype),
+    problem = Problem(
         classes=classes,
         l2=l2,
+        total_weight=sample_weight.sum(dim=1, keepdim=True),
         standardizer=standardizer,
+        processes=1 if sharing is None else sharing.size,
     )
+    if sharing is not None:
+        sharing.start(problem)
+    own = problem.objective(x, y, sample_weight, stride=problem.processes)
+    objective = replace(own, sharing=sharing)
     shape = objective.shape
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
@@ -231,3 +295,8 @@ def linear_logits(x: Tensor, head: Tensor) -> Tensor:
 def class_balanced_weights(y: Tensor, classes: int) -> Tensor:
     """Return sample weights (n,) that give every non-empty class the same total weight."""
     return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]
+
+
+def sample_weights(y: Tensor, classes: int, *, balanced: bool) -> Tensor:
+    """Return sample weights (n,): all 1, or the same total weight for every class."""
+    return class_balanced_weights(y, classes) if balanced else torch.ones(len(y))

@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 2 -m -- vitft finetune ...
 
 Every process lists all images and draws the same batches, but computes only its slice of each batch
-and its shard of the features and validation images. It inspects only the files of its shard, and
-the main process solves linear heads. Gradients are summed over the processes, so a step uses the
-gradient of the whole batch. Only the main process (rank 0) logs and writes the run directory.
+and its shard of the features and validation images. It inspects only the files of its shard.
+The main process solves linear heads, with the help of the others if there are many features
+(`shared_solve`). Gradients are summed over the processes, so a step uses the gradient of the whole
+batch. Only the main process (rank 0) logs and writes the run directory.
 
 Models too large for a full copy in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
@@ -154,6 +155,26 @@ class ProcessGroup:
             if len(part):
                 gathered[self.indices(count, unit, rank)] = part
         return gathered
+
+    def reduce_to_main(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums of float64 tensors over all processes, valid in the main process only.
+
+        The upper half of the ranks sends to the lower half, and so on. The result is therefore
+        reproducible, and the sums of 2 and 4 processes are those of `logistic.add_in_pairs`.
+        """
+        flat = torch.cat([tensor.flatten() for tensor in tensors]).to(self.device)
+        received, width = torch.empty_like(flat), self.size
+        with report_lost_process():
+            while width > 1:
+                half = -(-width // 2)
+                if half <= self.rank < width:
+                    distributed.send(flat, self.rank - half)
+                elif self.rank + half < width:
+                    distributed.recv(received, self.rank + half)
+                    flat += received
+                width = half
+        parts = flat.cpu().split([tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
     def claims(self) -> Callable[[bytes], bool] | None:
         """Return a function that returns True only in the first process that calls it with a key.

@@ -12,6 +12,7 @@ from vitft.config.run import Config
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.logistic import CHUNK_ROWS, HeadObjective, Problem, Sharing, sample_weights
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.calibration import MAX_LOGITS
@@ -23,6 +24,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent
 from vitft.training.batches import training_views
 from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.shared_solve import solve_together
 from vitft.training.stages import RunContext, ScoredImages, validation_logits
 
 log = logging.getLogger(__name__)
@@ -31,13 +33,14 @@ log = logging.getLogger(__name__)
 def solve_head_stage(context: RunContext) -> SolvedHead:
     """Fit the linear head, validate it, and score all images by cross-validation.
 
-    The main process fits all heads, and the other processes receive the results.
+    The main process fits all heads, and the other processes receive the results. If there are many
+    features, the final fit is shared (see `shared_solve`).
 
     Returns:
         The head, as loaded into the model.
     """
     best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
-    solved = group.main_only(solver.solve)
+    solved = solve_together(group, solver.solve, solver.own_objective)
     if not solved.method.reads_several:
         context.inputs = of_last_block(context.inputs, best.model)
     first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
@@ -53,7 +56,10 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
 
 
 class HeadSolver:
-    """Solver that fits and scores the head of a run, in the main process only."""
+    """Solver that fits and scores the head of a run.
+
+    All methods except `own_objective` are called in the main process only.
+    """
 
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.inputs = context, context.config, context.inputs
@@ -72,7 +78,27 @@ class HeadSolver:
         """Targets of the training images, (n,) or (n, C)."""
         return self.data.labels(self.data.manifest.train).cpu()
 
-    def solve(self) -> SolvedHead:
+    def own_objective(self, problem: Problem) -> HeadObjective:
+        """Return the objective of the rows assigned to this process: every `size`-th chunk."""
+        group, train = self.data.group, self.data.manifest.train
+        model, number = self.context.best.model, len(train)
+        targets = torch.cat([self.labels] * len(self.views))
+        weights = sample_weights(
+            targets, len(self.data.manifest.outputs), balanced=self.config.balances
+        )
+        own = group.indices(len(targets), CHUNK_ROWS, group.rank)
+        parts = [
+            self.inputs.features([train[i % number] for i in own if i // number == v], view)
+            for v, view in enumerate(self.views)
+        ]
+        with torch.no_grad():
+            x = torch.cat([model.pre_logits.cpu()(part) for part in parts])
+        model.pre_logits.to(self.data.device)
+        assert problem.standardizer is not None
+        leading = x[:, : len(problem.standardizer.mean)]
+        return problem.objective(leading, targets[own], weights[None, own])
+
+    def solve(self, sharing: Sharing | None = None) -> SolvedHead:
         """Fit the head to all views of the training images."""
         training, extractor = self.features[0], self.inputs.extractor
         return solve_head(
@@ -85,6 +111,7 @@ class HeadSolver:
             views=len(self.views),
             groups=self.data.group_ids(self.data.manifest.train),
             read=training.shape[1] if extractor is None else extractor.prefix.leading,
+            sharing=sharing,
         )
 
     @torch.no_grad()
