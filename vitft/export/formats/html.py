@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 from PIL import Image
 
 from vitft.data.transforms import EvalTransform
@@ -92,8 +91,6 @@ its own copy of the model.
 SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
 IMAGES_AT_ONCE = 8
-ROWS_FIRST = 13
-"""First major version of Pillow that resizes tall images by rows first, then by columns."""
 PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
 
 
@@ -313,7 +310,6 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
             **asdict(config), "num_read": config.num_read, "num_prefix": config.num_prefix
         },
         "transform": card.transform.to_json(),
-        "rows_first": int(PIL.__version__.split(".")[0]) >= ROWS_FIRST,
         "classes": card.classes,
         "thresholds": card.thresholds,
         "tensors": content.described,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
@@ -39,7 +38,6 @@ MAX_GREY_LEVELS = 2
 If the first pass rounds a value near a boundary differently, the second pass can amplify the
 difference.
 """
-PILLOW_REORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
 """Whether Pillow applies the row filter first to some images (see `two_passes`)."""
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
@@ -220,8 +218,8 @@ def two_passes(
 ) -> str:
     """Add nodes that apply the row and column filters, each followed by rounding to bytes.
 
-    Older versions of Pillow always apply the column filter first. Pillow 13 applies the row filter
-    first if resizing removes at least one row, and more than twice as many rows as columns.
+    Like Pillow 13, the graph applies the column filter first, unless resizing removes at least one
+    row and more than twice as many rows as columns.
 
     Returns:
         The name of the views (B, C, S, S), float32 with integer values.
@@ -249,9 +247,6 @@ def two_passes(
         end = helper.make_tensor_value_info(view, TensorProto.FLOAT, None)
         return helper.make_graph(inner.nodes, prefix, [], [end])
 
-    if not PILLOW_REORDERS_PASSES:
-        graph.nodes += in_order("resize_columns_", rows_first=False).node
-        return str(graph.nodes[-1].output[0])
     return graph.add(
         "If",
         rows_first,

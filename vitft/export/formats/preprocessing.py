@@ -31,7 +31,6 @@ from vitft.export.formats.base import (
     module_logits,
     normalised_input,
 )
-from vitft.export.formats.onnx_resize import PILLOW_REORDERS_PASSES
 from vitft.export.formats.vectors import Vector, draw_vectors
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
@@ -141,7 +140,6 @@ def constants_of(transform: EvalTransform) -> dict[str, Any]:
         "MEAN": transform.mean,
         "STD": transform.std,
         "GREY_RANGE": transform.grey_range,
-        "ROWS_MAY_COME_FIRST": PILLOW_REORDERS_PASSES,
     }
 
 
@@ -272,9 +270,9 @@ def size_steps(transform: EvalTransform) -> list[dict[str, Any]]:
         "|x| < 2",
         "lanczos": "sinc(x) sinc(x / 3) for -3 <= x < 3",
     }
-    order = "columns, then rows"
-    if PILLOW_REORDERS_PASSES:
-        order += "; rows first if resizing removes rows, and over twice as many as columns"
+    order = (
+        "columns, then rows; rows first if resizing removes rows, and over twice as many as columns"
+    )
     resize: dict[str, Any] = {
         "step": "resize",
         "library": "like Image.resize of Pillow",

@@ -56,7 +56,7 @@ def draw_vectors(transform: EvalTransform) -> list[Vector]:
         ),
         Vector(
             "tall.png",
-            "grey, reduced with antialiasing, rows first in Pillow 13",
+            "grey, reduced with antialiasing, rows first",
             image_file(tall, "L", "png"),
             pixel_file(tall, "L"),
         ),

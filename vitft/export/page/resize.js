@@ -141,9 +141,9 @@ function toGrey({ data, width, height }) {
 }
 
 // Return the model's view of an RGB image { data, width, height, channels: 3 }: bytes (S, S, 3), or (S, S, 1)
-// for a grey model. `transform` has the fields of EvalTransform. `rowsFirst` is true if the version of Pillow
-// that was installed when the page was written filters tall images along y first (Pillow 13 and later).
-function viewOf(rgb, transform, rowsFirst) {
+// for a grey model. `transform` has the fields of EvalTransform. Like
+// Pillow 13, it filters along y first if resizing removes rows, and over twice as many as columns.
+function viewOf(rgb, transform) {
   const image = transform.mean.length === 1 ? toGrey(rgb) : rgb;
   const [wide, tall] = resizedSize(transform, image.width, image.height);
   const size = transform.image_size;
@@ -158,19 +158,19 @@ function viewOf(rgb, transform, rowsFirst) {
     const [y0, y1] = [top * down, (top + height) * down].map(Math.fround);
     x = filterWeights(filter, image.width, x0, x1, width, 0, width);
     y = filterWeights(filter, image.height, y0, y1, height, 0, height);
-    return resample(image, x, y, 0, 0, width, height, rowsFirst, width, height);
+    return resample(image, x, y, 0, 0, width, height, width, height);
   }
   if (wide !== image.width) x = filterWeights(filter, image.width, 0, image.width, wide, left, width);
   if (tall !== image.height) y = filterWeights(filter, image.height, 0, image.height, tall, top, height);
-  const part = resample(image, x, y, left, top, width, height, rowsFirst, wide, tall);
+  const part = resample(image, x, y, left, top, width, height, wide, tall);
   return transform.fit === "pad" ? padded(part, size[1], size[0], transform.mean) : part;
 }
 
 // Filter an image along both axes, with rounding to bytes in between, and crop the axes that keep their size.
-function resample(image, x, y, left, top, width, height, rowsFirst, wide, tall) {
+function resample(image, x, y, left, top, width, height, wide, tall) {
   const lostRows = image.height - tall, lostColumns = image.width - wide;
   const part = cropped.bind(null, image);
-  if (x && y && rowsFirst && lostRows > 0 && lostRows > 2 * lostColumns) {
+  if (x && y && lostRows > 0 && lostRows > 2 * lostColumns) {
     return filterAlongX(filterAlongY(image, y, 0), x, 0, height);
   }
   if (x && y) {

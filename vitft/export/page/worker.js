@@ -96,7 +96,7 @@ async function classify(file) {
   const times = [performance.now()], lap = () => times.push(performance.now());
   const notes = await fileNotes(file), image = await decode(file);
   lap();
-  const view = viewOf(image, meta.transform, meta.rows_first);
+  const view = viewOf(image, meta.transform);
   lap();
   const { feature, logits } = scores(view.data);
   lap();

@@ -34,7 +34,6 @@ const std::string INTERPOLATION = "bicubic";
 const std::vector<double> MEAN = {0.5, 0.5, 0.5};
 const std::vector<double> STD = {0.5, 0.5, 0.5};
 const std::vector<double> GREY_RANGE = {};
-constexpr bool ROWS_MAY_COME_FIRST = true;
 // Constants of the run: end
 
 constexpr double MAX_SIDE_RATIO = 100, MAX_PIXELS_RESIZED = 67108864;
@@ -277,8 +276,7 @@ inline Image view_of(Image image) {
         target = crop;
     }
     const int lost_rows = sides[0] - target[0], lost_columns = sides[1] - target[1];
-    const bool rows_first =
-        ROWS_MAY_COME_FIRST && lost_rows > 0 && lost_rows > 2 * int64_t(lost_columns);
+    const bool rows_first = lost_rows > 0 && lost_rows > 2 * int64_t(lost_columns);
     for (int k : {0, 1}) {
         const int axis = rows_first ? k : 1 - k;
         image = resampled(image, axis, boxes[axis], target[axis], first[axis], crop[axis]);

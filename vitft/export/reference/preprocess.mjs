@@ -17,7 +17,6 @@ const INTERPOLATION = "bicubic";
 const MEAN = [0.5, 0.5, 0.5];
 const STD = [0.5, 0.5, 0.5];
 const GREY_RANGE = [];
-const ROWS_MAY_COME_FIRST = true;
 // Constants of the run: end
 
 const MODES = { L: 1, LA: 2, RGB: 3, RGBA: 4, CMYK: 4 };
@@ -141,7 +140,7 @@ export function viewOf(image) {
     [first, target] = [[0, 0], crop];
   }
   const lost = [sides[0] - target[0], sides[1] - target[1]];
-  const rowsFirst = ROWS_MAY_COME_FIRST && lost[0] > 0 && lost[0] > 2 * lost[1];
+  const rowsFirst = lost[0] > 0 && lost[0] > 2 * lost[1];
   for (const axis of rowsFirst ? [0, 1] : [1, 0]) {
     image = resampled(image, axis, boxes[axis], target[axis], first[axis], crop[axis]);
   }

@@ -28,7 +28,6 @@ INTERPOLATION = "bicubic"
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.5, 0.5, 0.5)
 GREY_RANGE: tuple[float, ...] = ()
-ROWS_MAY_COME_FIRST = True
 # Constants of the run: end
 
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -165,7 +164,7 @@ def view_of(image: Values) -> Values:
     else:
         boxes = [(np.float32(0), np.float32(side)) for side in sides]
     lost = sides[0] - target[0], sides[1] - target[1]
-    rows_first = ROWS_MAY_COME_FIRST and lost[0] > 0 and lost[0] > 2 * lost[1]
+    rows_first = lost[0] > 0 and lost[0] > 2 * lost[1]
     for axis in (0, 1) if rows_first else (1, 0):
         image = resampled(image, axis, boxes[axis], target[axis], first[axis], crop[axis])
     return image
