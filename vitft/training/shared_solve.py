@@ -6,7 +6,7 @@ processes on different machines cannot disagree about it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor
 
@@ -59,14 +59,16 @@ def solve_together(
     if group.is_main:
         with torch_threads(node_cores()):
             solved = solve(MainSharing(group))
-        return group.broadcast(solved)
+        group.broadcast((solved,))  # a tuple, so that no result is mistaken for a point
+        return solved
     objective: HeadObjective | None = None
     while True:
         message: object = group.broadcast(None)
+        if isinstance(message, tuple):
+            return cast("Solved", message[0])
         if isinstance(message, Problem):
             objective = own(message)
-        elif isinstance(message, Tensor):
-            assert objective is not None
-            group.reduce_to_main(objective.sums(message))
         else:
-            return message  # type: ignore[return-value] # the result of the main process
+            assert objective is not None
+            assert isinstance(message, Tensor)
+            group.reduce_to_main(objective.sums(message))
