@@ -11,10 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,3 +232,18 @@ def test_the_commands_of_a_page_run(
         program = re.split(r"\s", command.split("&& ")[-1])[0]
         if command not in LISTED and (program in ("vitft", "python") or shutil.which(program)):
             call(command.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), folder)
+    if page == "docs/teach.md":
+        monkeypatch.chdir(folder)
+        names = run_python(page)
+        step_by_step = names["maps"][3][0, 1, 1:, 1:].mean(dim=0).unflatten(0, (10, 10))
+        assert names["heat"] == pytest.approx(step_by_step.numpy(), abs=1e-5)
+        assert names["tokens"].shape == (1, 101, 192)
+
+
+def run_python(page: str) -> dict[str, Any]:
+    """Run the Python of a page, an indented block that imports torch; return its variables."""
+    text = (ROOT / page).read_text()
+    (code,) = re.findall(r"^ {4}import torch.*\n(?:(?: {4}.*)?\n)*", text, re.M)
+    names: dict[str, Any] = {}
+    exec(compile(textwrap.dedent(code), page, "exec"), names)
+    return names

@@ -124,15 +124,19 @@ def test_arrays_hold_the_raw_numbers(run: Path, image_folder: Path) -> None:
         assert 0.5 < arrays["heat"].sum() <= 0.75  # each block leaves the class token half of it
 
 
-def test_attention_also_shows_every_block_and_head(run: Path, image_folder: Path) -> None:
+def test_attention_also_shows_every_block_and_head(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = str(image_folder / "red" / "000.png")
     command = ["explain", image, "--run", str(run), "--method", "attention"]
 
     assert main([*command, "--out", "all"]) == 0
+    assert "001-000.png, 001-000-heads.png" in capsys.readouterr().out
     assert main([*command, "--block", "0", "--head", "1", "--out", "one"]) == 0
 
     assert files_in(Path("all")) == ["001-000-heads.png", "001-000.png"]
     assert files_in(Path("one")) == ["001-000.png"]
+    assert "heads" not in capsys.readouterr().out
 
 
 def test_the_class_is_selected_by_name(

@@ -219,7 +219,8 @@ def draw_images(
             found = "" if done.probability is None else f"{done.answer} {percent(done.probability)}"
             found += f" ({', '.join(done.notes)})" if done.notes else ""
             answer = f"error: {done.error}" if done.error else found
-            rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
+            files = ", ".join(file.name for file in (done.file, done.heads) if file)
+            rows.append((done.path, answer, done.shown, files))
     sheet = job.finish()
     output.table(("path", "prediction", "explained class", "picture"), rows)
     if failed < len(images):

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,8 @@ class ExplainedImage:
     """Name of the class that the map explains; empty if the method does not depend on a class."""
     file: Path | None = None
     """Path of the heat map over the image; None if the image cannot be read."""
+    heads: Path | None = None
+    """Path of the picture of all blocks and heads; None if there is none."""
     error: str = ""
 
 
@@ -144,6 +146,7 @@ class Explainer:
         maps = self.attention(pixels) if wanted else None
         if is_overview and maps is not None:
             heads = heads_sheet(head_maps(self.model, maps))
+            result = replace(result, heads=self.out / f"{stem}-heads.png")
             self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
         if self.arrays:
             buffer = io.BytesIO()
