@@ -255,6 +255,9 @@ def test_a_check_applies_the_fixes_of_the_run_and_adds_to_them(
 
     assert main(["check", str(data)]) == 0  # the table of the run is here
     assert "fixes.csv of an earlier check was not applied" in capsys.readouterr().err
+    other = draw_folder(tmp_path / "other", per_class=5)
+    assert main(["check", str(other)]) == 0
+    assert "was not applied" not in capsys.readouterr().err  # the table is about other images
     assert (audit["images"], unfixed["images"]) == (76, 77)
     assert "fixes applied: 1 image left out, 1 relabelled" in audit["notes"]
     assert [item["path"] for item in unfixed["mislabels"]] == ["blue/moved.png"]

@@ -126,7 +126,7 @@ def test_tensors_that_are_no_classifier_are_refused_as_such(tmp_path: Path) -> N
 
 
 KINDS = [
-    ("model.onnx", "is an ONNX graph, which only `vitft predict` and `vitft evaluate` can run"),
+    ("model.onnx", "is an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run"),
     ("model.pt2", "is a torch.export program"),
     ("model.pth", "is a Python pickle"),
     ("model.npz", "is a NumPy archive"),

@@ -161,6 +161,18 @@ def test_the_threshold_states_the_images_it_rests_on(tmp_path: Path) -> None:
     )
 
 
+def test_a_precision_below_the_requested_one_is_explained_by_the_expected_one(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "run", 160)
+    arrays = dict(np.load(run / "validation.npz"))
+    arrays["train_correct"][:4] = False
+    RunDir(run).write_arrays("validation.npz", **arrays)
+
+    assert str(choose_threshold(run, 0.99)).startswith("threshold 100.0%: precision 98.0% ")
+    assert str(choose_threshold(run, 0.99)).endswith(", 100.0% expected from the probabilities")
+
+
 def test_too_few_images_are_refused_with_the_number_needed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0)
 

@@ -395,6 +395,11 @@ def test_a_server_that_hangs_after_a_signal_is_ended(
     assert codes == [143]
 
 
+def ignore_sigint() -> None:
+    """Ignore SIGINT, as shells do for background jobs of scripts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
@@ -405,8 +410,9 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=ignored,
         )
-        for number in (signal.SIGTERM, signal.SIGINT)
+        for number, ignored in ((signal.SIGTERM, None), (signal.SIGINT, ignore_sigint))
     }
 
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):

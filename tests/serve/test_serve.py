@@ -279,11 +279,12 @@ def test_a_model_that_cannot_be_explained_is_served_without_overlays() -> None:
     plain = make_predictor(model=Plain())
 
     with serving(plain) as client:
-        answers = [client.post(path, png(0)).status for path in ("/predict", "/explain")]
+        predicted, explained = (client.post(path, png(0)) for path in ("/predict", "/explain"))
         labels = client.ask("GET", "/labels").json
         page = client.ask("GET", "/").body
 
-    assert answers == [200, 404]
+    assert (predicted.status, explained.status) == (200, 404)
+    assert "cannot be explained" in explained.json["error"]
     assert labels["explains"] is False
     assert b'data-explains="false"' in page
 

@@ -41,6 +41,18 @@ def test_progress_without_a_terminal_is_plain_lines(
     assert all("\x1b" not in line for line in lines)
 
 
+def test_the_rate_counts_what_was_done_since_the_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
+    with console.Progress("training", 1000, done=900) as progress:
+        clock[0] = 20.0
+        progress.advance(50)
+
+    assert "950/1000  2.5 images/s  about 20 s left" in capsys.readouterr().err
+
+
 def test_a_step_without_a_count_is_never_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,7 +306,8 @@ def compare_with_run(found: AuditResults, run: str) -> str:
     """Return a sentence on label errors that only the run or only the check lists, or "".
 
     Both score an image with heads that were not fitted to it, but not with the same heads: those of
-    a run may read several blocks, and those of the check hold out near-duplicates together.
+    a run may read several blocks and have another penalty, and those of the check hold out
+    near-duplicates together.
 
     Raises:
         RunError: The file audit.json of the run is damaged.
@@ -318,6 +319,6 @@ def compare_with_run(found: AuditResults, run: str) -> str:
         return ""
     return (
         f"the report of the run lists {count(len(theirs), 'probable label error')}, "
-        f"{len(ours & theirs):,} of them listed here too: a run scores the labels with the "
-        "features that its head reads, and this check with those of the last block"
+        f"{len(ours & theirs):,} of them listed here too: this check fits heads of its own, which "
+        "read the last block and hold out near-duplicates together"
     )

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.cli.table_settings import add_table_settings, table_settings, with_table_settings
+from vitft.cli.table_settings import (
+    TABLE_SETTINGS,
+    add_table_settings,
+    table_settings,
+    with_table_settings,
+)
 from vitft.config.run import Config
 from vitft.config.sections import DataSpec
 from vitft.data.table import is_table
 from vitft.data.view_facts import describe_view
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
 from vitft.system.redaction import redacted
@@ -72,6 +77,7 @@ def add_check(parser: Parser) -> None:
         default="table",
         help="output format (default: table)",
     )
+    parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=check_command)
 
 
@@ -135,8 +141,16 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
-    """Return a note on the table of an earlier check that was not applied, or ""."""
+    """Return a note on a table of an earlier check of these images that was not applied, or ""."""
     if fixes.name == "fixes.csv" or outcome.former:
+        return ""
+    from vitft.data.fixes import read_fixes
+
+    try:
+        earlier = {fix.path for fix in read_fixes(fixes.with_name("fixes.csv"), "")}
+    except DataError:
+        return ""
+    if earlier.isdisjoint(file.path for file in outcome.folder.files):
         return ""
     return (
         f"{fixes.with_name('fixes.csv')} of an earlier check was not applied; to see what remains, "

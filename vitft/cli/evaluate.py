@@ -8,7 +8,7 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.cli.table_settings import add_table_settings, with_table_settings
+from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.metrics.confusions import class_pair_counts
 from vitft.system.errors import UsageError
@@ -63,6 +63,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
+    parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=evaluate_command)
 
 

@@ -119,11 +119,11 @@ def label_command(args: argparse.Namespace) -> int:
                 "pictures; the connection is not encrypted"
             )
         address = browser_address(args.host, bound.getsockname()[1])
-        run_server(
+        code = run_server(
             server, bound, f"label the pictures at {address}?key={key} (press Ctrl-C to stop)"
         )
         print_next(session.answers_by_class(), table, root, args)
-    return stopper.exit_code or 0
+    return stopper.exit_code or code
 
 
 def check_table(table: Path, root: Path, *, is_default: bool) -> None:

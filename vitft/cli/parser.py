@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
@@ -34,6 +34,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options, allow_abbrev=False)
         self.commands: dict[str, Parser] = {}
+        self.settable: Collection[str] = ()
+        """Settings that `--set` accepts in place of an unknown option."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
@@ -63,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
         near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
         usable = [flag for flag in aliases if flag in known]
-        return next(iter([*near, *usable]), None)
+        by_key = [f"--set {setting}=VALUE"] if setting in self.settable else []
+        return next(iter([*near, *usable, *by_key]), None)
 
     def words(self) -> set[str]:
         """Return the names of all options and commands, including those of subcommands."""

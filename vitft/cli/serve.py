@@ -1,6 +1,7 @@
 """`vitft serve`: serve a trained model over HTTP."""
 
 import argparse
+import contextlib
 import gc
 import logging
 import socket
@@ -16,9 +17,8 @@ from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from vitft.predict.engine import Engine
+    from vitft.serve.server import Server
 
 
 def add_serve(parser: Parser) -> None:
@@ -115,19 +115,22 @@ def serve_command(args: argparse.Namespace) -> int:
                 "it has neither authentication nor encryption"
             )
         address = browser_address(args.host, bound.getsockname()[1])
-        run_server(server, bound, f"serving at {address} (press Ctrl-C to stop)")
-    return stopper.exit_code or 0
+        code = run_server(server, bound, f"serving at {address} (press Ctrl-C to stop)")
+    return stopper.exit_code or code
 
 
-def run_server(server: "uvicorn.Server", bound: socket.socket, message: str) -> None:
-    """Print `message` and serve on a bound socket until a signal arrives."""
+def run_server(server: "Server", bound: socket.socket, message: str) -> int:
+    """Print `message`, serve on a bound socket until a signal arrives, and return its exit code."""
     gc.collect()
     gc.freeze()  # pauses for garbage collection would delay requests
     output.result(message)
-    try:
+    with contextlib.suppress(
+        Stopped
+    ):  # not raised if the signal is ignored, as in shell jobs with &
         server.run(sockets=[bound])
-    except Stopped:
+    if server.exit_code:
         output.note("stopped")
+    return server.exit_code
 
 
 def thresholds_of(

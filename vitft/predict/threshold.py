@@ -61,6 +61,8 @@ class Threshold:
     """Probability below which a prediction is marked `not sure`."""
     precision: float
     """Fraction of correct predictions among the `covered` predictions."""
+    expected: float
+    """The same as expected from the probabilities; at least the requested precision."""
     interval: Interval
     """95% interval of the precision, from the images on which the threshold was chosen."""
     covered: int
@@ -75,9 +77,14 @@ class Threshold:
         if self.training:
             total = count(self.validation + self.training, "image")
             images = f"{total} ({self.validation:,} validation, {self.training:,} cross-validated)"
+        beside = (
+            ""
+            if self.precision >= self.expected
+            else (f", {percent(self.expected)} expected from the probabilities")
+        )
         return (
             f"threshold {percent(self.value)}: precision {percent(self.precision)} "
-            f"(95% interval {interval(self.interval)}) on {self.covered:,} of {images}"
+            f"(95% interval {interval(self.interval)}) on {self.covered:,} of {images}{beside}"
         )
 
 
@@ -107,6 +114,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     return Threshold(
         value=float(answers.probability[covered - 1]),
         precision=right / covered,
+        expected=float(answers.probability[:covered].mean()),
         interval=wilson_interval(right, covered),
         covered=covered,
         validation=len(validation),

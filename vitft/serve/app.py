@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qs
 
 from fastapi import Depends, FastAPI, Query, Request
@@ -310,9 +310,17 @@ def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
         allowed["/explain"] = add_route(
             app, "/explain", handlers.explain, "POST", response_class=Response, **schema
         )
+    else:
+        hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
+        allowed["/explain"] = add_route(app, "/explain", refuse_to_explain, "POST", **hidden)
     add_error_handlers(app, allowed)
     handlers.server_metrics.paths = tuple(allowed)
     return MetricsMiddleware(SecurityMiddleware(app, access), handlers.server_metrics)
+
+
+async def refuse_to_explain() -> NoReturn:
+    """Answer a request to explain an image with a model that cannot be explained."""
+    raise HTTPException(404, "this model cannot be explained; serve the run from which it was made")
 
 
 def add_route(

@@ -187,6 +187,9 @@ class TimeoutProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
+    exit_code = 0
+    """Exit code for the signal that stopped the server, or 0."""
+
     watchdog: threading.Timer | None = None
     """Timer that ends the process if it is still running `STOP_SECONDS` after the signal."""
 
@@ -204,7 +207,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             return
-        self.watchdog = threading.Timer(STOP_SECONDS, os._exit, [SIGNALS[sig]])
+        self.exit_code = SIGNALS[sig]
+        self.watchdog = threading.Timer(STOP_SECONDS, os._exit, [self.exit_code])
         self.watchdog.daemon = True
         self.watchdog.start()
         super().handle_exit(sig, frame)

@@ -145,11 +145,14 @@ def spinner(label: str) -> "Bar":
 
 
 class Progress:
-    """Context manager that shows progress: a bar on a terminal, otherwise periodic log records."""
+    """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    def __init__(self, label: str, total: int, *, unit: str = "images") -> None:
+    `done` is the number of units that an interrupted run has done; the rate does not count them.
+    """
+
+    def __init__(self, label: str, total: int, *, unit: str = "images", done: int = 0) -> None:
         self.label, self.total, self.unit = label, total, unit
-        self.done = 0
+        self.before = self.done = done
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
         self.live = shows_notes() and sys.stderr is not None and sys.stderr.isatty()
@@ -173,14 +176,16 @@ class Progress:
                 transient=True,
                 expand=True,
             )
-            self.task = self.bar.add_task(self.label, total=self.total, metrics="")
+            self.task = self.bar.add_task(
+                self.label, total=self.total, completed=self.done, metrics=""
+            )
             self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.bar.stop()
-        if self.done:
+        if self.done > self.before:
             log.info(self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
@@ -195,14 +200,15 @@ class Progress:
 
     def metrics_text(self) -> str:
         """Return the metrics and the speed, such as `loss 0.42  61 images/s`."""
-        speed = self.done / max(1e-9, time.monotonic() - self.started)
-        digits = 0 if speed >= 10 or self.done == 0 else 1
+        done = self.done - self.before
+        speed = done / max(1e-9, time.monotonic() - self.started)
+        digits = 0 if speed >= 10 or done == 0 else 1
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
         return "  ".join([*parts, f"{speed:,.{digits}f} {self.unit}/s"])
 
     def line(self, *, final: bool) -> str:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""
         seconds = time.monotonic() - self.started
-        left = seconds / max(1, self.done) * (self.total - self.done)
+        left = seconds / max(1, self.done - self.before) * (self.total - self.done)
         clock = f"in {seconds:.1f} s" if final else f"about {left:.0f} s left"
         return f"{self.label}: {self.done}/{self.total}  {self.metrics_text()}  {clock}"

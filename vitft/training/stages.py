@@ -113,9 +113,8 @@ class StepStage:
         done = epochs * images + min(images, steps * optim.batch_size)  # last batches are smaller
         with (
             one_thread(when=self.inputs.cut.pooled),
-            console.Progress("training", total) as self.progress,
+            console.Progress("training", total, done=done) as self.progress,
         ):
-            self.progress.advance(done)
             try:
                 with stopper.deferred_to_next(when=self.data.group.size > 1):
                     self.train_epochs()
