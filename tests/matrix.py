@@ -127,7 +127,7 @@ def run_demo(interpreter: Path) -> str:
         text=True,
         check=False,
     )
-    found = re.search(r"accuracy (\d+\.\d%)", done.stdout)
+    found = re.search(r"^pretrained .*? (\d+\.\d%)", done.stdout, re.MULTILINE)
     return found[1] if done.returncode == 0 and found else f"failed ({done.returncode})"
 
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.support.export_run import make_run, tiny
+from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import export_run
@@ -102,7 +103,7 @@ def check(
         [sys.executable, "-c", RUNNER, json.dumps(found), json.dumps([*map(str, photos[1:])])],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
