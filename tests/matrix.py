@@ -163,7 +163,7 @@ def run_suite(command: Sequence[str], suite: Path, groups: Sequence[str], jobs: 
 
 def run_group(command: Sequence[str], suite: Path, name: str) -> Counter[str]:
     """Run a file or folder in `tests` and return the number of tests by result."""
-    log = suite.parent / f"{name}.log"
+    log = suite.parent / (name.replace("/", "-") + ".log")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w", encoding="utf-8", newline="\n") as file:
         done = subprocess.run(
