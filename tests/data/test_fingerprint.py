@@ -14,6 +14,7 @@ from vitft.data.fingerprint import (
     colour,
     fingerprint_of,
     is_blank,
+    is_blank_view,
     quality_remarks,
     sharpness,
 )
@@ -109,3 +110,12 @@ def test_an_image_is_blank_if_no_plane_deviates_by_two_levels(
     found[0, begin:end:2] += np.uint8(difference)  # a deviation of half the difference
 
     assert is_blank(found).tolist() == [blank]
+
+
+@pytest.mark.parametrize(("spread", "blank"), [(0, True), (1, True), (8, True), (60, False)])
+def test_a_view_is_blank_where_the_fingerprint_of_the_image_is(spread: int, blank: bool) -> None:
+    noise = np.random.default_rng(0).integers(-spread, spread + 1, (224, 224, 1))
+    view = np.repeat(120 + noise, 3, axis=2).astype(np.uint8)
+
+    assert is_blank_view(view) == blank
+    assert is_blank(fingerprint_of(Image.fromarray(view))[None])[0] == blank

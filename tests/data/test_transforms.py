@@ -298,3 +298,17 @@ def test_half_of_the_views_are_mirrored() -> None:
     mirrored = sum((view == plain[:, ::-1]).all() for view in views)
     assert all((v == plain).all() or (v == plain[:, ::-1]).all() for v in views)
     assert abs(mirrored - 300) < 60  # five standard deviations
+
+
+@pytest.mark.parametrize("size", [(80, 20), (20, 80), (50, 50)])
+def test_the_part_inside_the_border_has_the_colours_of_the_image(size: tuple[int, int]) -> None:
+    image = Image.new("RGB", size, (200, 10, 10))
+
+    for fit in ("pad", "crop", "squash"):
+        transform = EvalTransform(image_size=(48, 48), fit=fit, crop=1.0)
+        part = transform.without_border(transform.pixels(image))
+        assert part.size
+        assert (part == (200, 10, 10)).all()
+    transform = EvalTransform(image_size=(48, 48), fit="pad", crop=1.0)
+    grey = Image.new("RGB", size, transform.border)
+    assert transform.without_border(transform.pixels(grey)).shape == (48, 48, 3)

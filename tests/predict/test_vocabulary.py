@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitft
 from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
@@ -20,6 +21,7 @@ from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.cli.serve import thresholds_of
+from vitft.data.fingerprint import BLANK_REMARK
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.threshold import choose_threshold
@@ -83,7 +85,7 @@ def test_every_format_has_the_same_names_values_and_notes(
     for rows in tables.values():
         assert [row["path"] for row in rows] == IMAGES
         assert set(rows[0]) == set(names)
-        assert rows[1]["notes"] == f"not sure; {FOREIGN}"
+        assert rows[1]["notes"] == f"not sure; {FOREIGN}; {BLANK_REMARK}"
         assert rows[2] == {
             "path": "text.jpg", "notes": "", "error": "not an image (looks like text)"
         }  # fmt: skip
@@ -114,7 +116,7 @@ def test_evaluate_writes_the_same_words(
         if answer.classes:
             assert float(row["probability"]) == pytest.approx(answer.probabilities[0], abs=3e-6)
             assert row["correct"] == str(int(answer.classes[0] == row["label"]))
-    assert table[1]["notes"] == FOREIGN
+    assert table[1]["notes"] == f"{FOREIGN}; {BLANK_REMARK}"
 
 
 def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +124,7 @@ def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[s
 
     printed = capsys.readouterr()
     plain, foreign = (line for line in printed.out.splitlines() if ".png" in line[:12])
-    assert f"({FOREIGN})" in " ".join(foreign.split())
+    assert f"({FOREIGN}, {BLANK_REMARK})" in " ".join(foreign.split())
     assert FOREIGN not in plain
     assert "run run: 3 classes" in printed.err
 
@@ -178,3 +180,34 @@ def threads_of_a_new_thread() -> int:
     thread.start()
     thread.join()
     return found[0]
+
+
+def test_a_blank_image_is_called_blank_by_every_command(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (90, 60)).save("black.png")
+    Image.new("RGB", (60, 90), (200, 40, 40)).save("plain.jpg")
+    blank = ["black.png", "plain.jpg"]
+    Path("labels.csv").write_text("path,label\n" + "".join(f"{p},red\n" for p in [*blank, "0.png"]))
+    common = ["--run", "run", "--device", "cpu"]
+
+    main(["predict", *blank, "0.png", *common, "--format", "csv"])
+    rows = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    main(["evaluate", "--data", "labels.csv", *common, "--out", "evaluation"])
+    with Path("evaluation/predictions.csv").open(newline="") as file:
+        evaluated = [*csv.DictReader(file)]
+    capsys.readouterr()
+    main(["explain", *blank, "0.png", *common])
+    explained = " ".join(capsys.readouterr().out.split())
+    model = vitft.load(run, device="cpu")
+    postprocess = Postprocess.for_run("run", CLASSES, model.engine.feature_size)
+    with serving(model.engine, postprocess=postprocess) as client:
+        files = [(name, Path(name).read_bytes()) for name in [*blank, "0.png"]]
+        served = client.form("/predict", *files).json["results"]
+
+    for table in (rows, evaluated):
+        assert [BLANK_REMARK in row["notes"] for row in table] == [True, True, False]
+    assert explained.count(BLANK_REMARK) == 2
+    assert [BLANK_REMARK in row.get("notes", []) for row in served] == [True, True, False]
+    answers = model.predict([*blank, "0.png"])
+    assert [BLANK_REMARK in answer.notes for answer in answers] == [True, True, False]

@@ -149,6 +149,21 @@ class EvalTransform:
         green, blue = others if len(others) == 2 else (red, red)
         return red, green, blue
 
+    def without_border(
+        self, view: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the part of a view (H, W, 3) inside the borders that `pad` added, if any.
+
+        A view that has only the colour of the border is returned as it is.
+        """
+        if self.fit != "pad":
+            return view
+        differs = (view != np.array(self.border, np.uint8)).any(axis=2)
+        rows, columns = differs.any(axis=1).nonzero()[0], differs.any(axis=0).nonzero()[0]
+        if not rows.size:
+            return view
+        return view[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
     def shown(self, width: int, height: int) -> float:
         """Return the fraction of an image's area that the view shows, given the image's size."""
         wide, tall = self.resized(width, height)

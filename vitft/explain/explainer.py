@@ -133,7 +133,7 @@ class Explainer:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
         stem = picture_stem(number, path)
         file = self.out / f"{stem}.png"
-        result = self.result_for(path, file, scores)
+        result = self.result_for(path, file, pixels, scores)
         picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
         shown = with_legend(blended, self.method.name) if self.legend else blended
@@ -155,12 +155,13 @@ class Explainer:
             self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
-    def result_for(self, path: str, file: Path, scores: Scores) -> ExplainedImage:
-        """Return the explanation of an image, given its scores and the path of its heat map."""
+    def result_for(self, path: str, file: Path, pixels: Pixels, scores: Scores) -> ExplainedImage:
+        """Return the explanation of an image (H, W, 3), given its map's path and its scores."""
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
-        (prediction,) = self.postprocess([path], scores)
+        view = self.model.transform.without_border(pixels)
+        (prediction,) = self.postprocess([path], scores, views=[view])
         explained = prediction.classes[0] if self.target is None else classes[self.target]
         return ExplainedImage(
             path=path,

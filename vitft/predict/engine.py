@@ -163,7 +163,9 @@ class Pipeline:
         def finish() -> list[Prediction]:
             scored: Iterator[Prediction] = iter(())
             if wait is not None:
-                scored = iter(self.postprocess([path for path, _ in usable], wait()))
+                crops = [self.engine.transform.without_border(view) for _, view in usable]
+                paths = [path for path, _ in usable]
+                scored = iter(self.postprocess(paths, wait(), views=crops))
             if self.keep_views:
                 pairs = zip(scored, usable, strict=True)
                 scored = (replace(p, view=view) for p, (_, view) in pairs)

@@ -146,9 +146,11 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
             if usable:
-                scores = engine.scores(np.stack([i.view for i in usable if i.view is not None]))
+                views = [image.view for image in usable if image.view is not None]
+                scores = engine.scores(np.stack(views))
                 targets: Any = [index[image.label] for image in usable]
-                scored = iter(postprocess([image.path for image in usable], scores, targets))
+                paths, crops = [i.path for i in usable], map(engine.transform.without_border, views)
+                scored = iter(postprocess(paths, scores, targets, views=[*crops]))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
                 validated += sum(image.is_validation for image in usable)

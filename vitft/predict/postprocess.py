@@ -7,11 +7,12 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from vitft.data.fingerprint import BLANK_REMARK, is_blank_view
 from vitft.features.ood import Reference, read_reference
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
@@ -110,20 +111,36 @@ class Postprocess:
         return self.run.line() + note
 
     def __call__(
-        self, paths: Sequence[str], scores: Scores, targets: Targets | None = None
+        self,
+        paths: Sequence[str],
+        scores: Scores,
+        targets: Targets | None = None,
+        *,
+        views: Sequence[np.ndarray[Any, np.dtype[np.uint8]]] = (),
     ) -> list[Prediction]:
         """Return one prediction for each of B paths.
 
         If targets are given, as class indices (B,) or label indicators (B, C), each prediction
-        includes the probability of its target.
+        includes the probability of its target. If the views are given, as uint8 (H, W, 3) without
+        borders, blank images have a note.
 
         Raises:
             RunError: Some logits are not finite.
         """
         if not np.isfinite(scores.logits).all():
             raise not_finite()
-        if self.thresholds:
-            return self.with_labels(paths, scores, targets)
+        one = self.with_labels if self.thresholds else self.with_class
+        predictions = one(paths, scores, targets)
+        for i, view in enumerate(views):
+            if is_blank_view(view):
+                notes = (*predictions[i].notes, BLANK_REMARK)
+                predictions[i] = replace(predictions[i], notes=notes)
+        return predictions
+
+    def with_class(
+        self, paths: Sequence[str], scores: Scores, targets: Targets | None
+    ) -> list[Prediction]:
+        """Return the predictions of a model that assigns each image one class."""
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
         if self.top_k == 1:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)

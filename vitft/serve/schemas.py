@@ -42,7 +42,9 @@ class PredictionSchema(BaseModel):
         None, description="classes or labels, most probable first"
     )
     notes: list[str] | None = Field(
-        None, description="remarks such as `not sure` or `unlike the training images`"
+        None,
+        description="remarks such as `not sure`, `unlike the training images` or `blank: one "
+        "uniform colour`",
     )
     error: str | None = Field(None, description="reason why the image has no prediction")
 
