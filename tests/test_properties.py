@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vitft.config.options import setting_text
 from vitft.config.run import (
     config_from_table,
     flat_settings,
@@ -31,7 +32,6 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import RowWriter
-from vitft.report.reproduce import setting_text
 from vitft.system.errors import UsageError
 from vitft.system.structure import StructureError, structured
 

@@ -218,6 +218,8 @@ def test_an_empty_class_folder_does_not_end_the_check(
     assert "24 readable images" in shown.out
     page = (here / "check.html").read_text()
     assert "Remove the empty class folders (amber), or add --classes. Train with" in page
+    assert "3 classes" in page
+    assert "4 classes" not in page
 
 
 def test_the_next_command_uses_the_weights_of_the_check_and_the_images_of_the_run(

@@ -265,10 +265,14 @@ def test_unsure_and_out_of_distribution_images_are_noted(
     table = predict("red.png")
 
     assert all("not sure" in row["notes"] for row in found)
-    assert found[-1]["notes"] == ["not sure", "unlike the training images"]
+    assert found[-1]["notes"] == [
+        "not sure",
+        "unlike the training images",
+        "blank: one uniform colour",
+    ]
     assert sum(len(row["notes"]) > 1 for row in found[:-1]) <= 2
     assert table == 0
-    assert "(unlike the training images)" in capsys.readouterr().out
+    assert "(unlike the training images, blank: one uniform colour)" in capsys.readouterr().out
 
 
 def test_tta_averages_with_the_mirror_image(

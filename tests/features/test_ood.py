@@ -266,7 +266,7 @@ def test_the_reference_of_an_older_run_is_read_with_unknown_power(
     assert found is not None
     assert found.limit == pytest.approx(reference.limit)
     assert found.power() == ""
-    assert "% of images from unknown classes" in reference.power()
+    assert "% of images of unknown classes similar to these" in reference.power()
 
 
 def test_the_reference_is_saved_with_the_run_and_read_back(

@@ -116,7 +116,9 @@ def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -
     (text,) = compared(few, more).conclusions()
 
     assert text.startswith("B is more accurate than A on these images, by ")
-    assert text.endswith("; B has 20 additional training images, but optim.l2 differs too")
+    assert text.endswith(
+        "; 20 training images of B are not among those of A, but optim.l2 differs too"
+    )
 
 
 def test_a_few_further_images_are_not_mentioned(tmp_path: Path) -> None:
@@ -206,6 +208,57 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     )
     fixes.write_text("path,action\n")
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]
+
+
+def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = make_run(here / "before"), make_run(here / "after", hardness=0.5)
+    rows = (after / "split.csv").read_text().replace("0/007.jpg,daisy", "0/007.jpg,rose")
+    lines = [line for line in rows.splitlines() if "0/008.jpg" not in line]
+    lines += [f"x/9{i}.jpg,rose,train,{i:064}" for i in range(2)]
+    (after / "split.csv").write_text("\n".join(lines) + "\n")
+    fixes = here / "fixes.csv"
+    fixes.write_text("path,action,new_label\n0/007.jpg,move,rose\n0/008.jpg,drop,\n")
+    with_fixes(after, fixes, hashlib.sha256(fixes.read_bytes()).hexdigest())
+    for run, top1 in ((before, 0.5), (after, 0.75)):
+        results = json.loads((run / "eval.json").read_text())
+        bounds = [top1 - 0.1, top1 + 0.1]
+        results["cross_validation"] |= {"top1": top1, "top1_interval": bounds}
+        (run / "eval.json").write_text(json.dumps(results))
+
+    assert main(["compare", "before", "after", "--format", "json", "--out", "j.html"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert main(["compare", "before", "after", "--out", "page.html"]) == 0
+    printed = capsys.readouterr()
+
+    assert [run["cross_validated"] for run in answer["runs"]] == [0.5, 0.75]
+    assert answer["runs"][1]["cross_validated_interval"] == pytest.approx([0.65, 0.85])
+    changes = (
+        "Data of B compared with A (distinct images): labels changed: 1; images left out: 1; "
+        "images added: 2."
+    )
+    assert changes in answer["notes"]
+    assert changes in printed.err
+    assert (
+        "For the effect of the fixes on the model, read the accuracy on the shared" in printed.err
+    )
+    header = next(line for line in printed.out.splitlines() if line.startswith("run "))
+    assert header.split("  ")[-2].strip() == "cross-validated"
+    assert "75.0%" in printed.out
+    assert 'data-label="cross-validated accuracy">75.0%<small>' in (here / "page.html").read_text()
+
+
+def test_without_changes_of_the_data_nothing_is_said_of_fixes(tmp_path: Path) -> None:
+    plain, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)
+    results = json.loads((other / "eval.json").read_text())
+    del results["cross_validation"]  # e.g. after training more layers on few images
+    (other / "eval.json").write_text(json.dumps(results))
+
+    result = compared(plain, other)
+
+    assert not [note for note in result.notes if "Data of" in note or "fixes" in note]
+    assert all(len(row) == 4 for row in result.accuracy_rows())
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

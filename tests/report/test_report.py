@@ -412,7 +412,7 @@ def test_a_flat_learning_curve_suggests_a_command_that_trains_more_layers(tmp_pa
     (step,) = (one for one in advise(read_run(path)) if one.command)
 
     assert step.what.startswith("Do not expect much from more images")
-    assert step.command.endswith("--weights demo --set train.freeze=blocks:2")
+    assert step.command.endswith("--weights demo --freeze blocks:2")
 
 
 def with_spots(run: Path, **spots: float) -> Run:

@@ -17,6 +17,7 @@ from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.run_files import make_run
 from tests.support.serving import Client, serving
+from vitft.data.fingerprint import BLANK_REMARK
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
@@ -119,14 +120,14 @@ def test_a_server_with_a_threshold_notes_predictions_that_are_not_sure(
 
     rows = flagging.form("/predict", *images).json["results"]
 
-    assert [row["notes"] for row in rows] == [["not sure"], ["not sure", FOREIGN]]
+    assert [row["notes"] for row in rows] == [["not sure"], ["not sure", FOREIGN, BLANK_REMARK]]
 
 
 @needs_node
 def test_the_page_shows_the_notes_on_each_image(flagging: Client, tmp_path: Path) -> None:
     page = opened(flagging, tmp_path, tmp_path / "0.png", tmp_path / "foreign.png")
 
-    assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}"]]
+    assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}; {BLANK_REMARK}"]]
     assert page["known"] == "Run run tells 3 classes apart."
 
 
@@ -138,7 +139,7 @@ def test_the_page_says_when_the_model_does_not_flag_foreign_images(
     with serving(make_predictor()) as client:
         page = opened(client, tmp_path, tmp_path / "foreign.png")
 
-    assert page["notes"] == [[]]
+    assert page["notes"] == [[BLANK_REMARK]]
     assert page["flags"].startswith("Images that are unlike the training images are not flagged")
 
 

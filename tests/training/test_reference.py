@@ -134,9 +134,13 @@ def test_the_power_is_logged_and_stated_with_every_prediction(
     audit = train(many, tiny_weights, tmp_path / "run", "none")
 
     power = f"{100 * audit['out_of_distribution']['unknown_class']:.0f}%"
-    assert f"about {power} of images from unknown classes (95% interval" in caplog.text
+    assert (
+        f"about {power} of images of unknown classes similar to these (95% interval" in caplog.text
+    )
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
-    flagged = "of images from unknown classes are flagged as unlike the training images"
+    flagged = (
+        "of images of unknown classes similar to these are flagged as unlike the training images"
+    )
     assert described.endswith(f"; about {power} {flagged}")
 
 

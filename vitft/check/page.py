@@ -68,7 +68,7 @@ def write_check_page(
         "audit": audit,
         "decisions": decisions,
         "labels_checked": result.labels_checked,
-        "num_classes": len(folder.labels or folder.classes),
+        "num_classes": len(folder.labels or {file.label for file in folder.files}),
         "several": bool(folder.labels),
         "note": note,
     }

@@ -53,11 +53,14 @@ def print_comparison(comparison: "RunComparison") -> None:
     """Print the accuracies, a significance test for each pair of runs, and the conclusions."""
     for text in comparison.notes:
         output.note(text)
+    columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
+    if comparison.cross_validated:
+        columns += ("cross-validated", "95% interval")
     output.table(
-        ("run", "accuracy", "95% interval", "accuracy on shared images"),
+        columns,
         comparison.accuracy_rows(),
         title=f"validation images shared by all runs: {comparison.shared:,}",
-        numbers=3,
+        numbers=len(columns) - 1,
     )
     if comparison.pairs:
         corrected = (

@@ -1,6 +1,7 @@
 """`vitft explain`: show which regions of an image a model uses."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -211,7 +212,7 @@ def draw_images(
         size=args.size or MIN_SIDE_PX,
         legend=args.legend,
     )
-    rows, failed = [], 0
+    rows, failed = list[tuple[str, ...]](), 0
     with console.Progress("explaining", len(images)) as progress:
         for done in job.images(images):
             failed += bool(done.error)
@@ -222,7 +223,10 @@ def draw_images(
             files = ", ".join(file.name for file in (done.file, done.heads) if file)
             rows.append((done.path, answer, done.shown, files))
     sheet = job.finish()
-    output.table(("path", "prediction", "explained class", "picture"), rows)
+    columns: tuple[str, ...] = ("path", "prediction", "explained class", "picture")
+    if method.name != "relevance":  # attention and rollout do not depend on a class
+        columns, rows = without_third(columns), [without_third(row) for row in rows]
+    output.table(columns, rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
         also = f"; overview: {sheet.name}" if sheet else ""
@@ -230,6 +234,11 @@ def draw_images(
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
     return 3 if failed else 0
+
+
+def without_third(cells: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of a row without the third one."""
+    return (*cells[:2], *cells[3:])
 
 
 def draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from vitft.cli.parser import OptionGroup
+from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
 from vitft.data.label_table import SETTING_OF
@@ -31,7 +32,7 @@ def add_table_settings(group: OptionGroup) -> None:
 
 
 def table_settings(spec: DataSpec) -> list[str]:
-    """Return the `--set` options that reproduce the settings for reading a table."""
+    """Return the options of `vitft finetune` that reproduce the settings for reading a table."""
     names = {key: key.partition(".")[2] for key in TABLE_SETTINGS}
     usual = DataSpec()
     values = {
@@ -39,7 +40,7 @@ def table_settings(spec: DataSpec) -> list[str]:
         for key, name in names.items()
         if getattr(spec, name) != getattr(usual, name)
     }
-    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    return [word for key, value in values.items() for word in setting_words(key, value)]
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:

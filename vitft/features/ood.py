@@ -105,11 +105,11 @@ class Reference:
 
 
 def power_text(unknown: float) -> str:
-    """Return a phrase such as `about 40% of images from unknown classes`.
+    """Return a phrase such as `about 40% of images of unknown classes similar to these`.
 
     `unknown` is the fraction of these images that are classified as out of distribution.
     """
-    return f"about {percent(unknown, 0)} of images from unknown classes"
+    return f"about {percent(unknown, 0)} of images of unknown classes similar to these"
 
 
 def fit_reference(

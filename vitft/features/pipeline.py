@@ -239,6 +239,7 @@ def inspect_dataset(
     """
     label = "checking images" if extractor is None else "extracting features"
     with console.Progress(label, len(folder.files)) as progress:
+        before = 0 if extractor is None else extractor.computed
         if extractor is not None and view is not None:
             inspect = functools.partial(
                 extractor.inspect, view=view, fingerprints=fingerprints, claim=claim
@@ -251,7 +252,10 @@ def inspect_dataset(
             inspect = functools.partial(
                 inspect_folder, max_pixels=max_pixels, workers=usable_cores()
             )
-        return inspect(folder, allow_bad=allow_bad, progress=progress.advance)
+        inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
+        if extractor is not None and extractor.computed == before:
+            progress.label = "checking images"  # all features were in the cache
+        return inspected
 
 
 def log_cached_features(inspected: InspectedFolder, computed: int) -> None:

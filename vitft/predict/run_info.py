@@ -54,6 +54,12 @@ class RunInfo:
     cross_validated: str = ""
     """Text such as `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`, where this tells more
     about the model than `top1`; otherwise empty."""
+    cross_validated_top1: float | None = None
+    """The accuracy in `cross_validated`; None if that is empty."""
+    cross_validated_interval: Interval | None = None
+    """95% interval of `cross_validated_top1`."""
+    cross_validated_images: int = 0
+    """Number of cross-validated images."""
     weights: str = ""
     """Name of the pretrained weights, or the path of their file; empty if unknown."""
     mean_ap: float | None = None
@@ -101,6 +107,9 @@ class RunInfo:
             top1_interval=facts.get("top1_interval"),
             majority=facts.get("majority"),
             cross_validated=cross_validated_facts(facts),
+            cross_validated_top1=facts.get("cross_validated"),
+            cross_validated_interval=facts.get("cross_validated_interval"),
+            cross_validated_images=facts.get("cross_validated_images", 0),
             weights=str((settings or {}).get("weights", {}).get("name", "")),
             mean_ap=facts.get("mean_ap"),
             mean_ap_interval=facts.get("mean_ap_interval"),

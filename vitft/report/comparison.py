@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
 
+from vitft.config.options import setting_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
-from vitft.report.fixed_images import fixes_notes
-from vitft.report.reproduce import different_settings, setting_text
+from vitft.report.fixed_images import data_notes, fixes_notes
+from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import resume_command
@@ -102,9 +103,12 @@ class RunComparison:
             counts[name] = right, len(members)
         return counts
 
-    def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return a table row for each run: name, accuracy, interval, accuracy on shared images."""
-        return [
+    def accuracy_rows(self) -> list[tuple[str, ...]]:
+        """Return a table row for each run: name, accuracy, interval, accuracy on shared images.
+
+        If all runs have one, the cross-validated accuracy and its interval follow.
+        """
+        rows: list[tuple[str, ...]] = [
             (
                 f"{self.letters[i]} {self.names[i]}",
                 percent(run.results.get("top1")),
@@ -113,6 +117,17 @@ class RunComparison:
             )
             for i, run in enumerate(self.runs)
         ]
+        more = [(percent(top1), interval(bounds)) for top1, bounds in self.cross_validated]
+        return [row + cells for row, cells in zip(rows, more, strict=True)] if more else rows
+
+    @cached_property
+    def cross_validated(self) -> list[Proportion]:
+        """Cross-validated accuracy and interval of each run; empty if any run has none."""
+        found = [run.results.get("cross_validation") for run in self.runs]
+        known = [more for more in found if more and more.get("top1_interval")]
+        if len(known) < len(self.runs):
+            return []
+        return [(more["top1"], more["top1_interval"]) for more in known]
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each pair of runs."""
@@ -155,8 +170,9 @@ class RunComparison:
         names = ["the fixes" if key == "data.fixes" else key for key in added.settings]
         verb = "differs" if len(names) == 1 and names != ["the fixes"] else "differ"
         return (
-            f"{self.difference_text(pair)}; {letters[added.is_second]} has "
-            f"{count(added.images, 'additional training image')}, but {listing(names)} {verb} too"
+            f"{self.difference_text(pair)}; {count(added.images, 'training image')} of "
+            f"{letters[added.is_second]} {'is' if added.images == 1 else 'are'} not among those of "
+            f"{letters[not added.is_second]}, but {listing(names)} {verb} too"
         )
 
     def difference_text(self, pair: RunPair) -> str:
@@ -216,6 +232,10 @@ class RunComparison:
                     "images": run.results.get("images"),
                     "top1": run.results.get("top1"),
                     "top1_interval": run.results.get("top1_interval"),
+                    "cross_validated": self.cross_validated[i][0] if self.cross_validated else None,
+                    "cross_validated_interval": (
+                        self.cross_validated[i][1] if self.cross_validated else None
+                    ),
                     "shared_right": self.rights[i],
                     "shared_interval": self.accuracies[i][1] if self.shared else None,
                     "recall": {n: right[i] / of for n, (right, of) in self.recall_counts.items()},
@@ -349,6 +369,7 @@ def comparison_notes(
             "compared."
         )
     notes += fixes_notes(runs, by_digest, relabelled)
+    notes += data_notes(runs)
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))

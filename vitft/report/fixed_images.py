@@ -9,6 +9,36 @@ from vitft.report.run_files import Run
 from vitft.system.text import count
 
 
+def data_notes(runs: Sequence[Run]) -> list[str]:
+    """Return sentences on the images and labels in which runs differ from the first one.
+
+    If some of the runs applied fixes, the last sentence names the number that shows their effect.
+    """
+    tables = [{row.sha256: run.split.classes[row.label] for row in run.rows} for run in runs]
+    notes, first = [], tables[0]
+    for letter, table in zip(ascii_uppercase[1:], tables[1:], strict=False):
+        changes = (
+            ("labels changed", sum(first[key] != table[key] for key in first.keys() & table)),
+            ("images left out", len(first.keys() - table.keys())),
+            ("images added", len(table.keys() - first.keys())),
+        )
+        if any(number for _, number in changes):
+            text = "; ".join(f"{what}: {number:,}" for what, number in changes)
+            notes.append(f"Data of {letter} compared with A (distinct images): {text}.")
+    fixes = {str(run.setting("data", "fixes") or "") for run in runs}
+    if notes and len(fixes) > 1:
+        scored = all(run.results.get("cross_validation") for run in runs)
+        more = (
+            " The cross-validated accuracy covers all images, but each run is scored with its own "
+            "images and labels, so a gain is partly that wrong labels are no longer counted."
+        )
+        notes.append(
+            "For the effect of the fixes on the model, read the accuracy on the shared images, "
+            "whose labels are the same in all runs." + more * scored
+        )
+    return notes
+
+
 def fixes_notes(
     runs: Sequence[Run],
     by_digest: Sequence[Mapping[str, ValidationPrediction]],

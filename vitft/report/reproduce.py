@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
 from vitft.models.card import Provenance
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
-from vitft.system.text import shell_quote
+from vitft.system.text import shell_join, shell_quote
 
 
 def command_of(config: Mapping[str, Any]) -> str:
@@ -40,8 +41,8 @@ def command_of(config: Mapping[str, Any]) -> str:
 
 
 def set_option(key: str, value: object) -> str:
-    """Return the `--set` option for a setting, quoted for the shell."""
-    return f"--set {shell_quote(f'{key}={setting_text(value)}')}"
+    """Return the option for a setting, or `--set` if it has none, quoted for the shell."""
+    return shell_join(setting_words(key, value))
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,13 +79,6 @@ def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in dotted(dataclasses.asdict(config)).items()
         if value is not None
     }
-
-
-def setting_text(value: object) -> str:
-    """Return a value in the syntax of `--set`."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:

@@ -67,6 +67,16 @@ class LabelsSchema(BaseModel):
     run: str | None = Field(description="name of the run that produced the model")
     top1: float | None = Field(description="accuracy of the run on its validation images")
     top1_interval: list[float] | None = Field(None, description="95% interval of `top1`")
+    cross_validated: float | None = Field(
+        None,
+        description="accuracy by cross-validation, where it is more precise than `top1`",
+    )
+    cross_validated_interval: list[float] | None = Field(
+        None, description="95% interval of `cross_validated`"
+    )
+    cross_validated_images: int | None = Field(
+        None, description="number of cross-validated images; 0 if `cross_validated` is null"
+    )
     majority: float | None = Field(
         None, description="accuracy of always predicting the largest class or label set"
     )

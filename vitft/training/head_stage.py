@@ -188,11 +188,14 @@ def describe_choice(choice: HeadChoice) -> str:
     """Return a log line that states how many blocks the head reads, and why."""
     last = choice["candidates"][0]["cv_top1"]
     if choice["blocks"] == 1:
-        return f"the head reads the last block (cross-validated accuracy {percent(last)})"
+        return (
+            "the head reads the last block (cross-validated on the training images: "
+            f"{percent(last)})"
+        )
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
     return (
-        f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated accuracy "
-        f"{percent(best['cv_top1'])}; the last block alone: {percent(last)})"
+        f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "
+        f"training images: {percent(best['cv_top1'])}; the last block alone: {percent(last)})"
     )
 
 
