@@ -104,10 +104,7 @@ class RunComparison:
         return counts
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
-        """Return a table row for each run: name, accuracy, interval, accuracy on shared images.
-
-        If all runs have one, the cross-validated accuracy and its interval follow.
-        """
+        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds."""
         rows: list[tuple[str, ...]] = [
             (
                 f"{self.letters[i]} {self.names[i]}",
@@ -222,6 +219,8 @@ class RunComparison:
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as an object that can be written as JSON."""
+        unknown: list[tuple[None, None]] = [(None, None)] * len(self.runs)
+        more = self.cross_validated or unknown
         return {
             "shared_images": self.shared,
             "notes": list(self.notes),
@@ -232,10 +231,8 @@ class RunComparison:
                     "images": run.results.get("images"),
                     "top1": run.results.get("top1"),
                     "top1_interval": run.results.get("top1_interval"),
-                    "cross_validated": self.cross_validated[i][0] if self.cross_validated else None,
-                    "cross_validated_interval": (
-                        self.cross_validated[i][1] if self.cross_validated else None
-                    ),
+                    "cross_validated": more[i][0],
+                    "cross_validated_interval": more[i][1],
                     "shared_right": self.rights[i],
                     "shared_interval": self.accuracies[i][1] if self.shared else None,
                     "recall": {n: right[i] / of for n, (right, of) in self.recall_counts.items()},
