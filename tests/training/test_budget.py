@@ -50,7 +50,7 @@ def settings(home: Path, **train: Any) -> Config:
     return config_from_table(
         {
             "data": {"path": str(home / "data")},
-            "weights": {"name": str(home / "w.safetensors")},
+            "weights": {"name": str(home / "w.safetensors"), "image_size": [16, 16]},
             "train": {"precision": "fp32", "budget": "5m", **train},
         }
     )

@@ -17,7 +17,7 @@ from vitft.metrics.results import (
     Metrics,
     RunResults,
 )
-from vitft.metrics.verdict import selected_epoch, verdict
+from vitft.metrics.verdict import describe_size, selected_epoch, verdict
 from vitft.system.text import (
     count,
     interval,
@@ -132,6 +132,9 @@ def print_selection(metrics: RunResults, config: Config) -> None:
 
 def print_budget(budget: BudgetResults) -> None:
     """Print which layers a run with a time budget tried, which it trained, and which it skipped."""
+    if size := budget.get("size"):
+        show = output.note if "seconds_needed" in size else output.result
+        show(describe_size(size))
     for trial in budget["trials"]:
         output.result(
             f"trial: after training {layers_text(trial['layers'])} for "

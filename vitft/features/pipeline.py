@@ -91,10 +91,12 @@ def load_pipeline(
     train: TrainSpec,
     max_pixels: int,
     local_rank: int = 0,
+    announce: bool = True,
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
-    `local_rank` is the index of the GPU that `train.device=auto` selects.
+    `local_rank` is the index of the GPU that `train.device=auto` selects. If `announce` is set, the
+    model is logged.
 
     Raises:
         WeightsError: The weights cannot be found or read, or do not match the configuration.
@@ -109,6 +111,7 @@ def load_pipeline(
         max_pixels=max_pixels,
         drop_path=train.drop_path,
         seed=train.seed,
+        announce=announce,
     )
     return build_pipeline(
         initial, report.transform, stage, train, device=device, precision=precision

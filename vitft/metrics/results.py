@@ -184,11 +184,31 @@ class SkippedTrial(TypedDict):
     seconds_needed: Loss  # budget that would have been enough to try them
 
 
+class SizeTrial(TypedDict):
+    """Cross-validated heads on the training images at two input sizes.
+
+    If the time budget was too short, only `image_size`, `chosen` and `seconds_needed` are present.
+    """
+
+    image_size: list[AtLeastOne]  # the larger size: height and width in pixels
+    chosen: bool  # whether the run uses the larger size
+    seconds_needed: NotRequired[Loss]  # budget that would have been enough to try it
+    usual_size: NotRequired[list[AtLeastOne]]
+    images: NotRequired[Natural]  # number of training images scored
+    top1: NotRequired[Share]
+    usual_top1: NotRequired[Share]
+    loss: NotRequired[Loss]  # mean cross-entropy after temperature scaling
+    usual_loss: NotRequired[Loss]
+    error: NotRequired[Loss]  # standard error of the difference between the losses
+    seconds: NotRequired[Loss]  # duration of the trial
+
+
 class BudgetResults(TypedDict):
     """Trials of a run with a time budget, and the layers chosen for training."""
 
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
+    size: NotRequired[SizeTrial]  # absent if there was no other input size to try
     trials: list[TrialResults]
     skipped: list[SkippedTrial]
     chosen: str | None  # layers trained after the head, or `head`; None before the choice

@@ -1,8 +1,8 @@
 """The accuracy of a model in one plain sentence, for the terminal and the report."""
 
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import CrossValidation, Interval, RunResults
-from vitft.system.text import count, interval, percent
+from vitft.metrics.results import CrossValidation, Interval, RunResults, SizeTrial
+from vitft.system.text import count, duration, format_size, interval, percent
 
 BEST_RULE = (
     "the one with the highest accuracy or, where accuracies differ by no more than one standard "
@@ -84,3 +84,19 @@ def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:
     if not number:
         return "the fitted head"
     return f"epoch {number}{f' of {planned * stages}' if planned else ''}{after}"
+
+
+def describe_size(found: SizeTrial) -> str:
+    """Return a sentence about a trial of another input size."""
+    height, width = found["image_size"]
+    text = f"an input of {format_size((height, width))} pixels"
+    if "seconds_needed" in found:
+        return (
+            f"{text} was not tried: it needs a budget of about {duration(found['seconds_needed'])}"
+        )
+    tall, wide = found["usual_size"]
+    return (
+        f"{text} was {'chosen' if found['chosen'] else 'tried, but not chosen'}: a head classifies "
+        f"{percent(found['top1'])} of {found['images']:,} training images correctly in "
+        f"cross-validation (at {format_size((tall, wide))} pixels: {percent(found['usual_top1'])})"
+    )

@@ -36,14 +36,14 @@ def load_initial_model(
     max_pixels: int,
     drop_path: float,
     seed: int,
+    announce: bool = True,
 ) -> tuple[Model, LoadReport]:
     """Return the initial model, with a zero-initialised head, and its load report.
 
     If the name of the weights is `none`, `shape` describes the architecture of a new model;
     otherwise, `shape` is ignored. If the name is `random:NAME`, the model has the architecture and
-    transform of NAME, but random weights: a baseline that shows the effect of pretraining. The
-    report is logged, except for `random:NAME`. Images with more than `max_pixels` pixels are not
-    read.
+    transform of NAME, but random weights: a baseline that shows the effect of pretraining. If
+    `announce` is set, the model is logged. Images with more than `max_pixels` pixels are not read.
 
     Raises:
         WeightsError: The weights cannot be found, fetched or loaded.
@@ -71,10 +71,17 @@ def load_initial_model(
             seed=seed,
         )
     report = replace(report, transform=fitted(report.transform, weights))
+    if announce:
+        log_model(weights, report)
+    return model, report
+
+
+def log_model(weights: WeightsSpec, report: LoadReport) -> None:
+    """Log which weights were loaded into a model, and how."""
     name = weights.name.removeprefix(RANDOM)
     if name != weights.name:
         log.info(f"model:      the architecture of {name} with random weights")
-        return model, report
+        return
     log.info(report.headline())
     for line in report.lines():
         log.debug(line)
@@ -83,7 +90,6 @@ def load_initial_model(
             "note:       the weights do not state mean and std; assuming 0.5 (to set them, use "
             "--mean and --std of finetune)"
         )
-    return model, report
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:

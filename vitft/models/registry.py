@@ -10,7 +10,7 @@ from vitft.models.timm_vit import timm_vit_config
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair
 from vitft.system.errors import UsageError
-from vitft.system.text import count
+from vitft.system.text import count, format_size
 
 
 def architecture_config(name: str) -> ViTConfig:
@@ -97,8 +97,3 @@ def describe_vit(config: ViTConfig) -> str:
     extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
     tail = "".join(f", {extra}" for extra in extras)
     return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
-
-
-def format_size(sides: tuple[int, int]) -> str:
-    """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
-    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

@@ -10,7 +10,7 @@ from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics, Interval
-from vitft.metrics.verdict import selected_epoch
+from vitft.metrics.verdict import describe_size, selected_epoch
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -118,6 +118,9 @@ def describe_budget(run: Run) -> str:
     if not budget:
         return ""
     text = f"The run had a time budget of {duration(budget['seconds'])}."
+    if size := budget.get("size"):
+        sentence = describe_size(size)
+        text += f" {sentence[0].upper()}{sentence[1:]}."
     for trial in budget["trials"]:
         text += (
             f" A trial trained {layers_text(trial['layers'])} on {trial['images']:,} of the "

@@ -152,3 +152,8 @@ def escape_formula(cell: str) -> str:
         float(cell)
         return cell
     return f"'{cell}"
+
+
+def format_size(sides: tuple[int, int]) -> str:
+    """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

@@ -1,10 +1,11 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first fits its head. It then tries candidates, each of which trains further
-layers. A candidate is trained on two thirds of the training images, starting from a head fitted
-to the same images, and is compared with this head on the remaining third. If a candidate is clearly
-better, the best one is trained again on all training images, starting from the head of the run.
-Otherwise, only the head is trained. The choice does not use validation images.
+A run with a budget first chooses its input size (see `input_size`) and fits its head. It then tries
+candidates, each of which trains further layers. A candidate is trained on two thirds of the
+training images, starting from a head fitted to the same images, and is compared with this head on
+the remaining third. If a candidate is clearly better, the best one is trained again on all training
+images, starting from the head of the run. Otherwise, only the head is trained. The choice does not
+use validation images.
 """
 
 import logging
@@ -17,25 +18,27 @@ from vitft.config.sections import layers_text
 from vitft.features.cut import last_block_size
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
-from vitft.metrics.results import BudgetResults, TrialResults
+from vitft.metrics.results import BudgetResults, SizeTrial, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, duration, percent
 from vitft.training.head_stage import of_last_block, read_last_block
 from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
-from vitft.training.trial import MIN_EPOCHS, LayerSettings, Trial, hold_out
+from vitft.training.trial import (
+    EVIDENCE,
+    MIN_EPOCHS,
+    MIN_TRIAL_IMAGES,
+    LayerSettings,
+    Trial,
+    hold_out,
+)
 
 log = logging.getLogger(__name__)
 
-MIN_TRIAL_IMAGES = 60
-"""Minimum number of training images for trials; with fewer images, the held-out third would be too
-small to show a gain."""
 MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
 reports and for variations in machine speed."""
-EVIDENCE = 2.0
-"""Minimum reduction of the held-out loss, in standard errors, for a candidate to beat the head."""
 
 LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
 EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75})
@@ -98,6 +101,11 @@ def shared_budget(context: RunContext) -> BudgetResults | None:
     """
     group = context.inputs.data.group
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
+
+
+def record_size(context: RunContext, found: SizeTrial) -> None:
+    """Save the scores of another input size, before any layers are tried."""
+    write_budget(context.run, {**untried(context), "size": found})
 
 
 def untried(context: RunContext) -> BudgetResults:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.run import Config
+from vitft.data.split import Row
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
@@ -88,12 +89,12 @@ class HeadSolver:
         )
         own = group.indices(len(targets), CHUNK_ROWS, group.rank)
         parts = [
-            self.inputs.features([train[i % number] for i in own if i // number == v], view)
+            head_inputs(
+                model, self.inputs, [train[i % number] for i in own if i // number == v], view
+            )
             for v, view in enumerate(self.views)
         ]
-        with torch.no_grad():
-            x = torch.cat([model.pre_logits.cpu()(part) for part in parts])
-        model.pre_logits.to(self.data.device)
+        x = torch.cat(parts)
         assert problem.standardizer is not None
         leading = x[:, : len(problem.standardizer.mean)]
         return problem.objective(leading, targets[own], weights[None, own])
@@ -252,14 +253,20 @@ def head_features(
         one row per image.
     """
     data = inputs.data
-    pre_logits = model.pre_logits.cpu()
-    with torch.no_grad():
-        parts = [pre_logits(inputs.features(data.manifest.train, view)) for view in views]
-        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-        validation = pre_logits(inputs.features(data.manifest.val))
-        distinct = pre_logits(inputs.features(data.distinct))
-    pre_logits.to(data.device)
-    return training, validation, distinct
+    parts = [head_inputs(model, inputs, data.manifest.train, view) for view in views]
+    training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
+    validation = head_inputs(model, inputs, data.manifest.val)
+    return training, validation, head_inputs(model, inputs, data.distinct)
+
+
+@torch.no_grad()
+def head_inputs(
+    model: Model, inputs: StageInputs, rows: Sequence[Row], view: View | None = None
+) -> Tensor:
+    """Return the inputs to the head (n, D) for images of the run, in float32 on the CPU."""
+    x: Tensor = model.pre_logits.cpu()(inputs.features(rows, view))
+    model.pre_logits.to(inputs.data.device)
+    return x
 
 
 def set_head(model: Model, solved: SolvedHead) -> None:

@@ -35,7 +35,7 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
-from vitft.training.budget import choose_layers, resume_budget
+from vitft.training.budget import choose_layers, record_size, resume_budget
 from vitft.training.distributed import process_group
 from vitft.training.finish import (
     evaluate_run,
@@ -45,6 +45,7 @@ from vitft.training.finish import (
     write_model,
 )
 from vitft.training.head_stage import representative_scores, solve_head_stage
+from vitft.training.input_size import choose_input_size
 from vitft.training.reference import write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
@@ -129,7 +130,10 @@ def run_finetuning(
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
         setup = load_data_and_model(config, group)
-        start = extract_and_split(setup, group)
+        start, size = extract_and_split(setup, group), None
+        if not resume:  # config.toml contains the size that was chosen
+            start, size = choose_input_size(start, started=started)
+        setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
             log.info("no training state was saved: training starts again from the beginning")
@@ -144,6 +148,8 @@ def run_finetuning(
             inputs=start.inputs,
             started=started,
         )
+        if size is not None:
+            record_size(context, size)
         on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
         with freed_memory_kept(when=on_cpu):
             result = fit_and_write(context, start)

@@ -28,11 +28,16 @@ from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
 from vitft.training.dataset import StageInputs
 from vitft.training.extraction import compute_views
-from vitft.training.head_stage import read_last_block
+from vitft.training.head_stage import head_inputs, read_last_block
 from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import with_stage_data
 from vitft.training.stages import RunContext, make_trainer, validation_logits
 
+MIN_TRIAL_IMAGES = 60
+"""Minimum number of training images for trials; with fewer images, the held-out images would be too
+few to show a gain."""
+EVIDENCE = 2.0
+"""Minimum reduction of the held-out loss, in standard errors, for a candidate to be chosen."""
 TRIAL_FOLDS = 3
 """Number of folds into which the training images are divided; one fold is held out."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
@@ -92,9 +97,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     ]
 
     def solve() -> tuple[LinearHead, Tensor]:
-        with torch.no_grad():
-            x = context.best.model.pre_logits.cpu()(inputs.features(rows))
-        context.best.model.pre_logits.to(data.device)
+        x = head_inputs(context.best.model, inputs, rows)
         (weight, bias), last_head = solve_by_method(
             x[~held],
             labels[~held],

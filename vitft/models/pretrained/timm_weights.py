@@ -19,12 +19,12 @@ from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import descended, provenance_of
-from vitft.models.registry import format_size
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
+from vitft.system.text import format_size
 
 
 def load_timm(
