@@ -89,7 +89,7 @@ class HeadSolver:
         )
         own = group.indices(len(targets), CHUNK_ROWS, group.rank)
         parts = [
-            head_inputs(
+            inputs_to_head(
                 model, self.inputs, [train[i % number] for i in own if i // number == v], view
             )
             for v, view in enumerate(self.views)
@@ -253,14 +253,14 @@ def head_features(
         one row per image.
     """
     data = inputs.data
-    parts = [head_inputs(model, inputs, data.manifest.train, view) for view in views]
+    parts = [inputs_to_head(model, inputs, data.manifest.train, view) for view in views]
     training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-    validation = head_inputs(model, inputs, data.manifest.val)
-    return training, validation, head_inputs(model, inputs, data.distinct)
+    validation = inputs_to_head(model, inputs, data.manifest.val)
+    return training, validation, inputs_to_head(model, inputs, data.distinct)
 
 
 @torch.no_grad()
-def head_inputs(
+def inputs_to_head(
     model: Model, inputs: StageInputs, rows: Sequence[Row], view: View | None = None
 ) -> Tensor:
     """Return the inputs to the head (n, D) for images of the run, in float32 on the CPU."""

@@ -26,7 +26,7 @@ from vitft.metrics.verdict import describe_size
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.vit import VisionTransformer
 from vitft.training.extraction import compute_views
-from vitft.training.head_stage import head_inputs
+from vitft.training.head_stage import inputs_to_head
 from vitft.training.setup import Setup, Start
 from vitft.training.trial import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
 
@@ -61,7 +61,7 @@ def choose_input_size(start: Start, *, started: float) -> tuple[Start, SizeTrial
     if size is None:
         return start, None
     group, began = data.group, time.monotonic()
-    larger, seconds = resized(start, size), start.setup.config.train.budget_s
+    larger, seconds = at_size(start, size), start.setup.config.train.budget_s
     used = group.broadcast(time.monotonic() - started)
     expected = expected_seconds(larger)
     if expected > SIZE_FRACTION * (seconds - used):
@@ -104,7 +104,7 @@ def is_random(weights: WeightsSpec) -> bool:
     return weights.name == "none" or weights.name.startswith(RANDOM)
 
 
-def resized(start: Start, size: tuple[int, int]) -> Start:
+def at_size(start: Start, size: tuple[int, int]) -> Start:
     """Return the same run, images and split with another input size; no features are computed."""
     setup, config = start.setup, start.setup.config
     config = replace(config, weights=replace(config.weights, image_size=size))
@@ -188,7 +188,7 @@ def held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
     inputs, config, data = start.inputs, start.setup.config, start.inputs.data
     rows, names = data.manifest.train, data.manifest.outputs
-    x, y = head_inputs(start.setup.pipeline.model, inputs, rows), data.labels(rows).cpu()
+    x, y = inputs_to_head(start.setup.pipeline.model, inputs, rows), data.labels(rows).cpu()
     groups, seed = data.group_ids(rows), config.train.seed
     assert inputs.extractor is not None
     solved = solve_head(

@@ -15,7 +15,7 @@ import torch
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
 from vitft.metrics.chance import chance_level, chance_remedy
-from vitft.metrics.results import BudgetResults, RunResults
+from vitft.metrics.results import BudgetResults, RunResults, SizeTrial
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system.device import describe_device, peak_memory, vector_instructions
@@ -36,7 +36,7 @@ from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
 from vitft.training.budget import choose_layers, record_size, resume_budget
-from vitft.training.distributed import process_group
+from vitft.training.distributed import ProcessGroup, process_group
 from vitft.training.finish import (
     evaluate_run,
     model_card,
@@ -129,10 +129,7 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
-        setup = load_data_and_model(config, group)
-        start, size = extract_and_split(setup, group), None
-        if not resume:  # config.toml contains the size that was chosen
-            start, size = choose_input_size(start, started=started)
+        start, size = set_up(config, group, resume=resume, started=started)
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
@@ -156,6 +153,19 @@ def run_finetuning(
         trackers.finish(result.status, result.figures)
         group.barrier()
     return result
+
+
+def set_up(
+    config: Config, group: ProcessGroup, *, resume: bool, started: float
+) -> tuple[Start, SizeTrial | None]:
+    """Return the start of a run, at a larger input size if a time budget allows and it is better.
+
+    The scores of the larger size are None if it was not tried.
+    """
+    start = extract_and_split(load_data_and_model(config, group), group)
+    if resume:  # config.toml contains the size that was chosen
+        return start, None
+    return choose_input_size(start, started=started)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
 from vitft.training.dataset import StageInputs
 from vitft.training.extraction import compute_views
-from vitft.training.head_stage import head_inputs, read_last_block
+from vitft.training.head_stage import inputs_to_head, read_last_block
 from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import with_stage_data
 from vitft.training.stages import RunContext, make_trainer, validation_logits
@@ -97,7 +97,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     ]
 
     def solve() -> tuple[LinearHead, Tensor]:
-        x = head_inputs(context.best.model, inputs, rows)
+        x = inputs_to_head(context.best.model, inputs, rows)
         (weight, bias), last_head = solve_by_method(
             x[~held],
             labels[~held],
