@@ -2,15 +2,11 @@
 
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
@@ -21,6 +17,7 @@ from vitft.report.notebook import result_card
 from vitft.system.device import describe_device, peak_memory, vector_instructions
 from vitft.system.errors import RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
+from vitft.system.random_state import caller_state_preserved
 from vitft.system.run_content import damaged_file
 from vitft.system.rundir import (
     RunDir,
@@ -166,27 +163,6 @@ def set_up(
     if resume:  # config.toml contains the size that was chosen
         return start, None
     return choose_input_size(start, started=started)
-
-
-@contextlib.contextmanager
-def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
-    """Restore the global random number generators and the number of threads on exit.
-
-    If `gpu` is set, this includes the GPU generators, which `torch.manual_seed` also seeds.
-    """
-    threads, python = torch.get_num_threads(), random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002 - used by timm
-    devices = range(torch.cuda.device_count()) if gpu and torch.cuda.is_available() else ()
-    mps = torch.mps.get_rng_state() if gpu and torch.backends.mps.is_available() else None
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002 - see above
-            if mps is not None:
-                torch.mps.set_rng_state(mps)
 
 
 @contextlib.contextmanager
