@@ -103,9 +103,10 @@ def shared_budget(context: RunContext) -> BudgetResults | None:
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
 
 
-def record_size(context: RunContext, found: SizeTrial) -> None:
-    """Save the scores of another input size, before any layers are tried."""
-    write_budget(context.run, {**untried(context), "size": found})
+def record_size(context: RunContext, found: SizeTrial | None) -> None:
+    """Save the scores of another input size, if any, before any layers are tried."""
+    if found is not None:
+        write_budget(context.run, {**untried(context), "size": found})
 
 
 def untried(context: RunContext) -> BudgetResults:

@@ -142,10 +142,9 @@ def run_finetuning(
             inputs=start.inputs,
             started=started,
         )
-        if size is not None:
-            record_size(context, size)
-        on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
-        with freed_memory_kept(when=on_cpu):
+        record_size(context, size)
+        whole_on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
+        with freed_memory_kept(when=whole_on_cpu):
             result = fit_and_write(context, start)
         trackers.finish(result.status, result.figures)
         group.barrier()
