@@ -248,6 +248,30 @@ def test_a_crash_loses_only_the_steps_after_the_last_state(
     assert outcome(again.run) == outcome(whole.run)
 
 
+def test_a_resumed_run_shows_its_data_and_its_earlier_epochs(
+    few: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    before = (stopped.run / "metrics.jsonl").read_text().splitlines()
+    caplog.clear()
+
+    resumed(stopped.run)
+
+    shown = [record.getMessage() for record in caplog.records]
+    first = f"{json.loads(before[0])['train_loss']:.4f}"
+    assert len(before) == 1
+    assert sum("earlier" in line for line in shown) == 1
+    assert any("earlier" in line and first in line for line in shown)
+    assert sum(line.startswith("epoch ") for line in shown) == 1
+    assert sum(line.startswith("data: ") for line in shown) == 1
+
+
 def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

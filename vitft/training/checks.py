@@ -81,10 +81,8 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
     folder = assign_parts(scanned, config.data.val_from)
     check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
     if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
-        files = count(len(folder.files), "image")
-        classes = count(len(folder.classes), "class", "classes")
         name = short_name(config.data.path) if folder.shown else data.name or data
-        log.info(f"data:       {name}, {files} in {classes}")
+        log_data(folder, str(name))
     config = with_weights(config, images=len(folder.files))
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
@@ -106,6 +104,13 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             fix="choose another run directory with --out",
         )
     return config, planned
+
+
+def log_data(folder: Folder, name: str) -> None:
+    """Log how many images and classes a run starts from."""
+    files = count(len(folder.files), "image")
+    classes = count(len(folder.classes), "class", "classes")
+    log.info(f"data:       {name}, {files} in {classes}")
 
 
 def check_not_begun(out: str | None) -> None:

@@ -158,7 +158,7 @@ def set_up(
 
     The scores of the larger size are None if it was not tried.
     """
-    start = extract_and_split(load_data_and_model(config, group), group)
+    start = extract_and_split(load_data_and_model(config, group, resume=resume), group)
     if resume:  # config.toml contains the size that was chosen
         return start, None
     return choose_input_size(start, started=started)

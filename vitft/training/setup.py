@@ -21,7 +21,7 @@ from vitft.data.draw import draw, joined_groups
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.inspection import log_inspection
-from vitft.data.remote.places import place_of
+from vitft.data.remote.places import place_of, short_name
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
 from vitft.data.split import split
@@ -46,6 +46,7 @@ from vitft.system.device import describe_device
 from vitft.system.rundir import run_path
 from vitft.system.text import count
 from vitft.training.batches import caches_views, training_views
+from vitft.training.checks import log_data
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
 from vitft.training.distributed import ProcessGroup, check_sharding
 from vitft.training.extraction import (
@@ -98,7 +99,7 @@ class Start:
         return passes * self.extraction_s / computed
 
 
-def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
+def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = False) -> Setup:
     """List the images, load the weights onto the device and cut the model for the first stage.
 
     Raises:
@@ -109,6 +110,8 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     located = with_absolute_paths(config.data)
     folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
     folder, data_spec = apply_fixes(folder, located)
+    if resume and group.is_main:  # a new run has logged this before torch was imported
+        log_data(folder, short_name(config.data.path))
     if folder.labels:
         check_several_labels(config)
     config = replace(config, data=data_spec)

@@ -16,12 +16,13 @@ from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import BudgetResults
+from vitft.metrics.results import BudgetResults, LogLine
 from vitft.metrics.targets import TrainingLoss
 from vitft.metrics.verdict import BEST_RULE
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
+from vitft.system.run_content import read_run_lines
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, duration, percent
@@ -106,6 +107,7 @@ class StepStage:
             load_trainer_state(self.trainer, saved.tensors, facts)
             self.metrics, self.epochs = RunningMetrics(**facts["tally"]), facts["epochs"]
             self.context.run.cut_log(facts["log_bytes"])
+            self.log_earlier_epochs()
         stopper, optim = self.context.stopper, self.config.optim
         images = epoch_size(self.data.manifest.train, self.config.train)
         total = images * optim.epochs
@@ -199,7 +201,7 @@ class StepStage:
                 }
                 context.run.log(entry)  # if this fails, the epoch does not count
                 context.best.update(found)
-                self.log_epoch(entry)
+                self.log_epoch(entry, duration(time.monotonic() - self.epoch_started))
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # logged by `log_step`
@@ -216,19 +218,29 @@ class StepStage:
             )
         return stops
 
-    def log_epoch(self, entry: Mapping[str, Any]) -> None:
-        """Log the metrics of an epoch as a table row, preceded by the header in the first epoch."""
+    def log_earlier_epochs(self) -> None:
+        """Log the epochs of this stage that were finished before the run was resumed."""
+        lines = read_run_lines(self.context.run.path / "metrics.jsonl", LogLine)
+        entries = [line for line in lines if "epoch" in line and "val_loss" in line]
+        for entry in entries[len(entries) - self.epochs :]:
+            self.log_epoch(entry, "earlier")
+
+    def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
+        """Log the metrics of an epoch as a table row, preceded by the header in the first row.
+
+        `when` is the duration of the epoch, or "earlier" for an epoch before the run was resumed.
+        """
         if not self.has_header:
             if self.context.best.selects:
                 log.info(f"best on the validation images so far: {BEST_RULE}")
             log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
             self.has_header = True
         number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
-        seconds, best = time.monotonic() - self.epoch_started, self.context.best
-        is_best = best.selects and best.epochs_since_best == 0
+        best = self.context.best
+        is_best = best.selects and best.epochs_since_best == 0 and when != "earlier"
         log.info(
             f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>8}   "
-            f"{entry['val_loss']:>15.4f}  {percent(entry['val_top1']):>8}  {duration(seconds):>8}"
+            f"{entry['val_loss']:>15.4f}  {percent(entry['val_top1']):>8}  {when:>8}"
             f"{'  best' * is_best}"
         )
 
