@@ -33,6 +33,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect at its end; libraries would report what is left as leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
     """Restore the default signal handlers, which background jobs and nohup replace."""
