@@ -97,27 +97,26 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
     few: Path,
     tiny_weights: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, dict[str, Any]],
-    count: int,
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", settings)
 
-    with monkeypatch.context() as patch:
-        stop_after(patch, count)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
-    assert (stopped.status, stopped.exit_code) == ("terminated", 143)
-    assert list((stopped.run / "resume").glob("state-*"))
-    again = resumed(stopped.run)
+    for steps in (1, 2, 3, 4):
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            stopped = start(few, tiny_weights, tmp_path / f"stopped-{steps}", settings)
+        assert (stopped.status, stopped.exit_code) == ("terminated", 143)
+        assert list((stopped.run / "resume").glob("state-*"))
+        again = resumed(stopped.run)
 
-    assert again.status == "finished"
-    assert outcome(again.run) == outcome(whole.run)
-    assert not (again.run / "resume").exists()
+        assert again.status == "finished"
+        assert outcome(again.run) == outcome(whole.run), steps
+        assert not (again.run / "resume").exists()
 
 
 def test_a_run_stopped_again_and_again_is_bit_identical(

@@ -21,6 +21,7 @@
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -321,9 +322,6 @@ def environment(
     status: str, device: str, precision: str, *, processes: int = 1, instructions: str = ""
 ) -> RunEnvironment:
     """Return the contents of environment.json on this machine for a run that has not ended."""
-    import importlib.metadata
-
-    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {
         "status": status,
         "device": device,
@@ -332,8 +330,17 @@ def environment(
         "instructions": instructions,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: importlib.metadata.version(name) for name in names},
+        "packages": package_versions(),
     }
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that influence the results of a run."""
+    import importlib.metadata
+
+    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
