@@ -98,3 +98,20 @@ def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatc
     logging.getLogger("vitft.training").warning("a batch was halved")
     with console.Progress("working", 1) as progress:
         progress.advance()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        pytest.param("one two three", ["one two", "  three"], id="between words"),
+        pytest.param("see /a/long/path", ["see", "  /a/long/path"], id="a path stays whole"),
+        pytest.param("run vitft predict", ["run vitft predict"], id="a command stays one line"),
+        pytest.param("short", ["short"], id="a line that fits"),
+    ],
+)
+def test_lines_on_a_terminal_are_broken_between_words(text: str, lines: list[str]) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=10)
+    pipe = Console(file=io.StringIO(), width=10)
+
+    assert console.between_words(text, terminal).split("\n") == lines
+    assert console.between_words(text, pipe) == text

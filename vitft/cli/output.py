@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 from vitft.cli.column_widths import MIN_TEXT, column_widths, table_width
 from vitft.cli.streams import SafeStream, Stdout
 from vitft.system import console
-from vitft.system.console import stderr, stdout, visible
+from vitft.system.console import between_words, stderr, stdout, visible
 from vitft.system.errors import VitftError
 from vitft.system.redaction import redacted
 from vitft.system.text import listing
@@ -37,7 +37,7 @@ def safe_streams() -> Iterator[Stdout]:
 
 def result(text: str, *, style: str | None = None) -> None:
     """Print one line of results; on a terminal, apply the given rich style."""
-    stdout().print(visible(text), markup=False, style=style)
+    stdout().print(between_words(visible(text), stdout()), markup=False, style=style)
 
 
 def rule() -> None:
@@ -66,12 +66,13 @@ def as_json(fields: Mapping[str, Any]) -> None:
 def note(text: str) -> None:
     """Print one line of information, except with --quiet."""
     if console.shows_notes():
-        stderr().print(visible(text), markup=False)
+        stderr().print(between_words(visible(text), stderr()), markup=False)
 
 
 def warn(text: str) -> None:
     """Print one line as a warning."""
-    stderr().print(f"warning: {visible(text)}", markup=False, style="yellow")
+    text = between_words(f"warning: {visible(text)}", stderr())
+    stderr().print(text, markup=False, style="yellow")
 
 
 def table(

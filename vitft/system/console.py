@@ -7,6 +7,7 @@ Results are printed by `vitft.cli.output`.
 import contextlib
 import logging
 import sys
+import textwrap
 import threading
 import time
 import unicodedata
@@ -35,6 +36,24 @@ def visible(text: str) -> str:
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c
         for c in redacted(text)
+    )
+
+
+def between_words(text: str, console: "Console") -> str:
+    """Break a line between words so that it fits a terminal; further lines are indented.
+
+    In a file or a pipe, the line is not broken. Commands are not broken either, so that they can be
+    copied; a word that is too long, such as a path, stays in one piece.
+    """
+    if not console.is_terminal or len(text) <= console.width or "vitft " in text:
+        return text
+    return textwrap.fill(
+        text,
+        console.width,
+        subsequent_indent="  ",
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -74,7 +93,8 @@ class LogHandler(logging.Handler):
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
             if sys.stderr is not None and sys.stderr.isatty():
-                stderr().print(text, markup=False, style="yellow" if is_warning else None)
+                text, style = between_words(text, stderr()), "yellow" if is_warning else None
+                stderr().print(text, markup=False, style=style)
             elif sys.stderr is not None and not self.is_silent:
                 sys.stderr.write(f"{text}\n")
 
