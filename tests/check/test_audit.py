@@ -121,7 +121,7 @@ def test_one_row_per_image_with_the_strongest_action_first() -> None:
         ("cat/2.jpg", "drop"),
     ]
     assert fixes[1].reason == "identical to cat/1.jpg; blurry"
-    assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry"}]
+    assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry", "label": "cat"}]
 
 
 def test_the_summary_says_how_many_label_errors_the_fixes_keep() -> None:

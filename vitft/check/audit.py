@@ -52,13 +52,14 @@ def audit_images(
         mislabels: Probable label errors.
         view: Input size and cropping of the model, and how much of the image area remains.
     """
+    labels = {image.path: image.label for image in images}
     found: AuditResults = {
         "images": len(images),
         "unused": unused_files(unused or {}),
         "notes": [note for note in notes if note not in unused_notes(unused or {})],
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
-            {"path": path, "reason": reason}
+            {"path": path, "reason": reason, **({"label": labels[path]} if path in labels else {})}
             for path, reason in odd
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],

@@ -303,7 +303,7 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
 
 
 def compare_with_run(found: AuditResults, run: str) -> str:
-    """Return a sentence on label errors that only the run or only the check lists, or "".
+    """Return a sentence on how many label errors both the run and the check list, or "".
 
     Both score an image with heads that were not fitted to it, but not with the same heads: those of
     a run may read several blocks and have another penalty, and those of the check hold out
@@ -315,10 +315,12 @@ def compare_with_run(found: AuditResults, run: str) -> str:
     audit = read_run_json(run_path(run) / "audit.json", AuditResults)
     ours = {item["path"] for item in found["mislabels"]}
     theirs = {item["path"] for item in audit["mislabels"]} if audit else set()
-    if not theirs or ours == theirs:
+    if not theirs:
         return ""
+    lists = f"the report of the run lists {count(len(theirs), 'probable label error')}"
+    if ours == theirs:
+        return f"{lists}, the same as here"
     return (
-        f"the report of the run lists {count(len(theirs), 'probable label error')}, "
-        f"{len(ours & theirs):,} of them listed here too: this check fits heads of its own, which "
-        "read the last block and hold out near-duplicates together"
+        f"{lists}, {len(ours & theirs):,} of them listed here too: this check fits heads of its "
+        "own, which read the last block and hold out near-duplicates together"
     )

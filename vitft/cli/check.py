@@ -144,14 +144,15 @@ def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
     """Return a note on a table of an earlier check of these images that was not applied, or ""."""
     if fixes.name == "fixes.csv" or outcome.former:
         return ""
-    from vitft.data.fixes import read_fixes
+    from vitft.data.fixes import UNDECIDED, read_fixes
 
     try:
-        earlier = {fix.path for fix in read_fixes(fixes.with_name("fixes.csv"), "")}
+        earlier = read_fixes(fixes.with_name("fixes.csv"), "")
     except DataError:
         return ""
-    if earlier.isdisjoint(file.path for file in outcome.folder.files):
-        return ""
+    paths = {file.path for file in outcome.folder.files}
+    if not any(fix.path in paths and fix.action != UNDECIDED for fix in earlier):
+        return ""  # nothing in it has been decided
     return (
         f"{fixes.with_name('fixes.csv')} of an earlier check was not applied; to see what remains, "
         "add --fixes with the table that you have edited"
@@ -257,10 +258,12 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
         "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
         "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
-        "duplicates in both training and validation": members(
+        "of all duplicates, in both training and validation": members(
             g for g in groups if g["across_split"]
         ),
-        "duplicates with different labels": members(g for g in groups if g["labels_differ"]),
+        "of all duplicates, with different labels": members(
+            g for g in groups if g["labels_differ"]
+        ),
         "probable label errors": [
             f"{entry['path']}: {entry['suggested']} ({percent(entry['suggested_probability'], 0)}) "
             f"rather than {entry['label']} ({percent(entry['given_probability'], 0)})"

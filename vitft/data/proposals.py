@@ -54,7 +54,13 @@ def propose_fixes(
         for entry in audit["mislabels"]
     ]
     fixes += [
-        Fix(path=entry["path"], action=UNDECIDED, reason=entry["reason"], kind="odd")
+        Fix(
+            path=entry["path"],
+            action=UNDECIDED,
+            label=entry.get("label", ""),
+            reason=entry["reason"],
+            kind="odd",
+        )
         for entry in audit["odd"]
     ]
 

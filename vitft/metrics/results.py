@@ -256,6 +256,7 @@ class FileRemark(TypedDict):
 
     path: str  # path relative to the data folder, with slashes
     reason: str
+    label: NotRequired[str]  # absent for unreadable files, and from older runs
 
 
 class EvaluatedData(TypedDict):
