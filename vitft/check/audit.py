@@ -59,7 +59,7 @@ def audit_images(
         "notes": [note for note in notes if note not in unused_notes(unused or {})],
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
-            {"path": path, "reason": reason, **({"label": labels[path]} if path in labels else {})}
+            {"path": path, "reason": reason, "label": labels[path]}
             for path, reason in odd
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
