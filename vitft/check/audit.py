@@ -9,6 +9,7 @@ from vitft.metrics.results import (
     AuditResults,
     CopyGroup,
     CopyMember,
+    FileRemark,
     Imbalance,
     Mislabel,
     ViewFacts,
@@ -59,7 +60,7 @@ def audit_images(
         "notes": [note for note in notes if note not in unused_notes(unused or {})],
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
-            {"path": path, "reason": reason, "label": labels[path]}
+            remark_on(path, reason, labels)
             for path, reason in odd
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
@@ -73,6 +74,14 @@ def audit_images(
     if view is not None:
         found["view"] = view
     return found
+
+
+def remark_on(path: str, reason: str, labels: Mapping[str, str]) -> FileRemark:
+    """Return a remark on a file, with its label if `labels` (by path) contains it."""
+    remark: FileRemark = {"path": path, "reason": reason}
+    if path in labels:  # an image may be outside the split
+        remark["label"] = labels[path]
+    return remark
 
 
 def copy_groups(
