@@ -54,7 +54,7 @@ def saved(browser: Chromium, folder: Path) -> bytes:
     browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     browser.evaluate("document.getElementById('save').click()")
     end = time.monotonic() + 20
-    while not (found := sorted(folder.glob("fixes*.csv"))):
+    while not (found := [p for p in sorted(folder.glob("fixes*.csv")) if p.stat().st_size]):
         assert time.monotonic() < end, "nothing was saved"
         time.sleep(0.05)
     return found[-1].read_bytes()
