@@ -130,7 +130,11 @@ def test_validation_images_take_no_part_in_the_choice(
     ],
 )
 def test_a_clearly_lower_loss_decides(
-    home: Path, monkeypatch: pytest.MonkeyPatch, certainty: float, chosen: bool
+    home: Path,
+    heads_only: None,
+    monkeypatch: pytest.MonkeyPatch,
+    certainty: float,
+    chosen: bool,
 ) -> None:
     """A third of the answers at the usual size are wrong, and none or as many at the larger one."""
 
