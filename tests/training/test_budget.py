@@ -21,12 +21,12 @@ from vitft.models.vit import VisionTransformer
 from vitft.report.run_files import read_run
 from vitft.report.summary import summary_sentences
 from vitft.system.errors import UsageError
-from vitft.training import budget
+from vitft.training import budget, trial
 from vitft.training.best import RunningMetrics
 from vitft.training.budget import best_trial
 from vitft.training.loop import StepResult
 from vitft.training.run import Result, run_finetuning
-from vitft.training.trial import MAX_EPOCHS, Trial
+from vitft.training.trial import MAX_EPOCHS, Trial, pooled
 
 RESULTS: TrialResults = {
     "layers": "none", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
@@ -38,6 +38,13 @@ RESULTS: TrialResults = {
 def home(tmp_path: Path) -> Path:
     """Return a folder with data (3 classes of 30 images) and weights of two blocks."""
     return tiny_home(tmp_path, per_class=30)
+
+
+@pytest.fixture(autouse=True)
+def twelve_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all trials on the small data have 12 epochs of 2 steps, which is fast."""
+    for module, name in ((trial, "MAX_STEPS"), (budget, "FIRST_STEPS"), (budget, "MIN_STEPS")):
+        monkeypatch.setattr(module, name, 2 * MAX_EPOCHS)
 
 
 @pytest.fixture
@@ -78,17 +85,22 @@ def judged(monkeypatch: pytest.MonkeyPatch, **changes: float) -> list[str]:
 
 
 BETTER = {"loss": 0.1, "head_loss": 0.5, "error": 0.1}
-NO_BETTER = {"loss": 0.4, "head_loss": 0.5, "error": 0.06}
+BEHIND = {"loss": 0.6, "head_loss": 0.5, "error": 0.06}
 
 
 @pytest.mark.parametrize(
     ("changes", "layers"),
     [
         pytest.param([{}], "none", id="four standard errors below the head"),
-        pytest.param([{"loss": 0.41}], None, id="less than two standard errors below it"),
+        pytest.param([{"loss": 0.46, "top1": 0.79}], None, id="ahead, but less accurate"),
+        pytest.param([{"loss": 0.44}], "none", id="ahead by more than one standard error"),
+        pytest.param([{"loss": 0.46}], None, id="ahead by less"),
         pytest.param([{"loss": 0.6, "top1": 0.99}], None, id="the loss decides, not the accuracy"),
-        pytest.param([{"layers": "blocks:4", "loss": 0.31}, {}], "none", id="the lower loss wins"),
+        pytest.param([{"layers": "blocks:4", "loss": 0.31}, {}], "none", id="the larger gain wins"),
         pytest.param([{"layers": "blocks:4", "loss": 0.2}, {}], "blocks:4", id="in either order"),
+        pytest.param([{"loss": 0.49, "folds": 2}], "none", id="ahead after it was repeated"),
+        pytest.param([{"loss": 0.51, "folds": 5}], None, id="behind after it was repeated"),
+        pytest.param([{"loss": 0.41, "top1": 0.79, "folds": 3}], None, id="less accurate"),
         pytest.param([], None, id="no trial"),
     ],
 )
@@ -117,23 +129,96 @@ def test_a_trial_sees_no_validation_image_and_leaves_the_model_alone(
         return found
 
     monkeypatch.setattr(Trial, "run", watched)
-    judged(monkeypatch, **NO_BETTER)
+    judged(monkeypatch, **BEHIND)
 
     result = run(home, "run")
 
-    (trial,) = seen
-    fitted, held = trial.held_out.manifest.train, trial.held_out.manifest.val
-    split = {row.path for row in trial.context.inputs.data.manifest.val}
-    assert len(fitted) == 48
-    assert len(held) == 24  # a third of 72 training images
+    (done,) = seen
+    fitted, held = done.held_out.manifest.train, done.held_out.manifest.val
+    split = {row.path for row in done.context.inputs.data.manifest.val}
+    assert len(fitted) == 57
+    assert len(held) == 15  # a fifth of 72 training images, 5 per class
     assert not {row.path for row in (*fitted, *held)} & split
-    assert result.figures["budget"]["trials"][0]["images"] == 48
+    assert result.figures["budget"]["trials"][0]["images"] == 57
+
+
+def test_an_unclear_trial_is_repeated_until_every_training_image_was_held_out(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[set[str]] = []
+    original = Trial.run
+
+    def watched(self: Trial, epochs: int) -> TrialResults:
+        held.append({row.path for row in self.held_out.manifest.val})
+        return original(self, epochs)
+
+    monkeypatch.setattr(Trial, "run", watched)
+    judged(monkeypatch, loss=0.4, head_loss=0.5, error=0.2, top1=0.9, head_top1=0.9)
+
+    done = run(home, "run")
+
+    assert len(held) == 5
+    assert len(set.union(*held)) == 72
+    (found,) = results_of(done.run)["budget"]["trials"]
+    assert found["folds"] == 5
+    assert found["held_out"] == 72
+    assert results_of(done.run)["budget"]["chosen"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        pytest.param([{"loss": 0.45}], "none", id="ahead, but not clearly"),
+        pytest.param([{"loss": 0.45, "folds": 5}], None, id="repeated as often as possible"),
+        pytest.param([{"loss": 0.51}], None, id="behind the head"),
+        pytest.param([{}, {"layers": "blocks:4", "loss": 0.45}], None, id="the leader is clear"),
+        pytest.param(
+            [{"loss": 0.41, "folds": 5}, {"layers": "blocks:4", "loss": 0.45}],
+            "blocks:4",
+            id="the leader was repeated as often as possible",
+        ),
+        pytest.param([], None, id="no trial"),
+    ],
+)
+def test_the_leading_trial_is_repeated_unless_it_is_clear(
+    changes: list[dict[str, Any]], layers: str | None
+) -> None:
+    trials: list[Any] = [{**RESULTS, **change} for change in changes]
+
+    repeated = budget.undecided(trials)
+
+    assert (repeated and repeated["layers"]) == layers
+
+
+def test_repeated_trials_are_combined_by_their_numbers_of_images() -> None:
+    one: TrialResults = {**RESULTS, "held_out": 300, "loss": 0.2, "error": 0.03}
+    other: TrialResults = {**RESULTS, "held_out": 100, "loss": 0.6, "error": 0.05}
+
+    both = pooled(one, other)
+
+    assert both["folds"] == 2
+    assert both["held_out"] == 400
+    assert both["loss"] == pytest.approx(0.3)
+    assert both["error"] == pytest.approx((9**2 + 5**2) ** 0.5 / 400)
+    assert both["seconds"] == 20.0
+
+
+def test_a_trial_has_enough_steps_and_its_winner_is_tried_for_more_epochs(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FIRST_STEPS", 7)  # 4 epochs of 2 steps
+    monkeypatch.setattr(budget, "MIN_STEPS", 5)
+    judged(monkeypatch, **BETTER)
+
+    done = run(home, "run")
+
+    assert [t["epochs"] for t in results_of(done.run)["budget"]["trials"]] == [4, MAX_EPOCHS]
 
 
 def test_without_a_gain_the_run_is_that_of_the_head_alone(
     home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged(monkeypatch, **NO_BETTER)
+    judged(monkeypatch, **BEHIND)
 
     tried, plain = run(home, "tried"), run(home, "plain", budget="")
 
@@ -241,8 +326,8 @@ def test_what_does_not_fit_into_the_budget_is_named_with_the_time_it_needs(
     assert main(["finetune", *given, "--budget", "1m", "--out", str(home / "run")]) == 0
 
     found = results_of(home / "run")["budget"]
-    # 3 epochs of 48 and of 72 images, and passes over 24 held-out, 5 x 18 validation, 2 x 72 others
-    seconds = 10 * (3 * 48 + 3 * 72 + (24 + 5 * 18 + 2 * 72) / 3)
+    # 12 epochs, and passes over 15 held-out, 14 x 18 validation, 2 x 72 others
+    seconds = 10 * (12 * 57 + 12 * 72 + (15 + 14 * 18 + 2 * 72) / 3)
     assert found["trials"] == []
     (skipped,) = found["skipped"]
     assert skipped["seconds_needed"] == pytest.approx(seconds / 0.85, rel=0.02)
@@ -318,7 +403,7 @@ def test_epochs_are_planned_from_the_time_of_a_step(
     epochs: int,
 ) -> None:
     trials: list[Trial] = []
-    judged(monkeypatch, **NO_BETTER)
+    judged(monkeypatch, **BEHIND)
     original = Trial.run
 
     def watched(self: Trial, epochs: int) -> TrialResults:
@@ -328,7 +413,7 @@ def test_epochs_are_planned_from_the_time_of_a_step(
     monkeypatch.setattr(Trial, "run", watched)
     run(home, "run")
 
-    # one epoch: 48 + 72 images and a third of 24 + 3 x 18 + 2 x 72 others: 0.194 s
+    # one epoch: 57 + 72 images and a third of 15 + 3 x 18 + 2 x 72 others: 0.2 s
     assert trials[0].affordable_epochs(seconds, after=after) == epochs
 
 

@@ -161,19 +161,21 @@ class HeadChoice(TypedDict):
 class TrialResults(TypedDict):
     """Results of training some layers as a trial, compared with fitting only the head.
 
-    Both models are scored on training images that were held out.
+    Both models are scored on training images that were held out. A trial may be repeated with other
+    held-out images; its results are then those of all held-out images.
     """
 
     layers: str  # in the notation of `train.freeze`
     epochs: AtLeastOne
-    images: Natural  # number of images trained on
-    held_out: Natural  # number of images scored
+    folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
+    images: Natural  # number of images trained on each time
+    held_out: Natural  # number of images scored in all
     top1: Share
     head_top1: Share  # accuracy of a head fitted to the same images
     loss: Loss  # mean cross-entropy after temperature scaling
     head_loss: Loss
     error: Loss  # standard error of the difference between the losses
-    seconds: Loss  # duration of the trial
+    seconds: Loss  # duration of the trial, with all repetitions
     final_seconds: Loss  # expected duration of training on all training images
 
 

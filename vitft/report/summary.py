@@ -122,16 +122,17 @@ def describe_budget(run: Run) -> str:
         sentence = describe_size(size)
         text += f" {sentence[0].upper()}{sentence[1:]}."
     for trial in budget["trials"]:
+        folds = trial.get("folds", 1)
+        again = f", {folds} times, each with other images held out" if folds > 1 else ""
         text += (
-            f" A trial trained {layers_text(trial['layers'])} on {trial['images']:,} of the "
-            f"training images. The accuracy on the {trial['held_out']:,} other training images was "
+            f" A trial trained {layers_text(trial['layers'])} for "
+            f"{count(trial['epochs'], 'epoch')} on {trial['images']:,} of the training "
+            f"images{again}. The accuracy on the {trial['held_out']:,} held-out images was "
             f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
             "alone."
         )
     if budget["chosen"] == "head" and budget["trials"]:
-        text += (
-            " Only the head was trained, because no trial was clearly better than the head alone."
-        )
+        text += " Only the head was trained, because no trial was better than the head alone."
     for skipped in budget["skipped"]:
         text += (
             f" Training {layers_text(skipped['layers'])} was not tried: it needs a budget of about "

@@ -1,9 +1,10 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
 A run with a budget first chooses its input size (see `input_size`) and fits its head. It then tries
-candidates, each of which trains further layers. A candidate is trained on two thirds of the
+candidates, each of which trains further layers. A candidate is trained on four fifths of the
 training images, starting from a head fitted to the same images, and is compared with this head on
-the remaining third. If a candidate is clearly better, the best one is trained again on all training
+the remaining fifth. If it is ahead but not clearly better, the trial is repeated with other images
+held out, as time allows. If a candidate is better, the best one is trained again on all training
 images, starting from the head of the run. Otherwise, only the head is trained. The choice does not
 use validation images.
 """
@@ -27,11 +28,15 @@ from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
 from vitft.training.trial import (
     EVIDENCE,
-    MIN_EPOCHS,
+    MIN_STEPS,
     MIN_TRIAL_IMAGES,
+    TRIAL_FOLDS,
+    HeldOut,
     LayerSettings,
     Trial,
+    folds_of,
     hold_out,
+    pooled,
 )
 
 log = logging.getLogger(__name__)
@@ -39,6 +44,13 @@ log = logging.getLogger(__name__)
 MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
 reports and for variations in machine speed."""
+
+FIRST_STEPS = 100
+"""Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
+LONGER = 1.5
+"""A candidate is tried again only for at least this many times as many epochs."""
+SLIGHT_EVIDENCE = 1.0
+"""Difference of the held-out losses, in standard errors, within which a trial tells little."""
 
 LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
 EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75})
@@ -124,44 +136,121 @@ def untried(context: RunContext) -> BudgetResults:
 def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
     """Run as many trials as time allows; return all results and the chosen layers."""
     images = len(context.inputs.data.manifest.train)
-    every = layers_to_try(context.best.model)
     if images < MIN_TRIAL_IMAGES:
         log.info(
             f"only the head is trained: {count(images, 'training image')} are too few for trials"
         )
-        every = []
-    found["skipped"] = []  # a resumed run may have time for what was skipped before
-    done = {trial["layers"] for trial in found["trials"]}
-    remaining = [candidate for candidate in every if candidate.layers not in done]
-    held_out = hold_out(context, method) if remaining else None
-    for number, candidate in enumerate(remaining):
-        assert held_out is not None
-        left = MARGIN * (found["seconds"] - used_seconds(context))
-        if left <= 0:
-            break
-        trial = Trial(context, candidate, held_out, seconds=left)
-        left = MARGIN * (found["seconds"] - used_seconds(context))
-        best = best_trial(found["trials"])
-        after = best["final_seconds"] if best else 0.0
-        epochs = trial.affordable_epochs(left / (len(remaining) - number), after=after)
-        if epochs < MIN_EPOCHS:  # later candidates are slower still, so use all the time left
-            epochs = min(MIN_EPOCHS, trial.affordable_epochs(left, after=after))
-        if epochs < MIN_EPOCHS:
-            needed = used_seconds(context) + trial.seconds(MIN_EPOCHS) / MARGIN
-            found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
+    else:
+        Search(context, method, found).run()
+    best = best_trial(found["trials"])
+    chosen, epochs = (best["layers"], best["epochs"]) if best else ("head", 0)
+    return {**found, "chosen": chosen, "epochs": epochs, "used": used_seconds(context)}
+
+
+class Search:
+    """Trials of a run, one after the other, within its time budget.
+
+    Every candidate is first tried for a few epochs. The one that leads is then tried for more
+    epochs, unless it is clearly behind the head. If the leader is ahead of the head, but not
+    clearly, its trial is repeated with other images held out. Trials that a stopped run has
+    finished are not repeated.
+    """
+
+    def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
+        self.context, self.method, self.found = context, method, found
+        self.candidates = {one.layers: one for one in layers_to_try(context.best.model)}
+        self.folds: dict[int, HeldOut] = {}
+        self.times: dict[str, tuple[float, float]] = {}
+
+    def run(self) -> None:
+        """Run the trials; their results are added to `found` and saved."""
+        self.found["skipped"] = []  # a resumed run may have time for what was skipped before
+        tried = {trial["layers"] for trial in self.found["trials"]}
+        waiting = [one for layers, one in self.candidates.items() if layers not in tried]
+        for number, candidate in enumerate(waiting):
+            if self.remaining() <= 0:
+                break
+            self.try_candidate(candidate, others=len(waiting) - number - 1)
+        self.try_longer()
+        while (trial := undecided(self.found["trials"])) and self.has_time_to_repeat(trial):
+            self.repeat(trial)
+
+    def remaining(self) -> float:
+        """Return the time in seconds that trials and the final training may still take."""
+        return MARGIN * (self.found["seconds"] - used_seconds(self.context))
+
+    def held_out(self, fold: int) -> HeldOut:
+        """Return a fold of the training images, with heads fitted to the other images."""
+        if fold not in self.folds:
+            self.folds[fold] = hold_out(self.context, self.method, fold)
+        return self.folds[fold]
+
+    def try_candidate(self, candidate: LayerSettings, *, others: int) -> None:
+        """Try a candidate for about `FIRST_STEPS` steps, or record the time that it needs.
+
+        The time left is divided between this candidate and the `others` that follow it, unless it
+        would then not be tried at all; later candidates are slower still.
+        """
+        trial = self.prepare(candidate)
+        left, least, after = self.remaining(), trial.epochs_of(MIN_STEPS), self.reserved()
+        epochs = trial.affordable_epochs(left / (1 + others), after=after)
+        if epochs < least:
+            epochs = min(least, trial.affordable_epochs(left, after=after))
+        if epochs < least:
+            needed = used_seconds(self.context) + trial.seconds(least) / MARGIN
+            self.found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
             log.info(
                 f"training {layers_text(candidate.layers)} was not tried: it needs a budget of "
                 f"about {duration(needed)}"
             )
-            continue
-        result = trial.run(epochs)
-        found["trials"].append(result)
-        found["used"] = used_seconds(context)
-        write_budget(context.run, found)
-        log.info(describe_trial(result))
-    best = best_trial(found["trials"])
-    chosen, epochs = (best["layers"], best["epochs"]) if best else ("head", 0)
-    return {**found, "chosen": chosen, "epochs": epochs, "used": used_seconds(context)}
+            return
+        self.add(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
+
+    def try_longer(self) -> None:
+        """Try the leading candidate for more epochs, unless it is clearly behind the head."""
+        leader = max(self.found["trials"], key=gain, default=None)
+        if leader is None or gain(leader) <= -SLIGHT_EVIDENCE * leader["error"]:
+            return
+        trial = self.prepare(self.candidates[leader["layers"]])
+        epochs = trial.affordable_epochs(self.remaining(), after=leader["final_seconds"])
+        if epochs >= LONGER * leader["epochs"]:
+            self.add(trial.run(epochs))
+
+    def has_time_to_repeat(self, trial: TrialResults) -> bool:
+        """Return whether a trial can be repeated, and the layers of the leader trained after it."""
+        once = trial["seconds"] / folds_of(trial)
+        return once + self.reserved() <= self.remaining()
+
+    def repeat(self, before: TrialResults) -> None:
+        """Repeat a trial with another fold held out, and combine the results."""
+        trial = self.prepare(self.candidates[before["layers"]], fold=folds_of(before))
+        combined = pooled(before, trial.run(before["epochs"]))
+        self.found["trials"].remove(before)
+        self.add(combined)
+
+    def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
+        """Return a trial of a candidate; the times of its steps are measured only once."""
+        trial = Trial(
+            self.context,
+            candidate,
+            self.held_out(fold),
+            seconds=self.remaining(),
+            times=self.times.get(candidate.layers),
+        )
+        self.times[candidate.layers] = trial.times
+        return trial
+
+    def reserved(self) -> float:
+        """Return the longest time in seconds that training a candidate ahead of the head takes."""
+        ahead = [trial["final_seconds"] for trial in self.found["trials"] if gain(trial) > 0]
+        return max(ahead, default=0.0)
+
+    def add(self, trial: TrialResults) -> None:
+        """Add the results of a trial, save them, and log them."""
+        self.found["trials"].append(trial)
+        self.found["used"] = used_seconds(self.context)
+        write_budget(self.context.run, self.found)
+        log.info(describe_trial(trial))
 
 
 def used_seconds(context: RunContext) -> float:
@@ -172,10 +261,46 @@ def used_seconds(context: RunContext) -> float:
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
+def gain(trial: TrialResults) -> float:
+    """Return by how much a trial's held-out loss is below that of the head."""
+    return trial["head_loss"] - trial["loss"]
+
+
+def is_clear(trial: TrialResults) -> bool:
+    """Return whether a trial is better than the head without further confirmation."""
+    return gain(trial) > EVIDENCE * trial["error"]
+
+
+def undecided(trials: list[TrialResults]) -> TrialResults | None:
+    """Return the trial to repeat, or None if there is none.
+
+    It is the trial with the largest gain that has folds left. None is left to repeat if a trial
+    with a larger gain is clearly better than the head.
+    """
+    for trial in sorted(trials, key=gain, reverse=True):
+        if gain(trial) <= 0 or is_clear(trial):
+            return None
+        if folds_of(trial) < TRIAL_FOLDS:
+            return trial
+    return None
+
+
 def best_trial(trials: list[TrialResults]) -> TrialResults | None:
-    """Return the lowest-loss trial that is clearly better than the head, or None."""
-    better = [t for t in trials if t["head_loss"] - t["loss"] > EVIDENCE * t["error"]]
-    return min(better, key=lambda trial: trial["loss"], default=None)
+    """Return the trial whose layers are to be trained, or None to keep the head.
+
+    A trial counts if it is clearly better than the head. It also counts if it is ahead, its
+    accuracy is not lower, and it was either repeated or is ahead by more than `SLIGHT_EVIDENCE`
+    standard errors: trained layers gain more than a head from the images that trials hold out
+    (docs/experiments.md). Of the trials that count, the one with the largest gain is returned.
+    """
+    better = [trial for trial in trials if is_clear(trial) or is_likely(trial)]
+    return max(better, key=gain, default=None)
+
+
+def is_likely(trial: TrialResults) -> bool:
+    """Return whether a trial is probably better than the head."""
+    needed = 0.0 if folds_of(trial) > 1 else SLIGHT_EVIDENCE * trial["error"]
+    return gain(trial) > needed and trial["top1"] >= trial["head_top1"]
 
 
 def describe_trial(trial: TrialResults) -> str:

@@ -1,6 +1,7 @@
-"""One trial: a candidate trained on two thirds of the training images and scored on the rest."""
+"""Trials: a candidate trained on most of the training images and scored on the rest."""
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,11 +38,14 @@ MIN_TRIAL_IMAGES = 60
 """Minimum number of training images for trials; with fewer images, the held-out images would be too
 few to show a gain."""
 EVIDENCE = 2.0
-"""Minimum reduction of the held-out loss, in standard errors, for a candidate to be chosen."""
-TRIAL_FOLDS = 3
-"""Number of folds into which the training images are divided; one fold is held out."""
-MIN_EPOCHS, MAX_EPOCHS = 3, 12
-"""Minimum and maximum number of epochs of a trial and of the final training."""
+"""Reduction of the held-out loss, in standard errors, that needs no further confirmation."""
+TRIAL_FOLDS = 5
+"""Number of folds into which the training images are divided; each trial holds out one of them."""
+MAX_EPOCHS, MAX_STEPS = 12, 200
+"""Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
+MIN_STEPS = 40
+"""Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
+still behind the head."""
 TIMED_STEPS = 3
 """Maximum number of timed steps. The first step is slower and counts only if there is no other."""
 TIMED_FRACTION = 0.05
@@ -82,15 +86,18 @@ class HeldOut:
     that the run uses."""
 
 
-def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
-    """Hold out a third of the training images, and fit heads to the other images.
+def hold_out(context: RunContext, method: HeadMethod, fold: int) -> HeldOut:
+    """Hold out one fold of the training images, and fit heads to the other images.
 
-    `method` is the method with which the run fitted its head to all training images.
+    Args:
+        context: The run.
+        method: The method with which the run fitted its head to all training images.
+        fold: Index of the fold, below `TRIAL_FOLDS`.
     """
     inputs, seed = context.inputs, context.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
     labels = data.labels(rows).cpu()
-    held = stratified_folds(labels, TRIAL_FOLDS, seed, data.group_ids(rows)) == 0
+    held = stratified_folds(labels, TRIAL_FOLDS, seed, data.group_ids(rows)) == fold
     parts = [
         replace(row, split="val" if is_held else "train")
         for row, is_held in zip(rows, held.tolist(), strict=True)
@@ -116,12 +123,29 @@ class Trial:
     """Trial of a candidate on a copy of the run's model; the original model is not changed."""
 
     def __init__(
-        self, context: RunContext, candidate: LayerSettings, held_out: HeldOut, *, seconds: float
+        self,
+        context: RunContext,
+        candidate: LayerSettings,
+        held_out: HeldOut,
+        *,
+        seconds: float,
+        times: tuple[float, float] | None = None,
     ) -> None:
+        """Prepare a trial.
+
+        Args:
+            context: The run.
+            candidate: The layers to train, and their settings.
+            held_out: The images to train on and to score.
+            seconds: Time that remains, of which a small fraction is spent on measuring `times`.
+            times: Time of feature extraction and of a training step, in seconds per image; None to
+                measure them.
+        """
         self.context, self.candidate, self.held_out = context, candidate, held_out
         self.data = replace(context.inputs.data, manifest=held_out.manifest)
         self.images = len(held_out.manifest.rows)
-        self.extraction_s, self.step_s = self.time_steps(TIMED_FRACTION * seconds)
+        self.times = times or self.time_steps(TIMED_FRACTION * seconds)
+        self.extraction_s, self.step_s = self.times
 
     def config(self, epochs: int) -> Config:
         """Return the settings of a run that trains this candidate for `epochs` epochs."""
@@ -195,14 +219,21 @@ class Trial:
         extraction = self.extraction_s * self.images
         return extraction + trial + max(after, self.final_seconds(epochs))
 
+    def epochs_of(self, steps: int) -> int:
+        """Return the number of epochs with at least that many steps."""
+        config = self.config(1)
+        images = epoch_size(self.held_out.manifest.train, config.train)
+        return math.ceil(steps / math.ceil(images / config.optim.batch_size))
+
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
-        """Return the largest number of epochs, up to `MAX_EPOCHS`, that fits into `seconds`.
+        """Return the largest number of epochs, up to a maximum, that fits into `seconds`.
 
         The time includes the trial and the final training (see the method `seconds`). The result is
         0 if there is not enough time for one epoch.
         """
+        most = max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
         return max(
-            (n for n in range(1, MAX_EPOCHS + 1) if self.seconds(n, after=after) <= seconds),
+            (n for n in range(1, most + 1) if self.seconds(n, after=after) <= seconds),
             default=0,
         )
 
@@ -223,7 +254,8 @@ class Trial:
                     shown.advance(step.images, loss=f"{step.loss:.3f}")
         with trainer.average.swapped_in():
             logits, labels = validation_logits(inputs, precision=self.context.precision)
-        return self.results(epochs, logits, labels, time.monotonic() - started)
+        seconds = group.broadcast(time.monotonic() - started)
+        return self.results(epochs, logits, labels, seconds)
 
     def results(self, epochs: int, logits: Tensor, labels: Tensor, seconds: float) -> TrialResults:
         """Return the results, given logits (m, C) and labels (m,) of the held-out images.
@@ -237,6 +269,7 @@ class Trial:
         return {
             "layers": self.candidate.layers,
             "epochs": epochs,
+            "folds": 1,
             "images": len(self.held_out.manifest.train),
             "held_out": len(y),
             "top1": float((logits.argmax(dim=-1) == labels).float().mean()),
@@ -247,6 +280,32 @@ class Trial:
             "seconds": seconds,
             "final_seconds": self.final_seconds(epochs),
         }
+
+
+def folds_of(trial: TrialResults) -> int:
+    """Return how many folds of the training images have been held out."""
+    return trial.get("folds", 1)
+
+
+def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
+    """Return the results of two trials of the same candidate that held out different images."""
+    total = one["held_out"] + other["held_out"]
+
+    def mean(of_one: float, of_other: float) -> float:
+        return (one["held_out"] * of_one + other["held_out"] * of_other) / total
+
+    errors = [found["held_out"] * found["error"] for found in (one, other)]
+    return {
+        **one,
+        "folds": folds_of(one) + folds_of(other),
+        "held_out": total,
+        "top1": mean(one["top1"], other["top1"]),
+        "head_top1": mean(one["head_top1"], other["head_top1"]),
+        "loss": mean(one["loss"], other["loss"]),
+        "head_loss": mean(one["head_loss"], other["head_loss"]),
+        "error": math.hypot(*errors) / total,
+        "seconds": one["seconds"] + other["seconds"],
+    }
 
 
 def tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
