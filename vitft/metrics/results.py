@@ -159,10 +159,9 @@ class HeadChoice(TypedDict):
 
 
 class TrialResults(TypedDict):
-    """Results of training some layers as a trial, compared with fitting only the head.
+    """Results of a trial of some layers and of a head, on training images that were held out.
 
-    Both models are scored on training images that were held out. A trial may be repeated with other
-    held-out images; its results are then those of all held-out images.
+    If the trial was repeated with other held-out images, the results cover all of them.
     """
 
     layers: str  # in the notation of `train.freeze`
