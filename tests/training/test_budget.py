@@ -215,6 +215,33 @@ def test_a_trial_has_enough_steps_and_its_winner_is_tried_for_more_epochs(
     assert [t["epochs"] for t in results_of(done.run)["budget"]["trials"]] == [4, MAX_EPOCHS]
 
 
+def test_a_resumed_run_does_not_try_more_epochs_twice(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FIRST_STEPS", 7)
+    monkeypatch.setattr(budget, "MIN_STEPS", 5)
+    seen = judged(monkeypatch, **BETTER)
+    original = budget.with_choice
+
+    def killed(*_: Any) -> Config:
+        raise OSError("killed")
+
+    def unfinished(run: Any, found: Any) -> None:
+        write_budget(run, {**found, "chosen": None})
+
+    write_budget = budget.write_budget
+    monkeypatch.setattr(budget, "with_choice", killed)
+    monkeypatch.setattr(budget, "write_budget", unfinished)  # killed before the choice is saved
+    with pytest.raises(OSError, match="killed"):
+        run(home, "half")
+    monkeypatch.setattr(budget, "with_choice", original)
+    monkeypatch.setattr(budget, "write_budget", write_budget)
+
+    run_finetuning(settings(home), out=home / "half", resume=True)
+
+    assert seen == ["none", "none"]
+
+
 def test_without_a_gain_the_run_is_that_of_the_head_alone(
     home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

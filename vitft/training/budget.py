@@ -211,6 +211,8 @@ class Search:
         leader = max(self.found["trials"], key=gain, default=None)
         if leader is None or gain(leader) <= -SLIGHT_EVIDENCE * leader["error"]:
             return
+        if sum(trial["layers"] == leader["layers"] for trial in self.found["trials"]) > 1:
+            return  # a stopped run has already tried them for more epochs
         trial = self.prepare(self.candidates[leader["layers"]])
         epochs = trial.affordable_epochs(self.remaining(), after=leader["final_seconds"])
         if epochs >= LONGER * leader["epochs"]:
