@@ -139,6 +139,24 @@ def test_the_exit_code_is_3_if_an_image_failed(photos: list[str]) -> None:
     assert predict(*photos[:3], "missing.jpg") == 3
 
 
+def test_a_misspelt_path_is_an_error_row_and_the_path_that_was_meant_is_named(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["photo/00.png", "photos/0.jpg", "photos/51.png", "Photos", "photos/x.png"]
+    Path("photos/00.txt").touch()
+
+    assert predict(*missing, "--format", "csv") == 3
+
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1:] == [f"{name},,,,not found" for name in missing]
+    warnings = [line for line in captured.err.splitlines() if "did you mean" in line]
+    assert warnings == [
+        "warning: photo/00.png not found: did you mean photos/00.png?",
+        "warning: photos/0.jpg not found: did you mean photos/00.png?",
+        "warning: Photos not found: did you mean photos?",
+    ]
+
+
 def test_both_engines_and_both_precisions_predict_the_same_classes(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def plain_number(text: str) -> str:
-    """Return `0.95` for `95%` and `0,95`, and an empty string for text that is no such number."""
+    """Return `0.95` for `95%` and `0,95`, and an empty string for other text."""
     match = re.fullmatch(r"(\d+)(?:[.,](\d+))?( ?%)?", text.strip())
     if match is None:
         return ""
