@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vitft.predict.prediction import DECIMALS, Prediction, column_names, summarise
+from vitft.predict.tally import Tally
 from vitft.system.console import visible
 from vitft.system.text import csv_line, json_line
 
@@ -31,6 +32,8 @@ class RowWriter:
         self.mark = BYTE_ORDER_MARK if bom else ""
         self.style, self.top_k, self.write, self.labels = style, top_k, write, labels
         self.count = self.errors = 0
+        self.tally = Tally()
+        """Classes and notes of the rows written by this process, but not before a resumption."""
         self.has_begun = False
         self.pending_json = ""
         """Latest JSON row, held back because a comma must follow every row but the last."""
@@ -50,6 +53,7 @@ class RowWriter:
         self.begin()
         self.count += 1
         self.errors += bool(prediction.error)
+        self.tally.add(prediction)
         self.write_row(prediction)
 
     def write_row(self, prediction: Prediction) -> None:
