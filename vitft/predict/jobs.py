@@ -181,8 +181,8 @@ def choose_engine(
     )
     if request.dtype == "auto" and predictor.precision == "bf16" and request.shard.rank == 0:
         log.info(
-            "computed in bf16, which changes probabilities slightly; images whose class could "
-            "change are computed in float32 (--dtype fp32 computes all of them so)"
+            "computed in bf16: the classes are those of --dtype fp32, the probabilities differ "
+            "slightly"
         )
     if request.engine == "numpy":
         raise UsageError(
