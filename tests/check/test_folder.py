@@ -201,6 +201,25 @@ def test_weights_find_a_label_error(
     assert (row["action"], row["new_label"]) == ("undecided", "red")
 
 
+def test_a_label_that_was_kept_is_not_printed_as_an_error_again(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    for i in (3, 4):
+        (data / "red" / f"00{i}.png").rename(data / "blue" / f"moved{i}.png")
+    Path("old.csv").write_text("path,action\nblue/moved3.png,keep\n")
+
+    words = ["check", str(data), "--weights", str(tiny_weights), "--fixes", "old.csv"]
+    assert main(words) == 0
+
+    shown = capsys.readouterr().out
+    assert (
+        "probable label errors (besides 1 already decided: keep): 1\n  blue/moved4.png: " in shown
+    )
+    assert "blue/moved3.png" not in shown
+    assert table(here / "fixes.csv")["blue/moved3.png"]["action"] == "keep"
+
+
 def test_an_empty_class_folder_does_not_end_the_check(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

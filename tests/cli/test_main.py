@@ -260,6 +260,16 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
         pytest.param(["finetune", "--image-size", "9x9"], "--image-size 9", id="square"),
         pytest.param(["finetune", "--image-size", "9x6"], "--image-size 9 6", id="height x width"),
+        pytest.param(["predict", "x", "--precision", "95"], "--precision 0.95 for 95%", id="95"),
+        pytest.param(["predict", "x", "--precision", "95%"], "--precision 0.95", id="95 %"),
+        pytest.param(["serve", "--threshold", "0,8"], "--threshold 0.8", id="decimal comma"),
+        pytest.param(["serve", "--threshold", "50"], "--threshold 0.5 for 50%", id="50"),
+        pytest.param(
+            ["predict", "x", "--precision", "1.5"],
+            "a number greater than 0 and at most 1",
+            id="neither a fraction nor a percentage",
+        ),
+        pytest.param(["predict", "x", "--threshold", "many"], None, id="no number"),
     ],
 )
 def test_a_near_miss_is_suggested(

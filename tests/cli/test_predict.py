@@ -2,10 +2,12 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.rundir import RunDir
+from vitft.system.text import listing
 
 CLASSES = ("blue", "green", "red")
 
@@ -137,6 +140,24 @@ def test_thirty_kinds_of_unreadable_files_get_errors_and_leave_other_rows_intact
 def test_the_exit_code_is_3_if_an_image_failed(photos: list[str]) -> None:
     assert predict(*photos[:3]) == 0
     assert predict(*photos[:3], "missing.jpg") == 3
+
+
+def test_a_misspelt_path_is_an_error_row_and_the_path_that_was_meant_is_named(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["photo/00.png", "photos/0.jpg", "photos/51.png", "Photos", "photos/x.png"]
+    Path("photos/00.txt").touch()
+
+    assert predict(*missing, "--format", "csv") == 3
+
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1:] == [f"{name},,,,not found" for name in missing]
+    warnings = [line for line in captured.err.splitlines() if "did you mean" in line]
+    assert warnings == [
+        "warning: photo/00.png not found: did you mean photos/00.png?",
+        "warning: photos/0.jpg not found: did you mean photos/00.png?",
+        "warning: Photos not found: did you mean photos?",
+    ]
 
 
 def test_both_engines_and_both_precisions_predict_the_same_classes(
@@ -273,6 +294,44 @@ def test_unsure_and_out_of_distribution_images_are_noted(
     assert sum(len(row["notes"]) > 1 for row in found[:-1]) <= 2
     assert table == 0
     assert "(unlike the training images, blank: one uniform colour)" in capsys.readouterr().out
+
+
+def test_the_classes_and_notes_of_many_images_are_counted_at_the_end(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (20, 24), (255, 0, 0)).save("photos/red.png")
+    Path("photos/empty.png").touch()
+    Path("photos/cut.png").write_bytes(Path(photos[0]).read_bytes()[:300])
+
+    found = rows(capsys, "photos", "--threshold", "1")
+    predict("photos", "--threshold", "1", "--out", "o.csv")
+    err = capsys.readouterr().err
+    assert predict(*photos[:20], "--format", "jsonl") == 0
+    few = capsys.readouterr().err
+
+    counts = Counter(row["classes"][0]["class"] for row in found if "classes" in row)
+    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    classes = listing(f"{name} {number}" for name, number in frequent)
+    assert f"predicted: {classes}\nmarked: 51 not sure, 1 blank, 2 unreadable\n" in err
+    assert len(Path("o.csv").read_text().splitlines()) == 54  # only the rows and the header
+    assert "predicted:" not in few
+
+
+def test_after_resuming_only_the_new_rows_are_counted(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(*photos, "--out", "whole.csv")
+    lines = Path("whole.csv").read_bytes().splitlines(keepends=True)
+    Path("o.csv.part").write_bytes(b"".join(lines[:41]))
+    capsys.readouterr()
+
+    predict(*photos, "--out", "o.csv", "--resume")
+
+    err = capsys.readouterr().err
+    first = int(re.findall(r"resuming after (\d+) rows", err)[0])
+    counted = re.findall(r"predicted after resuming: (.*)", err)[0]
+    assert 0 < first < 50
+    assert sum(map(int, re.findall(r"\d+", counted))) == 50 - first
 
 
 def test_tta_averages_with_the_mirror_image(

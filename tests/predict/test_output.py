@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vitft.data.scan import scan
+from vitft.data.sources import sources
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
@@ -44,7 +46,7 @@ PREDICTIONS = [
     for i in range(50)
 ]  # fmt: skip
 BROKEN = Prediction(path="x", classes=("rose",))  # without a probability: writing it fails
-START = ResumePoint()
+START, ALONE = ResumePoint(), ProcessShard()
 BOTH = pytest.mark.parametrize("style", ["jsonl", "csv"])
 
 
@@ -240,11 +242,65 @@ def test_excel_has_the_columns_of_csv_with_numeric_probabilities(tmp_path: Path)
     assert {p.name for p in tmp_path.iterdir()} == {"o.xlsx"}
 
 
+def test_an_excel_sheet_can_be_filtered_and_read_at_once(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    long = "plate_07/" + "x" * 300 + ".jpg"
+    notes = ("not sure", "unlike the training images", "blank: one uniform colour")
+    many = [predicted(f"{i:03}.jpg", "rose", "tulip") for i in range(600)]
+
+    write(tmp_path / "o.xlsx", "xlsx", [*many, predicted(long, "rose", notes=notes)], ALONE)
+    write(tmp_path / "none.xlsx", "xlsx", [], ALONE)
+    write(tmp_path / "long.xlsx", "xlsx", [predicted(long, "a rose by any other name")], ALONE)
+
+    sheet = openpyxl.load_workbook(tmp_path / "o.xlsx").active
+    assert sheet.freeze_panes == "A2"
+    assert sheet.auto_filter.ref == "A1:G602"
+    assert all(cell.font.bold for cell in sheet[1])
+    assert not any(cell.font.bold for cell in sheet[2])
+    cells = dict(zip(column_names(2), sheet[602], strict=True))
+    assert cells["probability"].number_format == "0.0%"
+    assert cells["probability"].value == 1.0
+    assert cells["path"].alignment.wrap_text
+    assert cells["notes"].alignment.wrap_text
+    assert cells["notes"].value == "; ".join(notes)
+    widths = widths_of(tmp_path / "o.xlsx")
+    assert widths["path"] == 10  # fitted to the first rows, at least 10 characters
+    assert all(width > len(name) for name, width in widths.items())
+    assert widths_of(tmp_path / "long.xlsx")["path"] == 60
+    assert widths_of(tmp_path / "long.xlsx")["class"] > len("a rose by any other name")
+    empty = openpyxl.load_workbook(tmp_path / "none.xlsx").active
+    assert [cell.value for cell in empty[1]] == column_names(2)
+    assert empty.auto_filter.ref == "A1:G1"
+
+
+def widths_of(path: Path) -> dict[str, float]:
+    """The widths of the columns of an Excel file, in characters, by their headers."""
+    sheet = pytest.importorskip("openpyxl").load_workbook(path).active
+    return {cell.value: sheet.column_dimensions[cell.column_letter].width for cell in sheet[1]}
+
+
+def test_an_excel_sheet_of_predictions_is_read_as_a_table_of_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openpyxl")
+    monkeypatch.chdir(tmp_path)
+    found = {"a/1.jpg": "rose", "a/2.jpg": "=tulip", "b/Käfer.jpg": "rose"}
+    for name in found:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+
+    write(Path("o.xlsx"), "xlsx", [predicted(n, c, "lily") for n, c in found.items()], ALONE)
+
+    folder = scan(Path("o.xlsx"))
+    assert {file.path: folder.classes[file.label] for file in folder.files} == found
+    assert [source.path for source in sources(["o.xlsx"])] == [*found]
+
+
 def test_excel_rows_beyond_its_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openpyxl")
-    monkeypatch.setattr("vitft.predict.rows.EXCEL_ROWS", len(PREDICTIONS) - 1)
+    monkeypatch.setattr("vitft.predict.excel.EXCEL_ROWS", len(PREDICTIONS) - 1)
 
     with pytest.raises(RunError, match=r"(?s)at most 50 rows.*fix: use --out FILE.csv"):
         write(tmp_path / "o.xlsx", "xlsx", PREDICTIONS, ProcessShard())

@@ -79,6 +79,24 @@ def test_other_images_of_the_same_names_keep_their_labels(
     assert DROPPED in labels_in(found)
 
 
+def test_one_image_of_the_run_among_others_does_not_make_them_the_data_of_the_run(
+    fixed: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, run = fixed
+    other = draw_folder(tmp_path / "other", per_class=8)
+    for path in other.glob("*/*.png"):
+        path.rename(path.with_name(f"new_{path.name}"))
+    kept = next(row.path for row in Manifest.read(RunDir(run).split, run).rows)
+    shutil.copy(data / kept, other / kept)
+    shutil.copy(other / "blue" / "new_003.png", other / DROPPED)
+
+    with caplog.at_level(logging.INFO):
+        found = as_in_run(find_labelled(other), run, KNOWN)
+
+    assert DROPPED in labels_in(found)
+    assert "fixes" not in caplog.text
+
+
 def test_a_table_states_its_own_labels(fixed: tuple[Path, Path], tmp_path: Path) -> None:
     data, run = fixed
     table = tmp_path / "labels.csv"

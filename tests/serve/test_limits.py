@@ -293,8 +293,8 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--threshold", "2"], "invalid --threshold 2.0"),
-        (["--precision", "0"], "invalid --precision 0.0"),
+        (["--threshold", "2"], "invalid --threshold 2"),
+        (["--precision", "0"], "invalid --precision 0"),
         (["--precision", "0.9", "--threshold", "0.5"], "cannot be used together"),
         (["--port", "70000"], "invalid --port 70000"),
         (["--max-bytes", "10"], "invalid --max-bytes 10"),

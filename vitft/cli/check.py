@@ -1,7 +1,7 @@
 """`vitft check`: find problems in labelled images and propose fixes."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from vitft.system.text import count, percent, shell_join
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
 
-EXAMPLES = 3
+EXAMPLES = 5
 """Maximum number of examples printed for each problem; `--format json` prints all of them."""
 
 
@@ -194,8 +194,9 @@ def fixes_path(out: Path, root: Path) -> Path:
 def print_findings(outcome: "CheckResult") -> None:
     """Print a few examples of each problem and the class balance."""
     audit = outcome.audit
+    kept = {fix.path for fix in outcome.former if fix.action == "keep"}
     output.result(count(audit["images"], "readable image"))
-    for title, examples in examples_by_title(audit).items():
+    for title, examples in examples_by_title(audit, kept).items():
         if examples:
             output.result(f"{title}: {len(examples):,}")
             for text in examples[:EXAMPLES]:
@@ -250,9 +251,16 @@ def print_next_steps(
     )
 
 
-def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return all examples of each problem as lines of text, keyed by the problem's title."""
+def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return all examples of each problem as lines of text, keyed by the problem's title.
+
+    Probable label errors of images in `kept`, the paths that earlier fixes keep, are not repeated
+    but counted in the title.
+    """
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
+    suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
+    decided = len(audit["mislabels"]) - len(suspects)
+    beside = f" (besides {decided:,} already decided: keep)" * (decided > 0)
     return {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
@@ -264,10 +272,10 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
         "of all duplicates, with different labels": members(
             g for g in groups if g["labels_differ"]
         ),
-        "probable label errors": [
+        f"probable label errors{beside}": [
             f"{entry['path']}: {entry['suggested']} ({percent(entry['suggested_probability'], 0)}) "
             f"rather than {entry['label']} ({percent(entry['given_probability'], 0)})"
-            for entry in audit["mislabels"]
+            for entry in suspects
         ],
     }
 

@@ -44,6 +44,9 @@ class Parser(argparse.ArgumentParser):
             option, height, width = sides.groups()
             pixels = height if height == width else f"{height} {width}"
             raise UsageError(message, fix=f"use {option} {pixels}")
+        value = re.search(r"argument (--[\w-]+): invalid float value: '([^']+)'", message)
+        if value and (number := plain_number(value[2])):
+            raise UsageError(message, fix=f"use {value[1]} {number}")
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
         if wrong and (near := self.nearest(wrong[0], choices)):
@@ -72,6 +75,15 @@ class Parser(argparse.ArgumentParser):
         """Return the names of all options and commands, including those of subcommands."""
         words = {*re.findall(r"--[a-z][a-z-]*", self.format_help()), *self.commands}
         return words.union(*(command.words() for command in self.commands.values()))
+
+
+def plain_number(text: str) -> str:
+    """Return `0.95` for `95%` and `0,95`, and an empty string for other text."""
+    match = re.fullmatch(r"(\d+)(?:[.,](\d+))?( ?%)?", text.strip())
+    if match is None:
+        return ""
+    number = float(f"{match[1]}.{match[2] or 0}")
+    return f"{number / 100 if match[3] else number:g}"
 
 
 class OptionGroup(Protocol):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
+from vitft.predict.request import check_threshold
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
@@ -159,16 +160,7 @@ def check_numbers(args: argparse.Namespace) -> None:
         UsageError: A number is out of range, or both a threshold and a precision are given.
     """
     check_port(args.port)
-    for option, value in (("threshold", args.threshold), ("precision", args.precision)):
-        if value is not None and not 0 < value <= 1:
-            raise UsageError(
-                f"invalid --{option} {value}",
-                fix="use a number greater than 0 and at most 1, e.g. 0.95",
-            )
-    if args.threshold is not None and args.precision is not None:
-        raise UsageError(
-            "--threshold and --precision cannot be used together", fix="remove one of them"
-        )
+    check_threshold(args.threshold, args.precision)
 
 
 def check_port(port: int) -> None:

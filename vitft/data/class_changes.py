@@ -8,7 +8,6 @@ Classes that the table does not list keep their names. All changes are made simu
 classes may swap names.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from pathlib import Path
 from vitft.data.folder import CLASS_COLUMNS, Folder, similar_names
 from vitft.data.table import NotText, TableReader
 from vitft.system.errors import DataError, RunError
+from vitft.system.near_paths import misspelt_name
 from vitft.system.text import count, listing
 
 ClassChanges = Mapping[str, str]
@@ -88,11 +88,11 @@ def check_names(reader: TableReader, old: str, new: str) -> None:
 
 def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> DataError | RunError:
     """Return the error for a class that does not exist in the data."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = misspelt_name(name, known)
     return reader.error(
         f"the data has no class {name[:40]!r}, only {listing(sorted(known))}",
         column="class",
-        fix=f"correct the name: did you mean {near[0]}?" if near else "correct or remove the line",
+        fix=f"correct the name: did you mean {near}?" if near else "correct or remove the line",
     )
 
 

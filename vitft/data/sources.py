@@ -21,6 +21,7 @@ from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
+from vitft.data.missing import warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
@@ -65,8 +66,9 @@ def sources(
     """Return an iterator over all images of the inputs and lists, in order.
 
     Folders without images, patterns without matches and unreadable lists raise an error
-    immediately, before any expensive work. A file that does not exist becomes an error row. Tar
-    shards are copied first, from this machine's local network only with `private`.
+    immediately, before any expensive work. A missing file becomes an error row, and a path that
+    was probably meant is logged. Tar shards are copied first, from this machine's local network
+    only with `private`.
 
     Raises:
         DataError: An input contains no images, or a folder or list cannot be read.
@@ -75,6 +77,7 @@ def sources(
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
     parts = [argument_sources(name, stdin, private) for name in inputs]
+    warn_of_misspelt(file.path for part in parts if isinstance(part, list) for file in part)
     return chain.from_iterable([*parts, *map(from_list, lists)])
 
 

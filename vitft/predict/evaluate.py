@@ -5,7 +5,6 @@ left out, because results on them would measure memorisation rather than general
 """
 
 import contextlib
-import difflib
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from vitft.system import console
 from vitft.system.device import worker_threads
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
+from vitft.system.near_paths import misspelt_name
 from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import count, csv_line, listing
 
@@ -226,8 +226,8 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     if not unknown:
         return
     fix = "use the class names of the model, and remove images of other classes"
-    if near := difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75):
-        fix = f"rename {unknown[0]} to {near[0]} if they are the same class"
+    if near := misspelt_name(unknown[0], known):
+        fix = f"rename {unknown[0]} to {near} if they are the same class"
     raise DataError(
         f"the classes of {data.source} do not match the model (unknown to the model: "
         f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'})",

@@ -37,6 +37,9 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
+SCREEN_ROWS = 20
+"""Number of rows that can be seen at a glance on a terminal."""
+
 Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
 """Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
@@ -90,14 +93,27 @@ def run_prediction(
         predictions = pipeline.predict(remaining)
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)
+        resumed_rows = rows.count
         for prediction in predictions:
             rows.add(prediction)
-    if request.out is not None:
-        errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
-        log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
+    log_summary(request, rows, resumed=resumed_rows)
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors
+
+
+def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
+    """Log the number of rows and, if they are in a file or too many to see, of classes and notes.
+
+    `resumed` is the number of rows that an earlier, interrupted job wrote. The rows of several
+    processes are not counted by class, because each process knows only its own.
+    """
+    if request.out is not None:
+        errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
+        log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
+    if request.shard.world == 1 and (request.out is not None or rows.count > SCREEN_ROWS):
+        for line in rows.tally.lines(" after resuming" if resumed else ""):
+            log.info(line)
 
 
 def chosen_thresholds(
@@ -165,8 +181,8 @@ def choose_engine(
     )
     if request.dtype == "auto" and predictor.precision == "bf16" and request.shard.rank == 0:
         log.info(
-            "computed in bf16, which changes probabilities slightly; images whose class could "
-            "change are computed in float32 (--dtype fp32 computes all of them so)"
+            "computed in bf16: the classes are those of --dtype fp32, the probabilities differ "
+            "slightly"
         )
     if request.engine == "numpy":
         raise UsageError(

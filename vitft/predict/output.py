@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
+from vitft.predict.excel import open_excel
 from vitft.predict.prediction import column_names
-from vitft.predict.rows import BYTE_ORDER_MARK, ExcelRowWriter, ParquetRowWriter, RowWriter
+from vitft.predict.rows import BYTE_ORDER_MARK, ParquetRowWriter, RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_file, writing
@@ -324,34 +325,4 @@ def open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[
             )
             yield rows
             rows.close()
-        temporary.replace(out)
-
-
-@contextlib.contextmanager
-def open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
-    """Open an Excel file with the same columns as CSV output; probabilities are numbers.
-
-    The rows are kept in a temporary file of openpyxl, not in memory.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The file cannot be written, or has too many rows.
-    """
-    from openpyxl import Workbook
-
-    with writing(out), temporary_file(out) as (descriptor, temporary):
-        os.close(descriptor)
-        book = Workbook(write_only=True)
-        sheet = book.create_sheet("predictions")
-        sheet.freeze_panes = "A2"
-        sheet.column_dimensions["A"].width = 40  # paths
-        rows = ExcelRowWriter(sheet, top_k, labels)
-        try:
-            yield rows
-            rows.close()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                sheet.close()  # ends the temporary file, which openpyxl removes at exit
-            raise
-        book.save(temporary)
         temporary.replace(out)

@@ -78,16 +78,7 @@ class PredictRequest:
             )
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
-        if self.threshold is not None and self.precision is not None:
-            raise UsageError(
-                "--threshold and --precision cannot be used together", fix="remove one of them"
-            )
-        for option, value in (("threshold", self.threshold), ("precision", self.precision)):
-            if value is not None and not 0 < value <= 1:
-                raise UsageError(
-                    f"invalid --{option} {value}",
-                    fix="use a number greater than 0 and at most 1, e.g. 0.95",
-                )
+        check_threshold(self.threshold, self.precision)
         self.check_combinations()
 
     def check_combinations(self) -> None:
@@ -126,6 +117,25 @@ class PredictRequest:
                 "the CPU",
                 fix=f"remove {used[0]}, or use the run directory",
             )
+
+
+def check_threshold(threshold: float | None, precision: float | None) -> None:
+    """Check the options `--threshold` and `--precision`, which are None if they are not given.
+
+    Raises:
+        UsageError: One of them is not in (0, 1], or both are given. For a number from 50 to 100,
+            the fix is the fraction, because a percentage was probably meant.
+    """
+    if threshold is not None and precision is not None:
+        raise UsageError(
+            "--threshold and --precision cannot be used together", fix="remove one of them"
+        )
+    for option, value in (("threshold", threshold), ("precision", precision)):
+        if value is not None and not 0 < value <= 1:
+            fix = "use a number greater than 0 and at most 1"
+            if 50 <= value <= 100:
+                fix = f"use --{option} {value / 100:g} for {value:g}%"
+            raise UsageError(f"invalid --{option} {value:g}", fix=fix)
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:

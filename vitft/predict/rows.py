@@ -1,22 +1,15 @@
-"""Rows of predictions as a table, JSON, JSONL, CSV, Parquet or Excel."""
+"""Rows of predictions as a table, JSON, JSONL, CSV or Parquet; `excel` writes Excel files."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vitft.predict.prediction import DECIMALS, Prediction, column_names, summarise
+from vitft.predict.tally import Tally
 from vitft.system.console import visible
-from vitft.system.errors import RunError
 from vitft.system.text import csv_line, json_line
 
 BYTE_ORDER_MARK = "\ufeff"
 """First character of a CSV file that Excel is to read as UTF-8."""
-EXCEL_ROWS = 2**20 - 1
-"""Maximum number of rows of an Excel worksheet below its header."""
-EXCEL_CELL = 32_767
-"""Maximum number of characters in a cell of an Excel worksheet; the rest is left out."""
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Control characters that XML, and so an Excel file, cannot contain."""
 
 
 class RowWriter:
@@ -39,6 +32,8 @@ class RowWriter:
         self.mark = BYTE_ORDER_MARK if bom else ""
         self.style, self.top_k, self.write, self.labels = style, top_k, write, labels
         self.count = self.errors = 0
+        self.tally = Tally()
+        """Classes and notes of the rows written by this process, but not before a resumption."""
         self.has_begun = False
         self.pending_json = ""
         """Latest JSON row, held back because a comma must follow every row but the last."""
@@ -58,6 +53,7 @@ class RowWriter:
         self.begin()
         self.count += 1
         self.errors += bool(prediction.error)
+        self.tally.add(prediction)
         self.write_row(prediction)
 
     def write_row(self, prediction: Prediction) -> None:
@@ -130,51 +126,6 @@ class ParquetRowWriter(RowWriter):
         """Write the collected rows as a row group."""
         self.write_group(self.pending)
         self.pending = []
-
-
-class ExcelRowWriter(RowWriter):
-    r"""Writer of the rows of an Excel file, to a write-only worksheet of openpyxl.
-
-    Text that begins like a formula stays text, and control characters, which the format does not
-    allow, become escapes such as `\x07`.
-    """
-
-    def __init__(self, sheet: Any, top_k: int, labels: Sequence[str] = ()) -> None:  # noqa: ANN401
-        super().__init__("xlsx", top_k, write=lambda _: None, labels=labels)
-        self.sheet = sheet
-
-    def begin(self) -> None:
-        """Write the header, if not yet written."""
-        if not self.has_begun:
-            self.append(column_names(self.top_k, self.labels))
-        self.has_begun = True
-
-    def write_row(self, prediction: Prediction) -> None:
-        if self.count > EXCEL_ROWS:
-            raise RunError(
-                f"an Excel file has at most {EXCEL_ROWS + 1:,} rows, and there are more images",
-                fix="use --out FILE.csv or FILE.parquet, or fewer images at a time",
-            )
-        self.append(prediction.to_cells(self.top_k, self.labels))
-
-    def append(self, cells: Iterable[str | float | None]) -> None:
-        """Write a row; a text cell is never evaluated as a formula."""
-        from openpyxl.cell import WriteOnlyCell
-
-        row = []
-        for value in utf8_cells(cells):
-            if isinstance(value, str):
-                cell = WriteOnlyCell(self.sheet)
-                cell.value = CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)[:EXCEL_CELL]
-                cell.data_type = "s"
-                row.append(cell)
-            else:
-                row.append(value)
-        self.sheet.append(row)
-
-    def close(self) -> None:
-        """Write the header if there were no rows."""
-        self.begin()
 
 
 def utf8_cells(cells: Iterable[str | float | None]) -> list[str | float | None]:

@@ -107,11 +107,11 @@ def with_run_fixes(
 
 
 def is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
-    """Return whether the data contains images of the run under the same paths.
+    """Return whether most of the data are images of the run under the same paths.
 
-    The run's data may have been moved or copied, so most of a sample of the files must have the
-    digest recorded in split.csv. A table of labels must be the table of the run, because another
-    table states labels of its own.
+    The run's data may have been moved or copied, so most of a sample of the files must have a path
+    and a digest recorded in split.csv. A table of labels must be the table of the run, because
+    another table states labels of its own.
 
     Raises:
         RunError: The file split.csv is damaged.
@@ -122,10 +122,9 @@ def is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     table = data_path(data.source) if isinstance(data.source, str) else data.source
     if is_table(table) and table.resolve() != data_path(config.data.path).resolve():
         return False
-    paths = {path for path, _ in data.images}
-    rows = [row for row in Manifest.read(split, folder).rows if row.path in paths]
-    sample = rows[:: max(1, len(rows) // MAX_COMPARED_FILES)]
-    same = sum(has_digest(data.locate(row.path), row.sha256) for row in sample)
+    digests = {row.path: row.sha256 for row in Manifest.read(split, folder).rows}
+    sample = [path for path, _ in data.images[:: max(1, len(data.images) // MAX_COMPARED_FILES)]]
+    same = sum(p in digests and has_digest(data.locate(p), digests[p]) for p in sample)
     return same > len(sample) / 2
 
 

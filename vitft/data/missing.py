@@ -1,0 +1,43 @@
+"""Warnings that name the images that were probably meant by misspelt paths."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from vitft.data.unused import is_surely_no_image
+from vitft.system.console import visible
+from vitft.system.near_paths import near_paths
+
+log = logging.getLogger(__name__)
+
+MOST_WARNED = 3
+"""Maximum number of misspelt paths for which a path is suggested."""
+
+
+def warn_of_misspelt(names: Iterable[str]) -> None:
+    """Log, for the first paths that do not exist, the paths that were probably meant, if any."""
+    warned = 0
+    for name in names:
+        if near := probably_meant(name):
+            log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
+            warned += 1
+        if warned == MOST_WARNED:
+            return
+
+
+def probably_meant(name: str) -> list[str]:
+    """Return the existing paths that a path of an image or folder probably meant, if missing."""
+    if not name or os.path.lexists(name):
+        return []
+    with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
+        near = near_paths(Path(name), may_be_image)
+        wants_file = bool(Path(name).suffix)
+        return [str(path) for path in near if path.is_file() or not wants_file]
+    return []
+
+
+def may_be_image(entry: "os.DirEntry[str]") -> bool:
+    """Return whether an entry is a folder or may be an image."""
+    return entry.is_dir() or not is_surely_no_image(entry.name)

@@ -1,0 +1,43 @@
+"""Number of images per predicted class and per note, as lines for the end of a prediction job."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
+from vitft.system.console import visible
+from vitft.system.text import listing
+
+MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")
+"""Notes that are counted, as far as the first colon."""
+UNREADABLE = "unreadable"
+
+
+class Tally:
+    """Counter of classes and notes; an image may have several notes or, if multi-label, labels."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[str] = Counter()
+        self.marks: Counter[str] = Counter()
+
+    def add(self, prediction: Prediction) -> None:
+        """Count a prediction."""
+        if prediction.error:
+            self.marks[UNREADABLE] += 1
+            return
+        answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
+        self.answers.update(answers or ["no label"])
+        self.marks.update(note.partition(":")[0] for note in prediction.notes)
+
+    def lines(self, beginning: str = "") -> Iterator[str]:
+        """Yield a line with the most frequent classes, and one with the notes, if there are any.
+
+        Args:
+            beginning: Text after the first word that says which rows are counted.
+        """
+        if self.answers:
+            frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
+            classes = listing(f"{visible(name)} {number:,}" for name, number in frequent)
+            yield f"predicted{beginning}: {classes}"
+        found = [name for name in (*MARKS, UNREADABLE) if self.marks[name]]
+        if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):
+            yield f"marked{beginning}: {marked}"
