@@ -71,3 +71,18 @@ def test_text_columns_of_other_tables_are_wrapped_between_words(
     assert lines[1].rstrip().endswith("1,234")
     words = " ".join(lines[1:]).replace(name, "").replace("1,234", "").split()
     assert words == text.split()
+
+
+def test_headings_are_broken_between_words_and_numbers_are_kept_whole(
+    narrow: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ("run", "accuracy", "95% interval", "accuracy on shared images", "cross-validated")
+    columns, bounds = (*columns, "95% interval"), "64.1 to 88.3%"
+    row = ("A before", "78.6%", bounds, "78.6%", "80.5%", bounds)
+
+    output.table(columns, [row], numbers=5)
+
+    *headings, cells = capsys.readouterr().out.splitlines()
+    assert max(map(len, headings)) <= 80
+    assert sorted(" ".join(headings).split()) == sorted(" ".join(columns).split())
+    assert [cell.strip() for cell in cells.split("  ") if cell.strip()] == list(row)

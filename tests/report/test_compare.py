@@ -12,8 +12,10 @@ from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
+from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
     disputed_groups,
     run_descriptions,
@@ -22,6 +24,7 @@ from vitft.report.comparison_page import (
 from vitft.report.reproduce import different_settings
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
+from vitft.system.structure import structured
 from vitft.system.text import points
 
 
@@ -240,9 +243,7 @@ def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
     )
     assert changes in answer["notes"]
     assert changes in printed.err
-    assert (
-        "For the effect of the fixes on the model, read the accuracy on the shared" in printed.err
-    )
+    assert "a gain is partly that wrong labels are no longer counted" in printed.err
     header = next(line for line in printed.out.splitlines() if line.startswith("run "))
     assert header.split("  ")[-2].strip() == "cross-validated"
     assert "75.0%" in printed.out
@@ -417,6 +418,30 @@ def test_compare_prints_json(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [run["name"] for run in answer["runs"]] == ["a", "b"]
     assert answer["pairs"][0]["runs"] == ["a", "b"]
     assert answer["shared_images"] == 12
+
+
+def test_json_contains_the_conclusions_of_the_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(here / "good", per_class=60, held_back=50, hardness=0.5)
+    poor = make_run(here / "poor", per_class=60, held_back=50, hardness=2, seed=1)
+
+    assert main(["compare", "good", "poor", "--format", "json", "--out", "j.html"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert main(["compare", "good", "poor", "--out", "page.html"]) == 0
+    printed = capsys.readouterr()
+
+    structured(answer, ComparisonResults)
+    (pair,) = answer["pairs"]
+    assert pair["conclusion"] in printed.out.splitlines()
+    assert (pair["test"], pair["significant"]) == ("exact McNemar", True)
+    assert pair["more_accurate"] == answer["winner"] == "good"
+    assert (pair["added"], pair["fixes"]) == (None, None)
+    assert answer["limit"] in printed.err.splitlines()
+    assert answer["data"] == [{"run": "poor", "labels_changed": 0, "left_out": 0, "added": 0}]
+    more = grown(here / "more", hardness=0.5)
+    added = comparison_results(compared(poor, more))["pairs"][0]["added"]
+    assert added == {"run": "more", "images": 20, "settings": []}
 
 
 def test_the_page_the_table_and_json_name_the_settings_that_differ(

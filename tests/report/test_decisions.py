@@ -179,6 +179,29 @@ def test_one_decision_holds_for_all_cards_of_a_file_and_the_keyboard_is_enough(
     assert cards == dropped == 3  # doubtful, a duplicate and unusual
 
 
+@needs_chromium
+def test_a_duplicate_can_be_moved_to_the_class_suggested_on_its_other_card(
+    here: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")  # the first image has a doubtful label and is a duplicate
+
+    with Chromium(str(CHROMIUM), tmp_path / "profile", write_report(run)) as browser:
+        card = "document.querySelector('#mislabels .decide')"
+        file = browser.evaluate(f"{card}.dataset.file")
+        other = f"document.querySelector('#duplicates .decide[data-file=\"{file}\"]')"
+        suggested = browser.evaluate(f"{card}.querySelector('.second').textContent")
+        named = f"{other}.querySelector('select').selectedOptions[0].textContent"
+        before = browser.evaluate(named)
+        browser.evaluate(f"{card}.querySelector('input[value=suggested]').click()")
+        after = browser.evaluate(named)
+        table = saved(browser, tmp_path / "saved").decode("utf-8-sig")
+
+    assert before == "Move to …"
+    assert after == suggested
+    (row,) = [row for row in csv.DictReader(table.splitlines()) if row["path"] == "0/000.jpg"]
+    assert (row["action"], row["new_label"]) == ("move", suggested)
+
+
 def press(browser: Chromium, key: str, code: int) -> None:
     for kind in ("keyDown", "keyUp"):
         browser.send(

@@ -61,6 +61,7 @@ ATTRIBUTES = {
         "aria-hidden",
         "data-cell",
         "data-file",
+        "data-suggested",
         "data-table",
         "data-root",
         "value",

@@ -114,7 +114,13 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
     calibration = json.loads((done.run / "eval.json").read_text())["calibration"]
     with np.load(done.run / "validation.npz", allow_pickle=False) as file:
         probability, correct = file["train_probability"], file["train_correct"]
+        predicted = file["cross_validated"]
 
+    labels = np.array([row.label for row in manifest.rows])
+    more = json.loads((done.run / "eval.json").read_text())["cross_validation"]
+    assert (predicted == labels).mean() == pytest.approx(more["top1"])
+    training = np.array([row.split == "train" for row in manifest.rows])
+    assert (predicted == labels)[training].tolist() == correct.tolist()
     assert calibration["cross_validated"] == len(manifest.train) == 120
     assert probability.shape == correct.shape == (120,)
     assert correct.dtype == bool

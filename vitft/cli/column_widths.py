@@ -1,6 +1,6 @@
 """Widths of the columns of a table that is wider than the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 GAP = 2
 """Number of spaces between columns."""
@@ -31,6 +31,32 @@ def column_widths(
         if table_width(shown) <= width:
             break
     return shown
+
+
+def wrapped_widths(
+    headings: Sequence[str], content: Sequence[int], width: int, *, whole: Collection[int]
+) -> dict[int, int]:
+    """Return the widths of the columns of a table whose headings and text may be wrapped, by index.
+
+    Headings are broken only between words. The result is empty if the table does not need to be
+    wrapped, or if it is wider than the terminal even then.
+
+    Args:
+        headings: Headings.
+        content: Width of the widest cell of each column, in characters, without the heading.
+        width: Width of the terminal, in characters.
+        whole: Columns whose cells are not wrapped if the others can give way.
+    """
+    natural = {i: max(len(name), content[i]) for i, name in enumerate(headings)}
+    if table_width(natural) <= width:
+        return {}
+    words = {i: max(map(len, name.split()), default=0) for i, name in enumerate(headings)}
+    text = {i: max(words[i], min(natural[i], MIN_TEXT)) for i in natural}
+    cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
+    found = next((least for least in (cells, text, words) if table_width(least) <= width), {})
+    for i in sorted(found, key=lambda i: i not in whole):
+        found[i] = min(natural[i], found[i] + width - table_width(found))
+    return found
 
 
 def table_width(widths: dict[int, int]) -> int:

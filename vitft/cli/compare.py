@@ -36,13 +36,14 @@ def compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, write the HTML page, and print a table or JSON."""
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
     from vitft.report.comparison import compare_runs
+    from vitft.report.comparison_json import comparison_results
     from vitft.report.comparison_page import write_comparison
     from vitft.report.run_files import find_runs, read_run
 
     comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
     write_comparison(comparison, out)
     if args.format == "json":
-        output.as_json(comparison.to_json())
+        output.as_json(comparison_results(comparison))
     else:
         print_comparison(comparison)
     output.note(f"page: {out}")
@@ -51,7 +52,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
 def print_comparison(comparison: "RunComparison") -> None:
     """Print the accuracies, a significance test for each pair of runs, and the conclusions."""
-    for text in comparison.notes:
+    for text in comparison.limits:
         output.note(text)
     columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
     if comparison.cross_validated:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
-from vitft.cli.column_widths import MIN_TEXT, column_widths, table_width
+from vitft.cli.column_widths import column_widths, wrapped_widths
 from vitft.cli.streams import SafeStream, Stdout
 from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
@@ -86,8 +86,8 @@ def table(
 ) -> None:
     """Print a table as a result; in a file or a pipe, each row is one line.
 
-    On a terminal that is too narrow, text columns are wrapped between words. With `shorten` or
-    `drop`, each row remains one line instead.
+    On a terminal that is too narrow, headings and text columns are wrapped between words. With
+    `shorten` or `drop`, each row remains one line instead.
 
     Args:
         columns: Headings.
@@ -101,9 +101,8 @@ def table(
     from rich.text import Text
 
     cells = [[Text(visible(cell)) for cell in row] for row in rows]
-    natural = [
-        max([len(name), *(row[i].cell_len for row in cells)]) for i, name in enumerate(columns)
-    ]
+    widest = [max((row[i].cell_len for row in cells), default=0) for i in range(len(columns))]
+    natural = [max(len(name), size) for name, size in zip(columns, widest, strict=True)]
     first_number = len(columns) - numbers
     is_list, width = bool(shorten or drop), stdout().width
     shown = column_widths(
@@ -113,16 +112,16 @@ def table(
         drop=[columns.index(name) for name in drop],
     )
     # Wrapped names and numbers are hard to read, so the other columns give way if they can.
-    fixed = {i: natural[i] if i == 0 or i >= first_number else MIN_TEXT for i in shown}
-    keeps_lines = table_width(fixed) <= width
+    whole = [i for i in shown if i == 0 or i >= first_number]
+    wrapped_to = {} if is_list else wrapped_widths(columns, widest, width, whole=whole)
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for i, size in shown.items():
         grid.add_column(
             columns[i],
             justify="right" if i >= first_number else "left",
             overflow="ellipsis" if is_list else "fold",
-            no_wrap=is_list or (keeps_lines and (i == 0 or i >= first_number)),
-            width=size if is_list and size < natural[i] else None,
+            no_wrap=is_list,
+            width=size if is_list and size < natural[i] else wrapped_to.get(i),
         )
     for row in cells:
         grid.add_row(*(row[i] for i in shown))

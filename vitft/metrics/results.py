@@ -154,8 +154,7 @@ class HeadChoice(TypedDict):
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
     last_block_top1: Share | None
-    """Validation accuracy of a head that reads only the last block; None if the chosen head
-    reads no other block."""
+    """Validation accuracy of a head on the last block; None if the chosen head reads only this."""
 
 
 class TrialResults(TypedDict):

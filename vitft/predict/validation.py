@@ -149,6 +149,23 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     return probability, correct
 
 
+def read_cross_validated(run: Path, split: Manifest) -> dict[str, str]:
+    """Return the cross-validated class of each image by its SHA-256; empty if the run has none.
+
+    Raises:
+        RunError: The array is damaged.
+    """
+    arrays, path = read_validation_arrays(run) or {}, run / VALIDATION_FILE
+    if "cross_validated" not in arrays:
+        return {}
+    classes = as_array(path, arrays["cross_validated"], np.int64)
+    inside = ((classes >= -1) & (classes < len(split.classes))).all()
+    if classes.shape != (len(split.rows),) or not inside:
+        raise damaged_file(path, "cross_validated is not valid")
+    chosen = zip(split.rows, classes.tolist(), strict=True)
+    return {row.sha256: split.classes[number] for row, number in chosen if number >= 0}
+
+
 def read_validation_arrays(run: Path) -> dict[str, Any] | None:
     """Return the arrays of validation.npz, or None if the file does not exist.
 

@@ -18,6 +18,13 @@ from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.fixed_images import data_notes, fixes_notes
+from vitft.report.fixes_effect import (
+    FixesEffect,
+    HeldOutCounts,
+    fixes_effects,
+    fixes_steps,
+    fixes_text,
+)
 from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
@@ -147,6 +154,21 @@ class RunComparison:
             for key, values in different_settings(self.runs)
         ]
 
+    @cached_property
+    def fixes(self) -> list[FixesEffect | None]:
+        """Effect of the fixes for each pair of runs; None if it does not differ in them."""
+        counts = [
+            (p.first, p.second, HeldOutCounts(p.only_first, p.only_second, self.shared, p.p))
+            for p in self.pairs
+        ]
+        return fixes_effects(self.runs, counts)
+
+    @property
+    def limits(self) -> list[str]:
+        """Sentences on what the comparison does not tell, the notes included."""
+        letters = [(self.letters[p.first], self.letters[p.second]) for p in self.pairs]
+        return [*fixes_steps(self.runs, self.fixes, letters), *self.notes]
+
     def conclusions(self) -> list[str]:
         """Return the conclusion for each pair of runs as a sentence without a full stop."""
         return [self.conclusion(pair) for pair in self.pairs]
@@ -154,9 +176,12 @@ class RunComparison:
     def conclusion(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is.
 
-        If the runs differ only in their training images, the sentence states whether the additional
-        images of one run helped.
+        If one run applied fixes, the sentence states whether they helped. If the runs differ only
+        in their training images, it states whether the additional images of one run helped.
         """
+        if effect := self.fixes[self.pairs.index(pair)]:
+            letters = self.letters[pair.first], self.letters[pair.second]
+            return fixes_text(effect, letters, p_equation(effect.p))
         added = find_added(self.runs[pair.first], self.runs[pair.second])
         if added is None:
             return self.difference_text(pair)
@@ -164,12 +189,11 @@ class RunComparison:
         if not added.settings:
             p = f"; {p_equation(pair.p)}" if pair.p < 0.05 else ""
             return effect_text(added, letters, pair.difference, pair.interval, p)
-        names = ["the fixes" if key == "data.fixes" else key for key in added.settings]
-        verb = "differs" if len(names) == 1 and names != ["the fixes"] else "differ"
+        verb = "differs" if len(added.settings) == 1 else "differ"
         return (
             f"{self.difference_text(pair)}; {count(added.images, 'training image')} of "
             f"{letters[added.is_second]} {'is' if added.images == 1 else 'are'} not among those of "
-            f"{letters[not added.is_second]}, but {listing(names)} {verb} too"
+            f"{letters[not added.is_second]}, but {listing(added.settings)} {verb} too"
         )
 
     def difference_text(self, pair: RunPair) -> str:
@@ -202,11 +226,14 @@ class RunComparison:
     def power_text(self) -> str:
         """Return a sentence on differences that so few shared images cannot show; "" if many.
 
+        The text is also empty if all conclusions rest on cross-validation.
+
         In the exact McNemar test, the p-value is smallest if all images on which exactly one run is
         right favour the same run.
         """
         needed = next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
-        if not self.pairs or needed / self.shared < 0.02:
+        is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
+        if not self.pairs or is_cross_validated or needed / self.shared < 0.02:
             return ""
         if needed > self.shared:
             return (
@@ -216,43 +243,6 @@ class RunComparison:
             f"With {count(self.shared, 'shared image')}, a difference of less than "
             f"{points(needed / self.shared).lstrip('+')} cannot be significant."
         )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the comparison as an object that can be written as JSON."""
-        unknown: list[tuple[None, None]] = [(None, None)] * len(self.runs)
-        more = self.cross_validated or unknown
-        return {
-            "shared_images": self.shared,
-            "notes": list(self.notes),
-            "runs": [
-                {
-                    "name": self.names[i],
-                    "path": str(run.path),
-                    "images": run.results.get("images"),
-                    "top1": run.results.get("top1"),
-                    "top1_interval": run.results.get("top1_interval"),
-                    "cross_validated": more[i][0],
-                    "cross_validated_interval": more[i][1],
-                    "shared_right": self.rights[i],
-                    "shared_interval": self.accuracies[i][1] if self.shared else None,
-                    "recall": {n: right[i] / of for n, (right, of) in self.recall_counts.items()},
-                }
-                for i, run in enumerate(self.runs)
-            ],
-            "pairs": [
-                {
-                    "runs": [self.names[p.first], self.names[p.second]],
-                    "only_first_right": p.only_first,
-                    "only_second_right": p.only_second,
-                    "difference": p.difference,
-                    "interval": p.interval,
-                    "p_holm": p.p,
-                }
-                for p in self.pairs
-            ],
-            "settings": dict(different_settings(self.runs)),
-            "disagree": [image.path for image in self.images if image.disputed],
-        }
 
 
 def p_equation(p: float) -> str:

@@ -35,6 +35,8 @@ class DecisionCard:
     """Class of the image; empty if it is unknown."""
     suggested: str = ""
     """Class that is more probable than the label, or an empty string if there is none."""
+    class_index: int | None = None
+    """Index of `suggested` among the classes to which images can be moved."""
     label_probability: float | None = None
     suggested_probability: float | None = None
     detail: str = ""
@@ -91,6 +93,8 @@ class DecisionTable:
     fixes: list[Fix]
     labels: Mapping[str, str]
     thumbnail: Callable[[str], str]
+    classes: Sequence[str]
+    """Names of the classes to which images can be moved."""
     is_listed: set[str] = field(default_factory=set)
     """Paths with a proposed fix. Other files are written to the table only if they change."""
     position: dict[str, int] = field(default_factory=dict)
@@ -172,7 +176,7 @@ def make_decisions(
         steps: Next steps, each with a command.
     """
     proposed = [] if several else list(fixes)
-    table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail)
+    table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
     sections = [
         one
         for one in (
@@ -218,11 +222,12 @@ def mislabel_section(
     """Return the section on probable label errors, or None if there are none."""
     if not found:
         return None
-    cards = []
+    cards, class_index = [], {name: number for number, name in enumerate(table.classes)}
     for item in found[:MAX_FINDINGS]:
         card = table.card(
             item["path"],
             suggested=item["suggested"],
+            class_index=class_index.get(item["suggested"]),
             label_probability=item["given_probability"],
             suggested_probability=item["suggested_probability"],
         )

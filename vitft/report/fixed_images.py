@@ -8,35 +8,35 @@ from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count
 
+CHANGES = ("labels changed", "images left out", "images added")
+"""Kinds of differences between the data of two runs, counted in distinct images."""
+
 
 def data_notes(runs: Sequence[Run]) -> list[str]:
-    """Return sentences on the images and labels in which runs differ from the first one.
-
-    If some of the runs applied fixes, the last sentence names the number that shows their effect.
-    """
-    tables = [{row.sha256: run.split.classes[row.label] for row in run.rows} for run in runs]
-    notes, first = [], tables[0]
-    for letter, table in zip(ascii_uppercase[1:], tables[1:], strict=False):
-        changes = (
-            ("labels changed", sum(first[key] != table[key] for key in first.keys() & table)),
-            ("images left out", len(first.keys() - table.keys())),
-            ("images added", len(table.keys() - first.keys())),
-        )
-        if any(number for _, number in changes):
-            text = "; ".join(f"{what}: {number:,}" for what, number in changes)
+    """Return sentences on the images and labels in which runs differ from the first one."""
+    notes = []
+    for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
+        if any(changes):
+            text = "; ".join(
+                f"{what}: {number:,}" for what, number in zip(CHANGES, changes, strict=True)
+            )
             notes.append(f"Data of {letter} compared with A (distinct images): {text}.")
-    fixes = {str(run.setting("data", "fixes") or "") for run in runs}
-    if notes and len(fixes) > 1:
-        scored = all(run.results.get("cross_validation") for run in runs)
-        more = (
-            " The cross-validated accuracy covers all images, but each run is scored with its own "
-            "images and labels, so a gain is partly that wrong labels are no longer counted."
-        )
-        notes.append(
-            "For the effect of the fixes on the model, read the accuracy on the shared images, "
-            "whose labels are the same in all runs." + more * scored
-        )
     return notes
+
+
+def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
+    """Return the numbers of `CHANGES` for each run but the first, compared with the first."""
+    first, *others = [
+        {row.sha256: run.split.classes[row.label] for row in run.rows} for run in runs
+    ]
+    return [
+        (
+            sum(first[key] != table[key] for key in first.keys() & table),
+            len(first.keys() - table.keys()),
+            len(table.keys() - first.keys()),
+        )
+        for table in others
+    ]
 
 
 def fixes_notes(

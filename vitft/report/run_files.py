@@ -23,6 +23,7 @@ from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
     read_classes,
+    read_cross_validated,
     read_split,
     thumb_name,
     validation_predictions,
@@ -101,6 +102,17 @@ class Run:
     @cached_property
     def by_path(self) -> Mapping[str, Row]:
         return {row.path: row for row in self.rows}
+
+    @cached_property
+    def cross_validated(self) -> Mapping[str, str]:
+        """Class predicted for each image in cross-validation, by its SHA-256; may be empty.
+
+        The heads that predict are fitted as the run's own head is, but not to the image.
+
+        Raises:
+            RunError: The file validation.npz is damaged.
+        """
+        return read_cross_validated(self.path, self.split)
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image as a data URI, or an empty string if there is none."""

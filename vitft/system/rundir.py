@@ -8,7 +8,9 @@
     eval.json           final metrics (`metrics.results`)
     validation.npz      `logits` (n, C) of the saved model for the validation images, in the order
                         of split.csv; also `train_probability` (m,) and `train_correct` (m,) of the
-                        cross-validated predictions for training images if calibration used them
+                        cross-validated predictions for training images if calibration used them,
+                        and `cross_validated` (rows,), the cross-validated class of each row of
+                        split.csv or -1, if the model is a head that was solved
     thumbs/             thumbnails of images shown in the report (`training.thumbnails`)
     report.html         HTML report (`report`)
     reference.npz       statistics of the training features (`features.ood`)

@@ -9,6 +9,7 @@ from typing import Self, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
@@ -36,6 +37,7 @@ from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
+from vitft.training.cross_validated import cross_validated_classes, cross_validated_set
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.loop import Batch, predict_logits
 from vitft.training.stages import ScoredImages, image_logits
@@ -58,6 +60,8 @@ class FinalEvaluation:
     training: ScoredSet | None = None
     """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
     were not used for calibration."""
+    cross_validated: NDArray[np.int32] | None = None
+    """Cross-validated class of each image (see `cross_validated_classes`), if there are any."""
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
@@ -104,7 +108,10 @@ def evaluate_run(
         training = ScoredSet(training.logits / fitted.value, training.labels)
     scaled = divided(logits, fitted.value)
     final = cast("RunResults", metrics)
-    return FinalEvaluation(fitted.value, scaled, final, training, rule.thresholds)
+    predicted = None
+    if scored is not None and inputs.data.group.is_main:
+        predicted = cross_validated_classes(inputs.data, scored)
+    return FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,23 +207,6 @@ def final_test(
     }
 
 
-def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
-    """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
-
-    Images that are also in the validation set are left out. The result is None if there are no
-    cross-validated logits or all images are left out.
-    """
-    if scored.held_out is None:
-        return None
-    validated = {row.sha256 for row in data.manifest.val}
-    distinct, (rows, logits) = data.distinct, scored.held_out
-    kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
-    if not kept:
-        return None
-    labels = data.labels([distinct[int(rows[i])] for i in kept])
-    return ScoredSet(logits[kept].double().numpy(), labels.cpu().numpy())
-
-
 def final_logits(
     inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
 ) -> tuple[Tensor, int | None]:
@@ -275,7 +265,8 @@ def exact_logits(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Tens
 def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
     """Divide the head by the temperature, and replace the weights and results on disk.
 
-    The logits of the validation images are written to validation.npz.
+    The logits of the validation images, and the cross-validated predictions, are written to
+    validation.npz.
 
     eval.json is removed while the weights are replaced, so it never describes weights other than
     those on disk. Call this function only while signals are deferred.
@@ -301,6 +292,8 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
             probability = sigmoid(calibrated.training.logits)
             correct = calibrated.training.labels.astype(np.float64)
         arrays |= {"train_probability": probability, "train_correct": correct.astype(bool)}
+    if calibrated.cross_validated is not None:
+        arrays["cross_validated"] = calibrated.cross_validated
     run.write_arrays("validation.npz", **arrays)
     run.write_json(run.eval.name, calibrated.results)
 

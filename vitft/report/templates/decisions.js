@@ -12,12 +12,13 @@ if (decisions) {
 
   const amount = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
   const stateOf = (file) => chosen.get(file) ?? proposed[file];
-  const suggestedOf = (file) => index.get(files[file][3]) ?? -1;
+  // Of the cards of a file, only that of a label error has a button for the suggested class.
+  const suggestedOf = (card) => Number(card.dataset.suggested ?? -1);
 
   function show(file) {
     const { action, target } = stateOf(file);
     for (const card of cards[file]) {
-      const value = action === "move" ? (target === suggestedOf(file) ? "suggested" : "") : action;
+      const value = action === "move" ? (target === suggestedOf(card) ? "suggested" : "") : action;
       for (const input of all("input", card)) input.checked = input.value === value;
       const select = card.querySelector("select");
       if (select) select.value = action === "move" && value === "" ? String(target) : "";
@@ -94,13 +95,13 @@ if (decisions) {
     const file = Number(card.dataset.file), own = index.get(files[file][2]);
     cards[file].push(card);
     all("input", card).forEach((input) => input.addEventListener("change", () => {
-      if (input.value === "suggested") decide(file, "move", suggestedOf(file));
+      if (input.value === "suggested") decide(file, "move", suggestedOf(card));
       else decide(file, input.value);
     }));
     const select = card.querySelector("select");
     if (!select) return;
     classes.forEach(([name], number) => {
-      if (number !== own && number !== suggestedOf(file)) select.append(new Option(name, String(number)));
+      if (number !== own && number !== suggestedOf(card)) select.append(new Option(name, String(number)));
     });
     select.addEventListener("change", () => {
       if (select.value === "") decide(file, null);

@@ -1,0 +1,197 @@
+"""Whether fixes helped: the comparison of a run with fixes and a run without them."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.report.test_decisions import with_fixes
+from tests.support.run_files import FLOWERS, make_run
+from vitft.cli.main import main
+from vitft.config.run import config_from_table, read_toml, to_toml
+from vitft.metrics.comparison_results import ComparisonResults
+from vitft.predict.validation import read_split
+from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.comparison_json import comparison_results
+from vitft.report.comparison_page import write_comparison
+from vitft.report.run_files import read_run
+from vitft.system.errors import RunError
+from vitft.system.structure import structured
+
+
+def fixed(path: Path, *, hardness: float = 1.0, seed: int = 0) -> Path:
+    """A run of 90 images that relabelled a training image and left out another one."""
+    run = make_run(path, per_class=30, hardness=hardness, seed=seed)
+    rows = (run / "split.csv").read_text().replace("0/020.jpg,daisy", "0/020.jpg,rose")
+    kept = [line for line in rows.splitlines() if "0/021.jpg" not in line]
+    (run / "split.csv").write_text("\n".join(kept) + "\n")
+    table = path.parent / "fixes.csv"
+    table.write_text("path,action,new_label\n0/020.jpg,move,rose\n0/021.jpg,drop,\n")
+    return with_fixes(run, table, hashlib.sha256(table.read_bytes()).hexdigest())
+
+
+def cross_validated(run: Path, *, wrong: int) -> Path:
+    """Add cross-validated predictions, of which those for the last `wrong` images are wrong."""
+    rows = read_split(run, FLOWERS).rows
+    right = np.array([row.label for row in rows])
+    predicted = np.where(np.arange(len(rows)) < len(rows) - wrong, right, (right + 1) % 3)
+    with np.load(run / "validation.npz") as file:
+        logits = file["logits"]
+    np.savez(run / "validation.npz", logits=logits, cross_validated=predicted)
+    return run
+
+
+def compared(*runs: Path) -> RunComparison:
+    return compare_runs([read_run(run) for run in runs])
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["fixed second", "fixed first"])
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        pytest.param(20, 5, "The fixes of {after} ({changes}) helped", id="helped"),
+        pytest.param(8, 6, "No clear effect of the fixes of {after} ({changes})", id="no effect"),
+        pytest.param(5, 20, "The fixes of {after} ({changes}) hurt", id="hurt"),
+    ],
+)
+def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
+    tmp_path: Path, before: int, after: int, verdict: str, order: int
+) -> None:
+    plain = make_run(tmp_path / "before", per_class=30)
+    runs = [
+        cross_validated(plain, wrong=before),
+        cross_validated(fixed(tmp_path / "x"), wrong=after),
+    ]
+
+    result = compared(*runs[::order])
+
+    (text,) = result.conclusions()
+    without, fixing = ("A", "B")[::order]
+    beginning = verdict.format(after=fixing, changes="1 image relabelled, 1 left out")
+    difference = f"{100 * (before - after) / 88:+.1f}".replace("-", "−")
+    assert text.startswith(
+        f"{beginning}: {fixing} - {without} = {difference} points on the 88 images "
+    )
+    assert "each classified in cross-validation by a head not fitted to it (95% interval " in text
+    assert "With 12 shared images" not in result.power_text()
+
+
+def test_images_that_were_relabelled_do_not_count_as_gained(tmp_path: Path) -> None:
+    before, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
+    for run in (before, after):  # both predict the corrected label of the relabelled image
+        rows = read_split(cross_validated(run, wrong=0), FLOWERS).rows
+        predicted = [2 if row.path == "0/020.jpg" else row.label for row in rows]
+        with np.load(run / "validation.npz") as file:
+            logits = file["logits"]
+        np.savez(run / "validation.npz", logits=logits, cross_validated=predicted)
+
+    (effect,) = compared(before, after).fixes
+
+    assert effect is not None
+    assert (effect.images, effect.difference) == (88, 0)
+
+
+def test_without_cross_validation_the_command_for_the_corrected_labels_is_named(
+    tmp_path: Path,
+) -> None:
+    photos = tmp_path / "flower photos"
+    photos.mkdir()
+    runs = [make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after", hardness=0.5)]
+    for run in runs:
+        settings = read_toml(run / "config.toml")
+        settings["data"]["path"] = str(photos)
+        (run / "config.toml").write_text(to_toml(config_from_table(settings)))
+
+    result = compared(*runs)
+
+    (text,) = result.conclusions()
+    assert "on the 12 images with the same label in both runs that both hold out" in text
+    assert result.limits[1] == (
+        "For the accuracy of A on the corrected labels of the validation images of B: vitft "
+        f"evaluate --data {runs[1]}/split.csv --set 'data.root={photos}' --run {runs[0]}"
+    )
+    assert any("cannot be compared: a gain is partly" in note for note in result.limits)
+
+
+def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")]
+    settings = read_toml(runs[1] / "config.toml")
+    settings["optim"]["l2"] = 3.0
+    settings["data"] |= {"like": "before", "group_duplicates": True}
+    (runs[1] / "config.toml").write_text(to_toml(config_from_table(settings)))
+    for run, wrong in zip(runs, (20, 5), strict=True):
+        cross_validated(run, wrong=wrong)
+
+    (text,) = compared(*runs).conclusions()
+
+    assert text.startswith(
+        "The fixes of B (1 image relabelled, 1 left out) cannot be told from optim.l2: B - A = +"
+    )
+
+
+def test_fixes_that_change_no_image_are_not_mentioned(tmp_path: Path) -> None:
+    plain, other = make_run(tmp_path / "plain"), make_run(tmp_path / "other", seed=1)
+    with_fixes(other, tmp_path / "fixes.csv", "ab" * 32)
+
+    result = compared(plain, other)
+
+    assert result.fixes == [None]
+    assert result.limits == list(result.notes) == []
+
+
+def test_the_page_and_json_state_the_effect_of_the_fixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")]
+    for run, wrong in zip(runs, (20, 5), strict=True):
+        cross_validated(run, wrong=wrong)
+
+    assert main(["compare", "before", "after", "--format", "json", "--out", "page.html"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    structured(answer, ComparisonResults)
+    effect = answer["pairs"][0]["fixes"]
+    numbers = ("relabelled", "left_out", "added", "images", "only_with_right", "only_without_right")
+    assert [effect[key] for key in numbers] == [1, 1, 0, 88, 15, 0]
+    assert (effect["run"], effect["verdict"], effect["cross_validated"]) == (
+        "after",
+        "helped",
+        True,
+    )
+    assert effect["difference"] == pytest.approx(15 / 88)
+    assert effect["interval"][0] > 0
+    assert effect["p_holm"] < 0.001
+    page = (tmp_path / "page.html").read_text()
+    assert '<p class="verdict">The fixes of B (1 image relabelled, 1 left out) helped.</p>' in page
+    assert "cannot be compared: a gain is partly" in page
+
+
+def test_p_values_of_several_pairs_are_corrected(tmp_path: Path) -> None:
+    runs = [
+        cross_validated(make_run(tmp_path / "a", per_class=30), wrong=10),
+        cross_validated(make_run(tmp_path / "b", per_class=30), wrong=10),
+        cross_validated(fixed(tmp_path / "c"), wrong=4),
+    ]
+
+    pairs = comparison_results(compared(*runs))["pairs"]
+
+    assert pairs[0]["fixes"] is None
+    alone = comparison_results(compared(runs[0], runs[2]))["pairs"][0]["fixes"]
+    assert alone is not None
+    for pair in pairs[1:]:
+        assert pair["fixes"] is not None
+        assert pair["fixes"]["p_holm"] == pytest.approx(2 * alone["p_holm"])
+
+
+@pytest.mark.parametrize("content", [np.zeros(3), np.full(90, 7), np.array(["x"] * 90)])
+def test_damaged_cross_validated_predictions_are_refused(tmp_path: Path, content: object) -> None:
+    before, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
+    with np.load(before / "validation.npz") as file:
+        logits = file["logits"]
+    np.savez(before / "validation.npz", logits=logits, cross_validated=content)
+
+    with pytest.raises(RunError, match="damaged run"):
+        write_comparison(compared(before, after), tmp_path / "page.html")

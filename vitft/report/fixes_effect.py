@@ -1,0 +1,219 @@
+"""Whether the fixes of a run helped, from a comparison with a run that did not apply them.
+
+The runs are compared on images that have the same label in both. If both runs have cross-validated
+predictions, these are all training and validation images, otherwise the validation images that both
+runs hold out. Relabelled images are not used: they were found because a model disagreed with their
+label, so they would favour that model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vitft.data.table import base_folder
+from vitft.metrics.intervals import holm, mcnemar, paired_interval
+from vitft.metrics.results import Interval
+from vitft.report.added_images import FREE_SETTINGS
+from vitft.report.reproduce import different_keys, dotted
+from vitft.report.run_files import Run
+from vitft.system.text import count, listing, points, shell_join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixesEffect:
+    """Difference in accuracy between a run with fixes and a run without them, or with others."""
+
+    is_second: bool
+    """Whether the fixes are those of the second run. If both runs applied fixes, they are."""
+    relabelled: int
+    """Number of distinct images whose label differs between the runs."""
+    left_out: int
+    """Number of distinct images that only the run without the fixes has."""
+    added: int
+    """Number of distinct images that only the run with the fixes has."""
+    settings: tuple[str, ...]
+    """Other settings that differ and may change the accuracy."""
+    is_cross_validated: bool
+    images: int
+    """Number of images on which the runs are compared."""
+    only_with: int
+    """Number of these images that only the run with the fixes classifies correctly."""
+    only_without: int
+    p: float
+    """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
+
+    @property
+    def difference(self) -> float:
+        """Accuracy with the fixes minus accuracy without them."""
+        return (self.only_with - self.only_without) / self.images
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the difference."""
+        return paired_interval(self.only_with, self.only_without, self.images)
+
+    @property
+    def verdict(self) -> str:
+        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs differ in more."""
+        if self.added or self.settings:
+            return "mixed"
+        if self.p >= 0.05:
+            return "no clear effect"
+        return "helped" if self.difference > 0 else "hurt"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutCounts:
+    """Results of two runs on the validation images that they share."""
+
+    only_first: int
+    """Number of images that only the first run classifies correctly."""
+    only_second: int
+    images: int
+    p: float
+
+
+def fixes_effects(
+    runs: Sequence[Run], pairs: Sequence[tuple[int, int, HeldOutCounts]]
+) -> list[FixesEffect | None]:
+    """Return the effect of the fixes for each pair of runs, given as two indices and the counts.
+
+    The effect is None if the runs applied the same fixes, or if the fixes changed no image.
+    """
+    found = [fixes_effect(runs[i], runs[j], counts) for i, j, counts in pairs]
+    corrected = iter(holm([one.p for one in found if one and one.is_cross_validated]))
+    return [
+        replace(one, p=next(corrected)) if one and one.is_cross_validated else one for one in found
+    ]
+
+
+def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffect | None:
+    """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
+    tables = [dotted(run.config) for run in (first, second)]
+    fixes = [(t.get("data.fixes") or "", t.get("data.fixes_digest") or "") for t in tables]
+    if fixes[0] == fixes[1]:
+        return None
+    is_second = bool(fixes[1][0])
+    without, fixed = (first, second) if is_second else (second, first)
+    before, after = labels_by_digest(without), labels_by_digest(fixed)
+    relabelled = {key for key in before.keys() & after.keys() if before[key] != after[key]}
+    left_out = before.keys() - after.keys()
+    if not relabelled and not left_out:
+        return None
+    only_with, only_without = held_out.only_second, held_out.only_first
+    if not is_second:
+        only_with, only_without = only_without, only_with
+    images, p = held_out.images, held_out.p
+    scored = [
+        key
+        for key in without.cross_validated.keys() & fixed.cross_validated.keys() & before.keys()
+        if key not in relabelled and len(before[key]) == 1
+    ]
+    is_cross_validated = len(scored) > images
+    if is_cross_validated:
+        right = [
+            (
+                {fixed.cross_validated[key]} == after[key],
+                {without.cross_validated[key]} == before[key],
+            )
+            for key in scored
+        ]
+        only_with, only_without = right.count((True, False)), right.count((False, True))
+        images, p = len(scored), mcnemar(only_with, only_without)
+    ignored = FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
+    return FixesEffect(
+        is_second=is_second,
+        relabelled=len(relabelled),
+        left_out=len(left_out),
+        added=len(after.keys() - before.keys()),
+        settings=tuple(key for key in different_keys(tables) if key not in ignored),
+        is_cross_validated=is_cross_validated,
+        images=images,
+        only_with=only_with,
+        only_without=only_without,
+        p=p,
+    )
+
+
+def labels_by_digest(run: Run) -> dict[str, set[str]]:
+    """Return the labels of each distinct image of a run; copies may have different labels."""
+    labels: dict[str, set[str]] = {}
+    for row in run.rows:
+        labels.setdefault(row.sha256, set()).add(run.split.classes[row.label])
+    return labels
+
+
+def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
+    """Return a sentence, without a full stop, that states whether the fixes helped.
+
+    Args:
+        effect: The effect of the fixes of one of two runs.
+        letters: Letters of the two runs.
+        p: The p-value as text, e.g. `p = 0.012`.
+    """
+    without, fixed = letters if effect.is_second else letters[::-1]
+    numbers = [(effect.relabelled, "relabelled"), (effect.left_out, "left out")]
+    (first, what), *more = [(number, text) for number, text in numbers if number]
+    changes = ", ".join([f"{count(first, 'image')} {what}", *(f"{n:,} {text}" for n, text in more)])
+    fixes = f"the fixes of {fixed} ({changes})"
+    low, high = effect.interval
+    how = ", each classified in cross-validation by a head not fitted to it"
+    measured = (
+        f"{fixed} - {without} = {points(effect.difference)} on the "
+        f"{count(effect.images, 'image')} with the same label in both runs"
+        f"{how if effect.is_cross_validated else ' that both hold out'} "
+        f"(95% interval {points(low).split()[0]} to {points(high)}; {p})"
+    )
+    if effect.verdict == "mixed":
+        others = [*effect.settings]
+        others += [count(effect.added, "added image")] * bool(effect.added)
+        return f"{fixes[0].upper()}{fixes[1:]} cannot be told from {listing(others)}: {measured}"
+    if effect.verdict == "no clear effect":
+        return f"No clear effect of {fixes}: {measured}"
+    return f"{fixes[0].upper()}{fixes[1:]} {effect.verdict}: {measured}"
+
+
+def fixes_steps(
+    runs: Sequence[Run], effects: Sequence[FixesEffect | None], letters: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Return sentences on what the accuracies of runs with different fixes do not tell.
+
+    For pairs without cross-validated predictions, the commands that score both runs on the
+    corrected labels are named.
+
+    Args:
+        runs: All runs, A first.
+        effects: Effect of the fixes for each pair, or None.
+        letters: Letters of the two runs of each pair.
+    """
+    if not any(effects):
+        return []
+    notes = [
+        "Runs with different fixes are each scored with their own labels, so their accuracies and "
+        "cross-validated accuracies in the table cannot be compared: a gain is partly that wrong "
+        "labels are no longer counted."
+    ]
+    for effect, pair in zip(effects, letters, strict=True):
+        if effect is None or effect.is_cross_validated:
+            continue
+        without, fixed = pair if effect.is_second else pair[::-1]
+        before, after = (runs[ord(letter) - ord("A")] for letter in (without, fixed))
+        if command := evaluation_command(after, before):
+            notes.append(
+                f"For the accuracy of {without} on the corrected labels of the validation images "
+                f"of {fixed}: {command}"
+            )
+    return notes
+
+
+def evaluation_command(fixed: Run, run: Run) -> str:
+    """Return the command that evaluates a run on the validation images and labels of another.
+
+    The command is empty if the image files of the other run are not in one folder.
+    """
+    if not fixed.root_uri:
+        return ""
+    path, root = (str(fixed.setting("data", key) or "") for key in ("path", "root"))
+    folder = f"data.root={base_folder(Path(path), root)}"
+    words = ["--data", str(fixed.path / "split.csv"), "--set", folder, "--run", str(run.path)]
+    return f"vitft evaluate {shell_join(words)}"

@@ -1,0 +1,42 @@
+"""Predictions for the images of a run by heads that were not fitted to them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitft.metrics.calibration import ScoredSet
+from vitft.training.dataset import Dataset
+from vitft.training.stages import ScoredImages
+
+
+def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
+    """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
+
+    Images that are also in the validation set are left out. The result is None if there are no
+    cross-validated logits or all images are left out.
+    """
+    if scored.held_out is None:
+        return None
+    validated = {row.sha256 for row in data.manifest.val}
+    distinct, (rows, logits) = data.distinct, scored.held_out
+    kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
+    if not kept:
+        return None
+    labels = data.labels([distinct[int(rows[i])] for i in kept])
+    return ScoredSet(logits[kept].double().numpy(), labels.cpu().numpy())
+
+
+def cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
+    """Return the cross-validated class of each image (n,), in the order of split.csv, or None.
+
+    The class is -1 for test images and for images that were not cross-validated. The result is None
+    for multi-label data, and if there are no cross-validated logits.
+    """
+    if scored.held_out is None or data.manifest.labels:
+        return None
+    distinct, (rows, logits) = data.distinct, scored.held_out
+    predicted = logits.argmax(dim=1).tolist()
+    by_digest = {distinct[row].sha256: c for row, c in zip(rows.tolist(), predicted, strict=True)}
+    return np.array(
+        [-1 if r.split == "test" else by_digest.get(r.sha256, -1) for r in data.manifest.rows],
+        np.int32,
+    )
