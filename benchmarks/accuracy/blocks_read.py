@@ -18,7 +18,6 @@ import argparse
 import re
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.folders import merge_splits
+from benchmarks.timing import cpu_seconds
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.demo import temporary_demo_data
 from vitft.data.scan import scan
@@ -58,7 +58,7 @@ class Scores(NamedTuple):
 
     logits: Tensor  # (test images, C), after a temperature
     truth: Tensor
-    seconds: float
+    seconds: float  # processor time
     reads: str
 
     @property
@@ -179,7 +179,7 @@ def pooled_error(scores: list[Scores]) -> float:
 def score(found: Features, train: Tensor, seed: int, last: Scores | None) -> Scores:
     """Solve a head on the last block or, given the scores of that head, one that may read all."""
     x = found.x[:, : found.read].contiguous() if last is None else found.x
-    begun = time.perf_counter()
+    begun = cpu_seconds()
     head: SolvedHead = solve_head(
         x[train],
         found.y[train],
@@ -189,7 +189,7 @@ def score(found: Features, train: Tensor, seed: int, last: Scores | None) -> Sco
         l2=0.0,
         balanced=False,
     )
-    seconds = time.perf_counter() - begun
+    seconds = cpu_seconds() - begun
     if last is not None and not head.method.reads_several:
         return last._replace(seconds=seconds, reads=head.method.name)
     logits = x[~train] @ head.weight.T + head.bias
