@@ -52,6 +52,7 @@ SHAPES = [
     pytest.param({"pre_logits": True}, id="pre_logits"),
     pytest.param({"drop_path": 0.5}, id="drop path"),
     pytest.param({"read_blocks": 2, "registers": 1}, id="a head that reads two blocks"),
+    pytest.param({"read_blocks": 3, "pool": "mean"}, id="mean, a head that reads three blocks"),
     pytest.param({"stem": (), "image_size": (24, 16), "patch_size": (8, 8)}, id="hybrid"),
     pytest.param({"convs": (16, 24, 32)}, id="convolutions"),
 ]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.metrics.test_chance import results
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import better_estimate, verdict
+from vitft.metrics.results import RunResults, StartTrial
+from vitft.metrics.verdict import better_estimate, describe_start, verdict
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,39 @@ def test_cross_validation_that_tells_less_does_not_change_the_verdict(
 
     assert better_estimate(crossed(matrix, right=172, scored=202)) is not None
     assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("top1", "interval", "sentence"),
+    [
+        pytest.param(
+            0.921,
+            (0.008, 0.034),
+            "the weights vit_small would bring about +2.1 points (+0.8 to +3.4) on 960 training "
+            "images in cross-validation and take about 3.1 times as long: --weights vit_small",
+            id="clearly better",
+        ),
+        pytest.param(
+            0.899,
+            (-0.01, 0.008),
+            "the weights vit_small would bring no clear gain: -0.1 points (-1.0 to +0.8) on 960 "
+            "training images in cross-validation, 3.1 times as long",
+            id="no clear gain",
+        ),
+    ],
+)
+def test_other_weights_are_recommended_only_for_a_clear_gain(
+    top1: float, interval: tuple[float, float], sentence: str
+) -> None:
+    trial: StartTrial = {
+        "image_size": [224, 224],
+        "weights": "vit_small",
+        "chosen": False,
+        "images": 960,
+        "top1": top1,
+        "usual_top1": 0.9,
+        "gain_interval": interval,
+        "relative_time": 3.14,
+    }
+
+    assert describe_start(trial) == sentence

@@ -47,6 +47,11 @@ KINDS = [
     pytest.param({"norm_eps": 1e-2}, id="another eps"),
     pytest.param({"read_blocks": 3}, id="a head that reads every block"),
     pytest.param({"read_blocks": 2, "registers": 4}, id="a head that reads two blocks"),
+    pytest.param({"read_blocks": 2, "pool": "mean"}, id="mean, a head that reads two blocks"),
+    pytest.param(
+        {"read_blocks": 3, "pool": "mean", "norm_before_pool": True, "class_token": False},
+        id="norm before the mean, no class token, a head that reads three blocks",
+    ),
     pytest.param({"mlp_ratio": 3.5, "heads": 4, "depth": 1}, id="other sizes"),
 ]
 

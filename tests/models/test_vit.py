@@ -259,6 +259,35 @@ def test_a_head_reads_the_class_token_and_the_mean_patch_of_earlier_blocks() -> 
     assert model.last_head.weight.shape == (config.num_classes, 64)
 
 
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("early", [True, False])
+@torch.no_grad()
+def test_with_mean_pooling_a_head_reads_the_mean_of_the_last_block_and_earlier_blocks(
+    early: bool, class_token: bool
+) -> None:
+    several = {"pool": "mean", "read_blocks": 2, "registers": 1}
+    config = replace(
+        SMALL_CONFIG, depth=3, **several, norm_before_pool=early, class_token=class_token
+    )
+    model = VisionTransformer(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    images = torch.randn(2, 3, 32, 32)
+
+    features = model.features(images)
+
+    second = model.encode(model.embed(images), stop=2)
+    last, first = model.encode(second, start=2), 1 + class_token  # class token and register
+    norm = model.norm if early else model.fc_norm
+    mean = norm(last)[:, first:].mean(dim=1) if early else norm(last[:, first:].mean(dim=1))
+    expected = [mean, norm(second[:, first:].mean(dim=1))]
+    assert features.shape == (2, model.feature_size) == (2, 2 * 64)
+    assert torch.allclose(features, torch.cat(expected, dim=1), atol=1e-4)
+    assert torch.allclose(model(images), model.classify(features), atol=1e-4)
+    model.read_last_blocks(1)
+    assert torch.equal(model.features(images), features[:, :64])
+
+
 @torch.no_grad()
 def test_forward_is_its_four_public_steps_wherever_the_blocks_are_cut() -> None:
     model = VisionTransformer(SMALL_CONFIG).eval()
@@ -328,7 +357,7 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"distilled": True, "pool": "mean"}, "distilled True", id="two heads"),
         pytest.param({"read_blocks": 13}, "cannot read 13 blocks.*depth 12", id="blocks read"),
         pytest.param({"read_blocks": 0}, "cannot read 0 blocks", id="no block read"),
-        pytest.param({"read_blocks": 2, "pool": "mean"}, "pool 'mean'", id="mean of two blocks"),
+        pytest.param({"read_blocks": 2, "pre_logits": True}, "pre_logits True", id="layer between"),
         pytest.param({"colour": 3}, "unknown model setting 'colour'", id="no such field"),
     ],
 )

@@ -17,7 +17,7 @@ from vitft.metrics.results import (
     Metrics,
     RunResults,
 )
-from vitft.metrics.verdict import describe_size, selected_epoch, verdict
+from vitft.metrics.verdict import describe_start, selected_epoch, start_trials, verdict
 from vitft.system.text import (
     count,
     interval,
@@ -132,9 +132,9 @@ def print_selection(metrics: RunResults, config: Config) -> None:
 
 def print_budget(budget: BudgetResults) -> None:
     """Print which layers a run with a time budget tried, which it trained, and which it skipped."""
-    if size := budget.get("size"):
-        show = output.note if "seconds_needed" in size else output.result
-        show(describe_size(size))
+    for start in start_trials(budget):
+        show = output.note if "seconds_needed" in start else output.result
+        show(describe_start(start))
     for trial in budget["trials"]:
         output.result(
             f"trial: after training {layers_text(trial['layers'])} for "

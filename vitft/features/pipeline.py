@@ -157,9 +157,9 @@ def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
     config = model.config
     if spec.head_blocks:
         return spec.head_blocks
-    if config.pool != "cls" or config.pre_logits or config.distilled:
+    if not config.supports_read_blocks:
         return 1
-    fast = 1 + (MAX_HEAD_DIMENSIONS - config.width) // (2 * config.width)
+    fast = 1 + (MAX_HEAD_DIMENSIONS - config.width) // (config.read_of_earlier * config.width)
     blocks = max(1, min(HEAD_BLOCKS, config.depth, fast))
     dimensions = replace(config, read_blocks=blocks).feature_size
     return 1 if images * (1 + spec.views) * dimensions > LARGE_VALUES else blocks

@@ -184,14 +184,16 @@ class SkippedTrial(TypedDict):
     seconds_needed: Loss  # budget that would have been enough to try them
 
 
-class SizeTrial(TypedDict):
-    """Cross-validated heads on the training images at two input sizes.
+class StartTrial(TypedDict):
+    """Cross-validated heads on the training images for a run's start and another one.
 
-    If the time budget was too short, only `image_size`, `chosen` and `seconds_needed` are present.
+    The other start has a larger input or other weights. If the time budget was too short, only
+    `image_size`, `weights`, `chosen` and `seconds_needed` are present.
     """
 
-    image_size: list[AtLeastOne]  # the larger size: height and width in pixels
-    chosen: bool  # whether the run uses the larger size
+    image_size: list[AtLeastOne]  # of the other start: height and width in pixels
+    weights: NotRequired[str]  # name of the other weights; absent if only the size differs
+    chosen: bool  # whether the run uses the other start; other weights are only reported
     seconds_needed: NotRequired[Loss]  # budget that would have been enough to try it
     usual_size: NotRequired[list[AtLeastOne]]
     images: NotRequired[Natural]  # number of training images scored
@@ -200,15 +202,23 @@ class SizeTrial(TypedDict):
     loss: NotRequired[Loss]  # mean cross-entropy after temperature scaling
     usual_loss: NotRequired[Loss]
     error: NotRequired[Loss]  # standard error of the difference between the losses
+    gain_interval: NotRequired[Interval]  # of the difference between the accuracies
+    relative_time: NotRequired[Positive]  # time to compute features, relative to the usual start
     seconds: NotRequired[Loss]  # duration of the trial
 
 
-class BudgetResults(TypedDict):
+class StartTrials(TypedDict):
+    """Trials of other starts of a run with a time budget; absent if there was nothing to try."""
+
+    size: NotRequired[StartTrial]
+    weights: NotRequired[StartTrial]
+
+
+class BudgetResults(StartTrials):
     """Trials of a run with a time budget, and the layers chosen for training."""
 
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
-    size: NotRequired[SizeTrial]  # absent if there was no other input size to try
     trials: list[TrialResults]
     skipped: list[SkippedTrial]
     chosen: str | None  # layers trained after the head, or `head`; None before the choice

@@ -1,7 +1,7 @@
 """The accuracy of a model in one plain sentence, for the terminal and the report."""
 
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import CrossValidation, Interval, RunResults, SizeTrial
+from vitft.metrics.results import CrossValidation, Interval, RunResults, StartTrial, StartTrials
 from vitft.system.text import count, duration, format_size, interval, percent
 
 BEST_RULE = (
@@ -86,17 +86,39 @@ def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:
     return f"epoch {number}{f' of {planned * stages}' if planned else ''}{after}"
 
 
-def describe_size(found: SizeTrial) -> str:
-    """Return a sentence about a trial of another input size."""
+def start_trials(found: StartTrials) -> list[StartTrial]:
+    """Return the trials of other starts, in the order in which they were run."""
+    return [trial for trial in (found.get("size"), found.get("weights")) if trial]
+
+
+def describe_start(found: StartTrial) -> str:
+    """Return a sentence about a trial of another start: a larger input or other weights."""
     height, width = found["image_size"]
+    name = found.get("weights")
     text = f"an input of {format_size((height, width))} pixels"
     if "seconds_needed" in found:
-        return (
-            f"{text} was not tried: it needs a budget of about {duration(found['seconds_needed'])}"
-        )
+        text, verb = (f"the weights {name}", "were") if name else (text, "was")
+        needed = duration(found["seconds_needed"])
+        return f"{text} {verb} not tried: this needs a budget of about {needed}"
+    if name:
+        return describe_weights(name, found)
     tall, wide = found["usual_size"]
     return (
         f"{text} was {'chosen' if found['chosen'] else 'tried, but not chosen'}: a head classifies "
         f"{percent(found['top1'])} of {found['images']:,} training images correctly in "
         f"cross-validation (at {format_size((tall, wide))} pixels: {percent(found['usual_top1'])})"
     )
+
+
+def describe_weights(name: str, found: StartTrial) -> str:
+    """Return a sentence about what other weights would bring, and how long they would take."""
+    gain, (low, high) = found["top1"] - found["usual_top1"], found["gain_interval"]
+    points = f"{100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+    evidence = f"{points} on {found['images']:,} training images in cross-validation"
+    times = f"{found['relative_time']:.2g} times as long"
+    if low > 0:
+        return (
+            f"the weights {name} would bring about {evidence} and take about {times}: "
+            f"--weights {name}"
+        )
+    return f"the weights {name} would bring no clear gain: {evidence}, {times}"

@@ -87,16 +87,22 @@ class NumpyModel:
             if self.depth - self.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
         x = self.norm_if_there(x, "norm.")
-        if self.config.pool == "mean":
-            return self.norm_if_there(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
         if self.config.pool == "map":
             return self.attention_pool(x)
-        last = x.reshape(len(x), -1)  # only the class tokens are left
+        if self.config.pool == "mean":
+            last = self.norm_if_there(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
+        else:
+            last = x.reshape(len(x), -1)  # only the class tokens are left
         return np.concatenate([last, *earlier], axis=1) if earlier else last
 
     def summarise(self, x: Float32Array) -> Float32Array:
-        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D).
+
+        With mean pooling, only the mean patch token is returned, (B, D).
+        """
         mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
+        if self.config.pool == "mean":
+            return self.norm_if_there(self.norm_if_there(mean, "norm."), "fc_norm.")[:, 0]
         both = np.concatenate([x[:, :1], mean], axis=1)
         return self.norm_if_there(both, "norm.").reshape(len(x), -1)
 

@@ -278,9 +278,9 @@ class VisionTransformer(nn.Module):
 
         With `pool="mean"`, the vector is the mean patch token, and with `pool="map"` the output of
         attention pooling. Otherwise, it is the class token, followed by the distillation token in a
-        distilled model (2 * D values). If the head reads several blocks, the class token of the
-        last block is followed by the class token and the mean patch token of each earlier block
-        that the head reads.
+        distilled model (2 * D values). If the head reads several blocks, the vector of the last
+        block is followed by the mean patch token of each earlier block that the head reads, with
+        the class token before it unless `pool="mean"`.
 
         Args:
             tokens: Output of the last block, (B, N, D).
@@ -291,13 +291,19 @@ class VisionTransformer(nn.Module):
         if self.attn_pool is not None:
             return self.attn_pool(tokens)
         if self.config.pool == "mean":
-            return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
-        last = tokens[:, : self.config.num_read].flatten(1)
+            last = self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
+        else:
+            last = tokens[:, : self.config.num_read].flatten(1)
         return torch.cat([last, *map(self.summarise, earlier)], dim=-1) if earlier else last
 
     def summarise(self, tokens: Tensor) -> Tensor:
-        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D).
+
+        With `pool="mean"`, only the mean patch token is returned, (B, D).
+        """
         mean = tokens[:, self.config.num_prefix :].mean(dim=1, keepdim=True)
+        if self.config.pool == "mean":  # one of the norms is the identity
+            return self.fc_norm(self.norm(mean)).flatten(1)
         return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -329,7 +335,7 @@ class VisionTransformer(nn.Module):
         """
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
-            return self.pool(self.encode(tokens, start=start))
+            return self.pool(*self.encode_read(tokens, start))
         # The last block's outputs for the patch tokens are not used.
         tokens, earlier = self.encode_read(tokens, start, last)
         block = cast("Block", self.blocks[last])

@@ -132,8 +132,8 @@ class ViTConfig:
     """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
     # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of final blocks that the head reads: the class token of the last block, and the class
-    token and mean patch token of each other block.
+    """Number of final blocks that the head reads: the pooled output of the last block and, of each
+    other block, the mean patch token and, unless `pool` is "mean", the class token.
     """
     class_token: bool = field(default=True, repr=False, metadata=LATER)
     norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
@@ -254,13 +254,18 @@ class ViTConfig:
             UsageError: `read_blocks` is 0 or exceeds the depth, or the head of this architecture
                 can read only the last block.
         """
-        reads_class_token = self.pool == "cls" and not self.distilled and not self.pre_logits
-        if not 1 < self.read_blocks <= self.depth or not reads_class_token:
+        if not 1 < self.read_blocks <= self.depth or not self.supports_read_blocks:
             raise UsageError(
                 f"a head cannot read {self.read_blocks} blocks of this model (depth {self.depth}, "
                 f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits})",
-                fix="use read_blocks = 1, or a model with one class token and no pre_logits layer",
+                fix="use read_blocks = 1, or a model without a distillation token, attention "
+                "pooling and a pre_logits layer",
             )
+
+    @property
+    def supports_read_blocks(self) -> bool:
+        """Whether the layers after the last block allow a head that reads several blocks."""
+        return self.pool != "map" and not self.distilled and not self.pre_logits
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -299,7 +304,12 @@ class ViTConfig:
     def feature_size(self) -> int:
         """Number of dimensions of an image's pooled feature."""
         reads = self.num_read if self.pool == "cls" else 1
-        return self.width * (reads + 2 * (self.read_blocks - 1))
+        return self.width * (reads + self.read_of_earlier * (self.read_blocks - 1))
+
+    @property
+    def read_of_earlier(self) -> int:
+        """Number of tokens that a head that reads several blocks reads of each but the last."""
+        return 1 if self.pool == "mean" else 2
 
     @property
     def last_norm(self) -> str:

@@ -10,7 +10,7 @@ from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics, Interval
-from vitft.metrics.verdict import describe_size, selected_epoch
+from vitft.metrics.verdict import describe_start, selected_epoch, start_trials
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -118,8 +118,8 @@ def describe_budget(run: Run) -> str:
     if not budget:
         return ""
     text = f"The run had a time budget of {duration(budget['seconds'])}."
-    if size := budget.get("size"):
-        sentence = describe_size(size)
+    for start in start_trials(budget):
+        sentence = describe_start(start)
         text += f" {sentence[0].upper()}{sentence[1:]}."
     for trial in budget["trials"]:
         folds = trial.get("folds", 1)

@@ -1,7 +1,7 @@
 """Choice of the layers to train within a time budget, by trials on the training images.
 
-A run with a budget first chooses its input size (see `input_size`) and fits its head. It then tries
-candidates, each of which trains further layers. A candidate is trained on four fifths of the
+A run with a budget first chooses its input size (see `start_trials`) and fits its head. It then
+tries candidates, each of which trains further layers. A candidate is trained on four fifths of the
 training images, starting from a head fitted to the same images, and is compared with this head on
 the remaining fifth. If it is ahead but not clearly better, the trial is repeated with other images
 held out, as time allows. If a candidate is better, the best one is trained again on all training
@@ -19,7 +19,7 @@ from vitft.config.sections import layers_text
 from vitft.features.cut import last_block_size
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
-from vitft.metrics.results import BudgetResults, SizeTrial, TrialResults
+from vitft.metrics.results import BudgetResults, StartTrials, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, duration, percent
@@ -115,10 +115,10 @@ def shared_budget(context: RunContext) -> BudgetResults | None:
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
 
 
-def record_size(context: RunContext, found: SizeTrial | None) -> None:
-    """Save the scores of another input size, if any, before any layers are tried."""
-    if found is not None:
-        write_budget(context.run, {**untried(context), "size": found})
+def record_start_trials(context: RunContext, found: StartTrials) -> None:
+    """Save the scores of other starts, if any, before any layers are tried."""
+    if found:
+        write_budget(context.run, {**untried(context), **found})
 
 
 def untried(context: RunContext) -> BudgetResults:

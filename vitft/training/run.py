@@ -11,7 +11,7 @@ from pathlib import Path
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
 from vitft.metrics.chance import chance_level, chance_remedy
-from vitft.metrics.results import BudgetResults, RunResults, SizeTrial
+from vitft.metrics.results import BudgetResults, RunResults, StartTrials
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system.device import describe_device, peak_memory, vector_instructions
@@ -32,7 +32,7 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
-from vitft.training.budget import choose_layers, record_size, resume_budget
+from vitft.training.budget import choose_layers, record_start_trials, resume_budget
 from vitft.training.distributed import ProcessGroup, process_group
 from vitft.training.finish import (
     evaluate_run,
@@ -42,10 +42,10 @@ from vitft.training.finish import (
     write_model,
 )
 from vitft.training.head_stage import representative_scores, solve_head_stage
-from vitft.training.input_size import choose_input_size
 from vitft.training.reference import write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
+from vitft.training.start_trials import try_other_starts
 from vitft.training.state import (
     State,
     check_same_images,
@@ -126,7 +126,7 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
-        start, size = set_up(config, group, resume=resume, started=started)
+        start, trials = set_up(config, group, resume=resume, started=started)
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
@@ -142,7 +142,7 @@ def run_finetuning(
             inputs=start.inputs,
             started=started,
         )
-        record_size(context, size)
+        record_start_trials(context, trials)
         whole_on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
         with freed_memory_kept(when=whole_on_cpu):
             result = fit_and_write(context, start)
@@ -153,15 +153,15 @@ def run_finetuning(
 
 def set_up(
     config: Config, group: ProcessGroup, *, resume: bool, started: float
-) -> tuple[Start, SizeTrial | None]:
+) -> tuple[Start, StartTrials]:
     """Return the start of a run, at a larger input size if a time budget allows and it is better.
 
-    The scores of the larger size are None if it was not tried.
+    The trials of the larger size and of other weights are returned as well.
     """
     start = extract_and_split(load_data_and_model(config, group, resume=resume), group)
     if resume:  # config.toml contains the size that was chosen
-        return start, None
-    return choose_input_size(start, started=started)
+        return start, {}
+    return try_other_starts(start, started=started)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Recommended weights, and the weights of runs that name none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ import torch
 
 from vitft.cli.main import main
 from vitft.models.pretrained import recommended
-from vitft.models.pretrained.recommended import default_weights, recommendations
+from vitft.models.pretrained.recommended import (
+    cached_alternatives,
+    default_weights,
+    recommendations,
+)
 from vitft.models.registry import create_model
 from vitft.system.errors import UsageError
 
@@ -57,6 +62,34 @@ def test_offline_without_weights_the_error_names_a_way_out(monkeypatch: pytest.M
         default_weights(100, device="cpu")
 
     assert "--weights demo" in error.value.fix
+
+
+def test_alternatives_are_cached_and_follow_weights_of_known_accuracy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recommended, "is_cached", lambda entry: entry.name in (TINY, SMALL, BASE))
+
+    found = {name: cached_alternatives(name, "apache-2.0") for name in (TINY, BASE, "my_weights")}
+
+    assert {name: [one.name for one in others] for name, others in found.items()} == {
+        TINY: [SMALL, BASE],
+        BASE: [],
+        "my_weights": [TINY, SMALL, BASE],
+    }
+
+
+@pytest.mark.parametrize(
+    ("licence", "own"),
+    [("apache-2.0", False), ("", False), ("dinov3-license", True)],
+)
+def test_alternatives_have_an_open_licence_or_that_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, licence: str, own: bool
+) -> None:
+    entry = replace(recommended.find_entry(SMALL), licence="dinov3-license")
+    monkeypatch.setattr(recommended, "find_entry", lambda _: entry)
+    monkeypatch.setattr(recommended, "is_cached", lambda _: True)
+
+    assert bool(cached_alternatives(TINY, licence)) is own
 
 
 @pytest.mark.parametrize("one", recommendations(), ids=lambda one: one.name)

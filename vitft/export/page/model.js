@@ -139,22 +139,19 @@ class Model {
   // Return the pooled feature of a view: normalised pixels (S, S, channels).
   features(pixels) {
     const { depth, pool, read_blocks: readBlocks, num_prefix: prefix, norm_before_pool: early } = this.config;
-    const D = this.width, earlier = [];
+    const D = this.width, earlier = [], lastNorm = pool === "mean" && !early ? "fc_norm." : "norm.";
     let x = this.embed(pixels);  // (N, D)
     for (let i = 0; i < depth; i++) {
       const isLast = i === depth - 1 && pool === "cls";
       x = this.block(x, `blocks.${i}.`, isLast ? this.config.num_read : x.length / D);
-      if (i >= depth - readBlocks && i < depth - 1) {  // a class token and the mean patch token
-        const both = new Float32Array(2 * D);
-        both.set(x.subarray(0, D));
-        both.set(this.mean(x, prefix), D);
-        earlier.push(this.norm(both, "norm."));
+      if (i >= depth - readBlocks && i < depth - 1) {
+        const token = pool === "cls" ? [x.subarray(0, D)] : [];
+        earlier.push(this.norm(joined([...token, this.mean(x, prefix)]), lastNorm));
       }
     }
-    if (pool === "mean") {
-      return early ? this.mean(this.norm(x, "norm."), prefix) : this.norm(this.mean(x, prefix), "fc_norm.");
-    }
-    return joined([this.norm(x, "norm."), ...earlier]);  // only the class tokens are left
+    if (pool !== "mean") return joined([this.norm(x, lastNorm), ...earlier]);  // only the class tokens are left
+    const last = early ? this.mean(this.norm(x, lastNorm), prefix) : this.norm(this.mean(x, prefix), lastNorm);
+    return joined([last, ...earlier]);
   }
 
   // Return the mean of the tokens from index `first` on: (D).

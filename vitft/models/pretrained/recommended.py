@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vitft.models.licences import licence_terms
 from vitft.models.pretrained.catalog import CatalogEntry, find_entry, read_catalog
 from vitft.system.errors import UsageError
 from vitft.system.speed import GPU_SPEED, cpu_speed, has_gpu
@@ -91,6 +92,24 @@ def affordable(choices: Sequence[Recommendation], images: int, speed: float) -> 
     """Return the last choice whose pass takes at most `ACCEPTABLE_S`, or the first if none does."""
     fitting = [one for one in choices if one.seconds(images, speed) <= ACCEPTABLE_S]
     return fitting[-1] if fitting else choices[0]
+
+
+def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
+    """Return recommended weights in the local cache that are probably more accurate than `name`.
+
+    They are listed from the fastest to the most accurate. Their licence is open or the same as
+    `licence`, that of the weights `name`. If `name` is not among the recommended weights, all
+    others are listed.
+    """
+    every = recommendations()
+    names = [one.name for one in every]
+    better = every[names.index(name) + 1 :] if name in names else every
+    return [
+        one
+        for one in better
+        if (licence_terms(one.entry.licence) == "open" or one.entry.licence == licence)
+        and is_cached(one.entry)
+    ]
 
 
 def is_cached(entry: CatalogEntry) -> bool:

@@ -1,9 +1,13 @@
-"""Choice of the input size within a time budget, by cross-validation on the training images.
+"""Trials of other starts within a time budget, by cross-validation on the training images.
 
 A larger input shows a pretrained Vision Transformer more detail, with position embeddings that are
 interpolated (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, section 3.2). It helps on
 some data sets and not on others (docs/experiments.md), and it makes every later step slower. A run
 with a budget therefore fits the head at both sizes, if there is time, before it tries other layers.
+
+Other weights may help more. If recommended ones are in the local cache and there is time, a head is
+fitted to their features, too, and the results say what they would bring and how much longer they
+would take. The run keeps the weights that the user has named.
 """
 
 import logging
@@ -13,18 +17,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitft.config.sections import WeightsSpec
 from vitft.data.split import Row
 from vitft.data.transforms import eval_view
+from vitft.features.cut import run_prefix
 from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
-from vitft.metrics.results import SizeTrial
-from vitft.metrics.verdict import describe_size
+from vitft.metrics.intervals import paired_interval
+from vitft.metrics.results import StartTrial, StartTrials
+from vitft.metrics.targets import are_right
+from vitft.metrics.verdict import describe_start
 from vitft.models.pretrained.locate import RANDOM
+from vitft.models.pretrained.recommended import (
+    Recommendation,
+    cached_alternatives,
+    machine_speed,
+)
 from vitft.models.vit import VisionTransformer
+from vitft.system.errors import WeightsError
 from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head
 from vitft.training.setup import Setup, Start
@@ -37,11 +51,36 @@ ENLARGEMENT = 1.5
 SIZE_FRACTION = 0.06
 """Maximum fraction of the remaining time spent on features of the larger input, so that all layers
 can still be trained at this size: trial and final training take about 16 times as long."""
+WEIGHTS_FRACTION = 0.06
+"""Maximum fraction of the remaining time spent on features of other weights, which are only
+reported."""
+TIMED_BATCH = 4
+"""Number of images per forward pass when the times of two models are compared."""
 TIMED_IMAGES = 32
 """Number of images whose features are computed to estimate the time for all of them."""
 
 
-def choose_input_size(start: Start, *, started: float) -> tuple[Start, SizeTrial | None]:
+def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrials]:
+    """Try a larger input size and other weights, if there is time.
+
+    Args:
+        start: The run at its usual input size.
+        started: Value of `time.monotonic()` at the start of the run.
+
+    Returns:
+        The start at the better size, and the trials.
+    """
+    found: StartTrials = {}
+    chosen, size = choose_input_size(start, started=started)
+    if size is not None:
+        found["size"] = size
+    weights = try_weights(chosen, start.setup.config.weights, started=started)
+    if weights is not None:
+        found["weights"] = weights
+    return chosen, found
+
+
+def choose_input_size(start: Start, *, started: float) -> tuple[Start, StartTrial | None]:
     """Fit the head at a larger input size, if there is time, and return the better start of a run.
 
     The larger size is chosen if the cross-validated loss of the head on the training images is
@@ -57,27 +96,90 @@ def choose_input_size(start: Start, *, started: float) -> tuple[Start, SizeTrial
         The start at the chosen size, and the scores of both sizes. The scores are None if there is
         no other size to try.
     """
-    size, data = larger_size(start), start.inputs.data
+    size = larger_size(start)
     if size is None:
         return start, None
-    group, began = data.group, time.monotonic()
-    larger, seconds = at_size(start, size), start.setup.config.train.budget_s
-    used = group.broadcast(time.monotonic() - started)
-    expected = expected_seconds(larger)
-    if expected > SIZE_FRACTION * (seconds - used):
-        needed = used + expected / SIZE_FRACTION
-        skipped: SizeTrial = {"image_size": [*size], "chosen": False, "seconds_needed": needed}
-        log.info(describe_size(skipped))
-        return start, skipped
-    extract(larger, data.manifest.train)
-    found = group.main_only(lambda: compare(start, larger))
+    larger = start_with(start, replace(start.setup.config.weights, image_size=size))
+    found = try_start(start, larger, fraction=SIZE_FRACTION, started=started)
     if found is None:
         return start, None
     if found["chosen"]:
-        extract(larger, data.manifest.rows)
-    found["seconds"] = group.broadcast(time.monotonic() - began)
-    log.info(describe_size(found))
+        extract(larger, start.inputs.data.manifest.rows)
+    log.info(describe_start(found))
     return (larger if found["chosen"] else start), found
+
+
+def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
+    """Fit the head to features of other weights from the cache, and return the scores.
+
+    The result is None if there are no other weights to try, if they cannot be loaded, or if the
+    estimated time for their features is too long.
+
+    Args:
+        start: The start of the run.
+        spec: Settings of the run's weights before a size was chosen; the others share them.
+        started: Value of `time.monotonic()` at the start of the run.
+    """
+    group = start.inputs.data.group
+    chosen = group.main_only(lambda: weights_to_try(start, started=started))
+    if chosen is None:
+        return None
+    other: Start | None = None
+    try:
+        other = start_with(start, replace(spec, name=chosen.name))
+    except WeightsError as error:  # e.g. a damaged file in the cache
+        log.info(f"the weights {chosen.name} were not tried: {error.problem}")
+    if group.all_reduce_max(int(other is None)) or other is None:
+        return None
+    found = try_start(start, other, fraction=WEIGHTS_FRACTION, started=started)
+    if found is None:
+        return None
+    found["weights"], found["chosen"] = chosen.name, False
+    log.info(describe_start(found))
+    return found
+
+
+def try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
+    """Compare another start with that of the run, if there is time.
+
+    At most `fraction` of the remaining time is spent on features. The result is None if there are
+    too few images per class for cross-validation.
+    """
+    data, began = start.inputs.data, time.monotonic()
+    group, seconds = data.group, start.setup.config.train.budget_s
+    used = group.broadcast(time.monotonic() - started)
+    expected = expected_seconds(other)
+    if expected > fraction * (seconds - used):
+        return {
+            "image_size": [*other.inputs.data.transform.image_size],
+            "chosen": False,
+            "seconds_needed": used + expected / fraction,
+        }
+    extract(other, data.manifest.train)
+    found = group.main_only(lambda: compare(start, other))
+    if found is not None:
+        found["seconds"] = group.broadcast(time.monotonic() - began)
+    return found
+
+
+def weights_to_try(start: Start, *, started: float) -> Recommendation | None:
+    """Return the most accurate other weights in the cache for which there is time, or None."""
+    config, data = start.setup.config, start.inputs.data
+    if (
+        not config.train.budget
+        or is_random(config.weights)
+        or len(data.manifest.train) < MIN_TRIAL_IMAGES
+    ):
+        return None
+    origin = start.setup.report.provenance
+    others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
+    if not others:
+        return None
+    left = config.train.budget_s - (time.monotonic() - started)
+    speed = machine_speed(data.device.type)
+    images = len(data.manifest.rows)
+    fitting = [one for one in others if one.seconds(images, speed) <= WEIGHTS_FRACTION * left]
+    return fitting[-1] if fitting else None
 
 
 def larger_size(start: Start) -> tuple[int, int] | None:
@@ -104,10 +206,16 @@ def is_random(weights: WeightsSpec) -> bool:
     return weights.name == "none" or weights.name.startswith(RANDOM)
 
 
-def at_size(start: Start, size: tuple[int, int]) -> Start:
-    """Return the same run, images and split with another input size; no features are computed."""
+def start_with(start: Start, weights: WeightsSpec) -> Start:
+    """Return the same run, images and split with another input size or other weights.
+
+    No features are computed.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not match the configuration.
+    """
     setup, config = start.setup, start.setup.config
-    config = replace(config, weights=replace(config.weights, image_size=size))
+    config = replace(config, weights=weights)
     pipeline, report = load_pipeline(
         setup.folder,
         config.train.stages[0],
@@ -134,7 +242,7 @@ def at_size(start: Start, size: tuple[int, int]) -> Start:
 
 
 def extract(start: Start, rows: Sequence[Row]) -> None:
-    """Compute and cache the features of images at the input size of `start`."""
+    """Compute and cache the features of images with the weights and input size of `start`."""
     data, extractor = start.inputs.data, start.inputs.extractor
     assert extractor is not None
     height, width = data.transform.image_size
@@ -157,30 +265,35 @@ def expected_seconds(start: Start) -> float:
     return seconds * len(data.manifest.rows) / len(few)
 
 
-def compare(usual: Start, larger: Start) -> SizeTrial | None:
-    """Compare cross-validated heads on the training images at two input sizes.
+def compare(usual: Start, other: Start) -> StartTrial | None:
+    """Compare cross-validated heads on the training images for two starts.
 
     The result is None if there are too few images per class for cross-validation.
     """
-    one, other = held_out_scores(usual), held_out_scores(larger)
-    if one is None or other is None:
+    first, second = held_out_scores(usual), held_out_scores(other)
+    if first is None or second is None:
         return None
     labels = usual.inputs.data.labels(usual.inputs.data.manifest.train).cpu().numpy()
-    rows, at_usual, at_larger = np.intersect1d(one[0], other[0], return_indices=True)
-    y, usual_logits, logits = labels[rows], one[1][at_usual], other[1][at_larger]
+    rows, of_first, of_second = np.intersect1d(first[0], second[0], return_indices=True)
+    y, usual_logits, logits = labels[rows], first[1][of_first], second[1][of_second]
     losses, usual_losses = tempered_losses(logits, y), tempered_losses(usual_logits, y)
     gain = usual_losses - losses
     error = float(gain.std(ddof=1) / len(y) ** 0.5)
+    truth = torch.from_numpy(y)
+    right, usual_right = are_right(logits, truth), are_right(usual_logits, truth)
+    changed = int((right & ~usual_right).sum()), int((usual_right & ~right).sum())
     return {
-        "image_size": [*larger.inputs.data.transform.image_size],
+        "image_size": [*other.inputs.data.transform.image_size],
         "chosen": bool(gain.mean() > EVIDENCE * error),
         "usual_size": [*usual.inputs.data.transform.image_size],
         "images": len(y),
-        "top1": accuracy(logits, y),
-        "usual_top1": accuracy(usual_logits, y),
+        "top1": float(right.float().mean()),
+        "usual_top1": float(usual_right.float().mean()),
         "loss": float(losses.mean()),
         "usual_loss": float(usual_losses.mean()),
         "error": error,
+        "gain_interval": paired_interval(*changed, len(y)),
+        "relative_time": forward_seconds(other) / forward_seconds(usual),
     }
 
 
@@ -207,6 +320,13 @@ def held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     return None if scores is None else (scores[1].rows.numpy(), scores[1].logits)
 
 
-def accuracy(logits: Tensor, y: np.ndarray[Any, Any]) -> float:
-    """Return the fraction of logits (n, C) whose largest value is at the class index `y` (n,)."""
-    return float((logits.argmax(dim=-1).numpy() == y).mean())
+def forward_seconds(start: Start) -> float:
+    """Return the time in seconds to compute the features of a few blank images, once warm."""
+    extractor, transform = start.inputs.extractor, start.inputs.data.transform
+    assert extractor is not None
+    shape = (TIMED_BATCH, len(transform.mean), *transform.image_size)
+    pixels = torch.zeros(shape, device=extractor.device)
+    run_prefix(extractor.prefix, pixels).cpu()
+    began = time.perf_counter()
+    run_prefix(extractor.prefix, pixels).cpu()
+    return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The input size of a run with a time budget: when a larger one is tried, and the choice."""
+"""Other starts of a run with a time budget: a larger input and its choice, other weights."""
 
 import json
 from collections.abc import Sequence
@@ -14,13 +14,19 @@ from tests.conftest import tiny_home
 from vitft.cli.main import main
 from vitft.config.run import Config, config_from_table, read_toml, to_toml
 from vitft.data.split import Row
-from vitft.metrics.results import SizeTrial
+from vitft.data.transforms import EvalTransform
+from vitft.metrics.results import StartTrial
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
+from vitft.models.pretrained.recommended import Recommendation
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import read_run
 from vitft.report.summary import summary_sentences
-from vitft.training import input_size
-from vitft.training.input_size import SIZE_FRACTION
+from vitft.training import start_trials
 from vitft.training.run import Result, run_finetuning
 from vitft.training.setup import Start
+from vitft.training.start_trials import SIZE_FRACTION
 
 LARGER = 24
 """Input size tried for the weights of the tests, which were made for 16 pixels."""
@@ -55,14 +61,14 @@ def finetune(home: Path, name: str, **given: Any) -> Result:
 def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> list[Start]:
     """Decide the comparison; return a list to which the larger start is added."""
     seen: list[Start] = []
-    original = input_size.compare
+    original = start_trials.compare
 
-    def decided(usual: Start, other: Start) -> SizeTrial | None:
+    def decided(usual: Start, other: Start) -> StartTrial | None:
         seen.append(other)
         found = original(usual, other)
         return None if found is None else {**found, "chosen": larger}
 
-    monkeypatch.setattr(input_size, "compare", decided)
+    monkeypatch.setattr(start_trials, "compare", decided)
     return seen
 
 
@@ -108,13 +114,13 @@ def test_validation_images_take_no_part_in_the_choice(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    original = input_size.extract
+    original = start_trials.extract
 
     def watched(start: Start, rows: Sequence[Row]) -> None:
         seen.extend(row.split for row in rows)
         original(start, rows)
 
-    monkeypatch.setattr(input_size, "extract", watched)
+    monkeypatch.setattr(start_trials, "extract", watched)
     prefer(monkeypatch, larger=False)
 
     finetune(home, "run")
@@ -146,10 +152,10 @@ def test_a_clearly_lower_loss_decides(
         answers = (y + shift.long()) % 3
         return np.arange(len(y)), 3 * torch.nn.functional.one_hot(answers, 3).float()
 
-    monkeypatch.setattr(input_size, "held_out_scores", scores)
-    seen: list[SizeTrial | None] = []
-    original = input_size.compare
-    monkeypatch.setattr(input_size, "compare", lambda *a: seen.append(original(*a)))
+    monkeypatch.setattr(start_trials, "held_out_scores", scores)
+    seen: list[StartTrial | None] = []
+    original = start_trials.compare
+    monkeypatch.setattr(start_trials, "compare", lambda *a: seen.append(original(*a)))
 
     finetune(home, "run")
 
@@ -163,7 +169,7 @@ def test_a_clearly_lower_loss_decides(
 def test_a_size_that_takes_too_long_is_not_tried_and_the_results_say_so(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(input_size, "expected_seconds", lambda _: 60.0)
+    monkeypatch.setattr(start_trials, "expected_seconds", lambda _: 60.0)
     seen = prefer(monkeypatch, larger=True)
     recipe = home / "recipe.toml"
     recipe.write_text(to_toml(settings(home)))
@@ -173,7 +179,7 @@ def test_a_size_that_takes_too_long_is_not_tried_and_the_results_say_so(
     assert seen == []
     size = json.loads((home / "r" / "eval.json").read_text())["budget"]["size"]
     assert size["seconds_needed"] > 60.0 / SIZE_FRACTION
-    sentence = "an input of 24 pixels was not tried: it needs a budget of about 17 min"
+    sentence = "an input of 24 pixels was not tried: this needs a budget of about 17 min"
     printed = capsys.readouterr()
     assert sentence in " ".join((printed.out + printed.err).split())
     assert sentence[1:] in " ".join(summary_sentences(read_run(home / "r")))
@@ -216,3 +222,92 @@ def test_no_other_size_is_tried_where_it_was_not_asked_for(
 
     assert seen == [], why
     assert sides(result) == (16, 16)
+
+
+# other weights ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a second, wider model of random weights; it is the recommended one in the cache."""
+    torch.manual_seed(1)
+    config = ViTConfig(
+        image_size=(24, 24), patch_size=(8, 8), width=48, depth=1, heads=2, num_classes=0
+    )
+    path = home / "wide.safetensors"
+    card = Card(architecture=config, transform=EvalTransform(image_size=(24, 24)))
+    save_checkpoint(path, VisionTransformer(config).state_dict(), card)
+    one = Recommendation(name=str(path), tier="best", megabytes=1, gmacs=1e-6)
+    monkeypatch.setattr(start_trials, "cached_alternatives", lambda *_: [one])
+    return path
+
+
+@pytest.mark.usefixtures("heads_only")
+def test_other_weights_in_the_cache_are_scored_on_training_images_and_only_reported(
+    home: Path, cached_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+    original = start_trials.extract
+
+    def watched(start: Start, rows: Sequence[Row]) -> None:
+        seen.update(row.split for row in rows)
+        original(start, rows)
+
+    monkeypatch.setattr(start_trials, "extract", watched)
+
+    tried = finetune(home, "tried", image_size=(16, 16))
+    plain = finetune(home, "plain", image_size=(16, 16), budget="")
+    alone = cross_validated(home, cached_weights)
+
+    budget = tried.figures["budget"]
+    found = budget["weights"]
+    assert "size" not in budget
+    assert found["weights"] == str(cached_weights)
+    assert found["image_size"] == [16, 16]
+    assert not found["chosen"]
+    assert found["images"] == 72
+    assert found["top1"] == pytest.approx(alone, abs=0.1)  # other folds and images
+    low, high = found["gain_interval"]
+    assert low < found["top1"] - found["usual_top1"] < high
+    assert found["relative_time"] > 0
+    assert seen == {"train"}
+    assert tried.figures["loss"] == plain.figures["loss"]
+    assert read_toml(tried.run / "config.toml")["weights"]["name"].endswith("w.safetensors")
+    assert f"the weights {cached_weights} would bring" in " ".join(
+        summary_sentences(read_run(tried.run))
+    ).replace("The weights", "the weights")
+
+
+def cross_validated(home: Path, weights: Path) -> float:
+    """Return the cross-validated accuracy of a run with other weights."""
+    table = {
+        "data": {"path": str(home / "data")},
+        "weights": {"name": str(weights), "image_size": [16, 16]},
+        "train": {"precision": "fp32"},
+    }
+    figures = run_finetuning(config_from_table(table), out=home / "alone").figures
+    return figures["cross_validation"]["top1"]
+
+
+@pytest.mark.usefixtures("heads_only")
+def test_other_weights_that_take_too_long_are_not_tried_and_the_results_say_so(
+    home: Path, cached_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_trials, "expected_seconds", lambda _: 60.0)
+
+    run = finetune(home, "run", image_size=(16, 16))
+
+    text = " ".join(summary_sentences(read_run(run.run)))
+    assert f"weights {cached_weights} were not tried: this needs a budget of about 17 min" in text
+
+
+@pytest.mark.usefixtures("heads_only")
+def test_a_damaged_file_of_other_weights_does_not_stop_the_run(
+    home: Path, cached_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached_weights.write_bytes(cached_weights.read_bytes()[:100])
+
+    run = finetune(home, "run", image_size=(16, 16))
+
+    assert "weights" not in run.figures["budget"]
+    assert "were not tried" in capsys.readouterr().err
