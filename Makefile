@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
-	bench-finetuned bench-scratch bench-gpu kills campaign mutants pretrain-demo notebooks matrix
+	bench-finetuned bench-pareto bench-scratch bench-gpu kills campaign mutants pretrain-demo notebooks matrix
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -43,6 +43,16 @@ bench-predict: $(VENV)/.testing  ## compare predict with timm and transformers, 
 
 bench-finetuned: $(VENV)/.testing  ## accuracy of the ways to fine-tune over split seeds, DATA and WEIGHTS
 	$(BIN)/python -m benchmarks.accuracy.finetuned --data $(DATA) --weights $(WEIGHTS)
+
+AUTOGLUON ?= build/autogluon
+
+bench-pareto: $(VENV)/.testing  ## accuracy against processor time beside other tools, DATA and WEIGHTS (a file); hours
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt accelerate fastai lightly-train
+	test -x $(AUTOGLUON)/bin/python || $(PYTHON) -m venv $(AUTOGLUON)
+	$(AUTOGLUON)/bin/python -m pip install --quiet autogluon.multimodal
+	OMP_NUM_THREADS=1 taskset -c 0 $(BIN)/python -m benchmarks.accuracy.pareto --data $(DATA) --weights $(WEIGHTS) \
+		--python AutoGluon=$(AUTOGLUON)/bin/python
+	$(BIN)/python -m benchmarks.accuracy.frontier --log build/pareto.jsonl --csv build/pareto.csv
 
 bench-gpu: $(VENV)/.testing  ## parity, throughput, memory and accuracy on a GPU, to bench-gpu.txt
 	$(BIN)/python -m benchmarks.speed.gpu

@@ -26,6 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.folders import link_images
+from benchmarks.other_tools import (
+    collate,
+    freeze_all_but_head,
+    image_folders,
+    load_backbone,
+    trainer_accuracy,
+    trainer_model,
+)
 from benchmarks.timing import run_contestant, run_vitft
 
 STARTED = time.perf_counter()
@@ -66,31 +74,17 @@ def tutorial(model_name: str, data: Path, weights: Path, epochs: int, part: int 
     """Run the flower tutorial's loop: only the head trains, SGD, a checkpoint per epoch."""
     import timm
     import torch
-    from safetensors.torch import load_file
     from torch.utils.data import DataLoader
-    from torchvision import datasets, transforms
+    from torchvision import transforms
 
-    normalise = transforms.Normalize([0.5] * 3, [0.5] * 3)
     crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
     centre = [transforms.Resize(256), transforms.CenterCrop(224)]
-    views = {
-        part: transforms.Compose([*view, transforms.ToTensor(), normalise])
-        for part, view in (("train", crop), ("val", centre))
-    }
     loaders = {
-        part: DataLoader(
-            datasets.ImageFolder(str(data / part), view),
-            batch_size=8,
-            shuffle=part == "train",
-            num_workers=2,
-        )
-        for part, view in views.items()
+        part: DataLoader(images, batch_size=8, shuffle=part == "train", num_workers=2)
+        for part, images in image_folders(data, crop, centre).items()
     }
     model = timm.create_model(model_name, num_classes=len(loaders["train"].dataset.classes))
-    state = {k: v for k, v in load_file(weights).items() if not k.startswith("head.")}
-    model.load_state_dict(state, strict=False)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("head."))
+    freeze_all_but_head(load_backbone(model, weights))
     optimizer = torch.optim.SGD(model.head.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-5)
     criterion = torch.nn.CrossEntropyLoss()
     ready, taken, accuracy = time.perf_counter() - STARTED, [], 0.0
@@ -122,52 +116,22 @@ def tutorial(model_name: str, data: Path, weights: Path, epochs: int, part: int 
 
 def trainer(model_name: str, data: Path, weights: Path, epochs: int) -> None:
     """Run transformers' Trainer on a ViT whose backbone is frozen by hand."""
-    import numpy as np
     import timm
-    import torch
-    from safetensors.torch import load_file
-    from torchvision import datasets, transforms
+    from torchvision import transforms
     from transformers import Trainer, TrainingArguments
 
-    class Model(torch.nn.Module):
-        """timm's ViT with the Trainer's calling convention, so that all load the same weights."""
-
-        def __init__(self, classes: int) -> None:
-            super().__init__()
-            self.vit = timm.create_model(model_name, num_classes=classes)
-            state = {k: v for k, v in load_file(weights).items() if not k.startswith("head.")}
-            self.vit.load_state_dict(state, strict=False)
-            for name, parameter in self.vit.named_parameters():
-                parameter.requires_grad_(name.startswith("head."))
-
-        def forward(self, pixel_values: Any, labels: Any) -> Any:
-            logits = self.vit(pixel_values)
-            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-    normalise = transforms.Normalize([0.5] * 3, [0.5] * 3)
     crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
     centre = [transforms.Resize(224), transforms.CenterCrop(224)]
-    sets = {
-        part: datasets.ImageFolder(
-            str(data / part), transforms.Compose([*view, transforms.ToTensor(), normalise])
-        )
-        for part, view in (("train", crop), ("val", centre))
-    }
-
-    def collate(examples: list[Any]) -> dict[str, Any]:
-        return {
-            "pixel_values": torch.stack([e[0] for e in examples]),
-            "labels": torch.tensor([e[1] for e in examples]),
-        }
-
+    sets = image_folders(data, crop, centre)
+    vit = timm.create_model(model_name, num_classes=len(sets["train"].classes))
     marks: list[float] = []
 
     def metrics(output: Any) -> dict[str, float]:
         marks.append(time.perf_counter())
-        return {"accuracy": float((np.argmax(output.predictions, 1) == output.label_ids).mean())}
+        return trainer_accuracy(output)
 
     job = Trainer(
-        model=Model(len(sets["train"].classes)),
+        model=trainer_model(freeze_all_but_head(load_backbone(vit, weights))),
         args=TrainingArguments(
             output_dir=str(data.parent / "trainer"),
             per_device_train_batch_size=8,
@@ -203,14 +167,12 @@ def fastai(model_name: str, data: Path, weights: Path, epochs: int) -> None:
         accuracy,
         vision_learner,
     )
-    from safetensors.torch import load_file
 
     loaders = ImageDataLoaders.from_folder(
         data, train="train", valid="val", item_tfms=RandomResizedCrop(224), bs=8, num_workers=2
     )
     learner = vision_learner(loaders, model_name, metrics=accuracy, pretrained=False)
-    state = {k: v for k, v in load_file(weights).items() if not k.startswith("head.")}
-    learner.model[0].model.load_state_dict(state, strict=False)
+    load_backbone(learner.model[0].model, weights)
     marks: list[float] = []
 
     class Clock(Callback):
