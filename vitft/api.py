@@ -96,7 +96,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
             chosen by the number of images and the speed of the machine.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe, or path to a TOML file with settings.
-        seed: Seed for the split, the batch order and the augmentation.
+        seed: Seed for the split and the training; `settings={"train.seed": 1}` keeps the split.
         classes: Table that renames, merges and drops classes.
         split: Method for choosing the validation images: `content`, `random` or `reference`.
         like: Directory of an earlier run whose held-out images are held out again.

@@ -297,6 +297,27 @@ def test_pictures_for_slides_are_larger_and_have_a_legend(run: Path, image_folde
         assert bar[20].sum() < bar[490].sum()  # from dark to bright
 
 
+def test_the_picture_of_all_heads_is_as_large_as_asked_and_has_the_legend(
+    run: Path, image_folder: Path
+) -> None:
+    image = str(image_folder / "red" / "000.png")
+    command = ["explain", image, "--run", str(run), "--method", "attention"]
+
+    assert main([*command, "--out", "usual"]) == 0
+    assert main([*command, "--size", "700", "--out", "large"]) == 0
+    assert main([*command, "--size", "700", "--legend", "--out", "legend"]) == 0
+
+    sizes = []
+    for name in ("usual", "large", "legend"):
+        with Image.open(f"{name}/001-000-heads.png") as picture:
+            sizes.append(picture.size)
+    usual, large, legend = sizes
+    assert min(usual) < 300
+    assert min(large) >= 700
+    assert legend[0] == large[0]
+    assert legend[1] > large[1]
+
+
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
 def test_models_of_every_architecture_are_explained(
     tiny_config: ViTConfig,

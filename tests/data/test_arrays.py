@@ -294,6 +294,18 @@ def test_a_path_outside_a_set_is_not_found(tmp_path: Path) -> None:
             open_image(tmp_path / "set.npz" / path)
 
 
+def test_an_image_of_a_set_is_not_found_under_another_class(tmp_path: Path) -> None:
+    images, labels = drawn(6, (4, 4))
+    np.savez(tmp_path / "a set.npz", x=images, y=labels)
+    right, wrong = (f"{tmp_path}/a set.npz/all/{name}/00000.bmp" for name in (0, 1))
+
+    with pytest.raises(ImageError) as raised:
+        open_image(wrong)
+
+    assert f"the path of image 0, with its class, is '{right}'" in raised.value.reason
+    assert np.array_equal(np.asarray(open_image(right))[..., 0], images[0])
+
+
 def test_a_set_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     images, labels = drawn(6, (4, 4))
     path = tmp_path / "set.npz"

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,13 +17,6 @@ from vitft.explain.attribution import (
     rollout,
     scale_maps,
     trace_attention,
-)
-from vitft.explain.heatmaps import (
-    apply_colour_map,
-    enlarged,
-    heads_sheet,
-    overlay,
-    png_bytes,
 )
 from vitft.explain.method import FUSIONS, Method
 from vitft.explain.model_figures import (
@@ -336,43 +328,6 @@ def test_maps_are_scaled_to_0_1_and_a_constant_map_to_0() -> None:
 # heat maps ---------------------------------------------------------------------------------------
 
 
-def test_an_overlay_is_bright_where_the_map_is_high_and_keeps_the_image() -> None:
-    image = Image.new("RGB", (60, 40), (90, 90, 90))
-    heat = np.zeros((4, 6), np.float32)
-    heat[1, 4] = 1  # rows from the top, columns from the left: around pixel (45, 15)
-
-    shown = overlay(image, heat)
-
-    grey = np.asarray(shown.convert("L"), int)
-    assert shown.size == (60, 40)
-    assert np.unravel_index(grey.argmax(), grey.shape) == pytest.approx((15, 45), abs=5)
-    assert grey[30:, :20].max() < 90  # dimmed elsewhere
-    assert image.getcolors() == [(2400, (90, 90, 90))]
-
-
-def test_the_colour_map_rises_in_luminance() -> None:
-    light = apply_colour_map(np.linspace(0, 1, 101, dtype=np.float32)) @ (0.2126, 0.7152, 0.0722)
-
-    assert (np.diff(light) > 0).all()
-
-
-def test_the_overview_of_heads_has_a_cell_for_each_head_and_is_wide_enough_to_read() -> None:
-    maps = np.random.default_rng(0).random((3, 3, 14, 14), np.float32)
-
-    few, many = heads_sheet(maps), heads_sheet(np.repeat(maps, 8, axis=1))
-
-    assert few.size == (66 + 3 * 116, 24 + 3 * 116)  # cells of 112 pixels
-    assert many.size == (66 + 24 * 60, 24 + 3 * 60)  # cells of 56 pixels
-
-
-def test_a_png_carries_no_metadata_of_its_source() -> None:
-    picture = Image.new("RGB", (8, 8))
-    picture.info["comment"] = "secret"
-    picture.info["exif"] = b"Exif\x00\x00secret"
-
-    assert b"secret" not in png_bytes(picture)
-
-
 # model figures -----------------------------------------------------------------------------------
 
 
@@ -429,13 +384,6 @@ def test_attention_distance_of_known_attention(prefix: dict[str, Any]) -> None:
 
     assert count == 3
     assert distance == pytest.approx(np.full((3, 2), patch_distances((4, 4), (4, 4)).mean()))
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"), [((8, 8), (224, 224)), ((64, 96), (256, 384)), ((300, 224), (300, 224))]
-)
-def test_small_overlays_are_enlarged(size: tuple[int, int], shown: tuple[int, int]) -> None:
-    assert enlarged(Image.new("RGB", size)).size == shown
 
 
 # patches and tokens ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def add_run_options(group: OptionGroup) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="seed for the split, batch order and augmentation (default: 0)",
+        help="seed for the split and the training; --set train.seed=N keeps the split (default: 0)",
     )
     group.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
     group.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to resume")

@@ -323,7 +323,7 @@ class TrainSpec:
     `vitft/features` in XDG_CACHE_HOME or ~/.cache.
     """
     seed: WholeNumber = 0
-    """Seed for the batch order and the augmentation."""
+    """Seed for random initial weights, the batch order and the augmentation."""
     device: str = "auto"
     """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -57,18 +57,20 @@ class ArraySet:
         """Return each image's path, label and subset, sorted by class, then by path as a string."""
         kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
         rows = [
-            (f"{part.name}/{self.classes[label]}/{i:05}.bmp", int(label), kinds[part.name])
+            (self.path(part, i), int(label), kinds[part.name])
             for part in self.parts
             for i, label in enumerate(part.labels.tolist())
         ]
         return sorted(rows, key=lambda row: (row[1], row[0]))
 
-    def image(self, part: str, number: int) -> PixelArray | None:
-        """Return image `number` (H, W, C) of a subset, or None if there is no such image."""
-        for found in self.parts:
-            if found.name == part and number < len(found.images):
-                return found.images[number]
-        return None
+    def path(self, part: ArrayPart, number: int) -> str:
+        """Return the path of image `number` of a subset, which contains its class."""
+        return f"{part.name}/{self.classes[part.labels[number]]}/{number:05}.bmp"
+
+    def part_with(self, name: str, number: int) -> ArrayPart | None:
+        """Return the subset of this name, or None if it has no image `number`."""
+        parts = (part for part in self.parts if part.name == name and number < len(part.images))
+        return next(parts, None)
 
 
 def data_path(path: str, root: str = "") -> Path:
@@ -137,7 +139,35 @@ def refuse_arrays(folder: str) -> None:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the BMP bytes of an image in an array dataset, or None if there is no such image."""
+    """Return the BMP bytes of an image in an array dataset, or None if there is no such image.
+
+    An image has one path, which contains its class; the path with another class is not found.
+    """
+    found = find_member(path)
+    if found is None or found[0] != path:
+        return None
+    _, part, number = found
+    return encode_bmp(part.images[number])
+
+
+def other_class_reason(path: str) -> str:
+    """Return what is wrong with the path of an image in an array dataset that has another class.
+
+    The result is empty for any other path.
+    """
+    found = find_member(path)
+    if found is None or found[0] == path:
+        return ""
+    return f"not found: the path of image {found[2]}, with its class, is {shell_quote(found[0])}"
+
+
+def find_member(path: str) -> tuple[str, ArrayPart, int] | None:
+    """Find the image of an array dataset that a path names by subset and index.
+
+    Returns:
+        The path with the image's own class, its subset and its index; None if there is no image
+        with this index.
+    """
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -145,8 +175,11 @@ def array_member(path: str) -> bytes | None:
         arrays = find_arrays(Path(match["root"]))
     except DataError:
         return None
-    image = None if arrays is None else arrays.image(match["part"], int(match["number"]))
-    return None if image is None else encode_bmp(image)
+    number = int(match["number"])
+    part = None if arrays is None else arrays.part_with(match["part"], number)
+    if arrays is None or part is None:
+        return None
+    return f"{match['root']}/{arrays.path(part, number)}", part, number
 
 
 def encode_bmp(image: PixelArray) -> bytes:

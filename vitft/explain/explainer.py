@@ -145,7 +145,7 @@ class Explainer:
         wanted = has_attention and (is_overview or self.arrays)
         maps = self.attention(pixels) if wanted else None
         if is_overview and maps is not None:
-            heads = heads_sheet(head_maps(self.model, maps))
+            heads = heads_sheet(head_maps(self.model, maps), self.size, legend=self.legend)
             result = replace(result, heads=self.out / f"{stem}-heads.png")
             self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
         if self.arrays:

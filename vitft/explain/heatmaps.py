@@ -1,6 +1,9 @@
 """Heat maps over images and overviews of attention heads, with Pillow and NumPy."""
 
 import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +54,13 @@ def enlarged(image: Image.Image, side_px: int = MIN_SIDE_PX) -> Image.Image:
     return image.resize((image.width * factor, image.height * factor), resample=resample)
 
 
-def with_legend(picture: Image.Image, name: str) -> Image.Image:
+def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> Image.Image:
     """Return a picture with a colour bar below it, from the lowest to the highest value of its map.
 
-    `name` is that of the values, in ASCII: Pillow's font has no other characters.
+    `name` is that of the values, in ASCII: Pillow's font has no other characters. The height of the
+    text is by default proportional to the width of the picture.
     """
-    font_px = max(12, picture.width // 28)
+    font_px = font_px or max(12, picture.width // 28)
     font, margin = ImageFont.load_default(font_px), font_px // 2
     result = Image.new("RGB", (picture.width, picture.height + 4 * margin + font_px), BACKGROUND)
     result.paste(picture)
@@ -82,27 +86,70 @@ def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack([np.interp(values, stops, COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
 
 
-def heads_sheet(maps: NDArray[np.float32]) -> Image.Image:
+def heads_sheet(
+    maps: NDArray[np.float32], side_px: int = 0, *, legend: bool = False
+) -> Image.Image:
     """Return a sheet of maps (blocks, heads, gh, gw), with one row per block.
 
-    Maps are 56 to 112 pixels high: with few heads, they are larger.
+    Maps are 56 to 112 pixels high: with few heads, they are larger. If the shorter side of the
+    sheet would be below `side_px`, everything on it is enlarged. `legend` adds a colour bar, which
+    is that of every map.
     """
-    depth, heads, rows, columns = maps.shape
-    height = min(112, max(56, SHEET_WIDTH // heads))
-    width, margin = round(height * columns / rows), 66
-    size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)
-    sheet = Image.new("RGB", size, BACKGROUND)
-    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
-    for head in range(heads):
-        canvas.text((margin + head * (width + 4), 2), f"head {head}", TEXT_COLOUR, font)
-    for block in range(depth):
-        top = TEXT_HEIGHT + block * (height + 4)
-        canvas.text((4, top + height // 2 - 8), f"block {block}", TEXT_COLOUR, font)
-        for head in range(heads):
-            colours = apply_colour_map(maps[block, head]).round().astype(np.uint8)
-            scaled = Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
-            sheet.paste(scaled, (margin + head * (width + 4), top))
-    return sheet
+    natural = SheetLayout.of(maps.shape, 1.0)
+    layout = SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
+    sheet = Image.new("RGB", layout.size, BACKGROUND)
+    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(layout.font)
+    for block, row in enumerate(maps):
+        for head, values in enumerate(row):
+            left, top = layout.corner(block, head)
+            if block == 0:
+                middle = left + layout.cell[0] // 2
+                canvas.text((middle, top // 2), f"head {head}", TEXT_COLOUR, font, anchor="mm")
+            if head == 0:
+                middle = top + layout.cell[1] // 2
+                canvas.text((left // 2, middle), f"block {block}", TEXT_COLOUR, font, anchor="mm")
+            colours = apply_colour_map(values).round().astype(np.uint8)
+            scaled = Image.fromarray(colours).resize(layout.cell, Image.Resampling.NEAREST)
+            sheet.paste(scaled, (left, top))
+    return with_legend(sheet, "attention", layout.font) if legend else sheet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetLayout:
+    """Lengths on an overview of attention heads, in pixels."""
+
+    cell: tuple[int, int]
+    """Width and height of a map; every patch of it is a square of whole pixels."""
+    gap: int
+    left: int
+    """Width of the names of the blocks."""
+    top: int
+    """Height of the names of the heads."""
+    font: int
+    size: tuple[int, int]
+    """Width and height of the sheet."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int], scale: float) -> "SheetLayout":
+        """Return the layout for maps (blocks, heads, gh, gw), enlarged by `scale`."""
+        depth, heads, rows, columns = shape
+        height = min(112, max(56, SHEET_WIDTH // heads))
+        patch = math.ceil(math.ceil(height / rows) * scale)
+        cell = patch * columns, patch * rows
+        gap, left, top = (math.ceil(length * scale) for length in (4, 66, TEXT_HEIGHT))
+        return cls(
+            cell=cell,
+            gap=gap,
+            left=left,
+            top=top,
+            font=round(12 * scale),
+            size=(left + heads * (cell[0] + gap), top + depth * (cell[1] + gap)),
+        )
+
+    def corner(self, block: int, head: int) -> tuple[int, int]:
+        """Return the place of the upper left corner of a map."""
+        width, height = self.cell
+        return self.left + head * (width + self.gap), self.top + block * (height + self.gap)
 
 
 def png_bytes(picture: Image.Image) -> bytes:
