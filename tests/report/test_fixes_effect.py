@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,7 +188,9 @@ def test_p_values_of_several_pairs_are_corrected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [np.zeros(3), np.full(90, 7), np.array(["x"] * 90)])
-def test_damaged_cross_validated_predictions_are_refused(tmp_path: Path, content: object) -> None:
+def test_damaged_cross_validated_predictions_are_refused(
+    tmp_path: Path, content: np.ndarray[Any, Any]
+) -> None:
     before, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
     with np.load(before / "validation.npz") as file:
         logits = file["logits"]

@@ -221,21 +221,15 @@ def test_a_resumed_run_does_not_try_more_epochs_twice(
     monkeypatch.setattr(budget, "FIRST_STEPS", 7)
     monkeypatch.setattr(budget, "MIN_STEPS", 5)
     seen = judged(monkeypatch, **BETTER)
-    original = budget.with_choice
+    original = budget.best_trial
 
-    def killed(*_: Any) -> Config:
+    def killed(*_: Any) -> None:
         raise OSError("killed")
 
-    def unfinished(run: Any, found: Any) -> None:
-        write_budget(run, {**found, "chosen": None})
-
-    write_budget = budget.write_budget
-    monkeypatch.setattr(budget, "with_choice", killed)
-    monkeypatch.setattr(budget, "write_budget", unfinished)  # killed before the choice is saved
+    monkeypatch.setattr(budget, "best_trial", killed)  # before the choice is saved
     with pytest.raises(OSError, match="killed"):
         run(home, "half")
-    monkeypatch.setattr(budget, "with_choice", original)
-    monkeypatch.setattr(budget, "write_budget", write_budget)
+    monkeypatch.setattr(budget, "best_trial", original)
 
     run_finetuning(settings(home), out=home / "half", resume=True)
 

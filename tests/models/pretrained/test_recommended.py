@@ -9,6 +9,7 @@ import torch
 
 from vitft.cli.main import main
 from vitft.models.pretrained import recommended
+from vitft.models.pretrained.catalog import find_entry
 from vitft.models.pretrained.recommended import (
     cached_alternatives,
     default_weights,
@@ -85,7 +86,7 @@ def test_alternatives_are_cached_and_follow_weights_of_known_accuracy(
 def test_alternatives_have_an_open_licence_or_that_of_the_run(
     monkeypatch: pytest.MonkeyPatch, licence: str, own: bool
 ) -> None:
-    entry = replace(recommended.find_entry(SMALL), licence="dinov3-license")
+    entry = replace(find_entry(SMALL), licence="dinov3-license")
     monkeypatch.setattr(recommended, "find_entry", lambda _: entry)
     monkeypatch.setattr(recommended, "is_cached", lambda _: True)
 
