@@ -204,7 +204,7 @@ class Search:
                 f"about {duration(needed)}"
             )
             return
-        self.add(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
+        self.record(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
 
     def try_longer(self) -> None:
         """Try the leading candidate for more epochs, unless it is clearly behind the head."""
@@ -216,7 +216,7 @@ class Search:
         trial = self.prepare(self.candidates[leader["layers"]])
         epochs = trial.affordable_epochs(self.remaining(), after=leader["final_seconds"])
         if epochs >= LONGER * leader["epochs"]:
-            self.add(trial.run(epochs))
+            self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
         """Return whether a trial can be repeated, and the layers of the leader trained after it."""
@@ -226,9 +226,8 @@ class Search:
     def repeat(self, before: TrialResults) -> None:
         """Repeat a trial with another fold held out, and combine the results."""
         trial = self.prepare(self.candidates[before["layers"]], fold=folds_of(before))
-        combined = pooled(before, trial.run(before["epochs"]))
-        self.found["trials"].remove(before)
-        self.add(combined)
+        place = self.found["trials"].index(before)
+        self.record(pooled(before, trial.run(before["epochs"])), place)
 
     def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
         """Return a trial of a candidate; the times of its steps are measured only once."""
@@ -247,9 +246,13 @@ class Search:
         ahead = [trial["final_seconds"] for trial in self.found["trials"] if gain(trial) > 0]
         return max(ahead, default=0.0)
 
-    def add(self, trial: TrialResults) -> None:
-        """Add the results of a trial, save them, and log them."""
-        self.found["trials"].append(trial)
+    def record(self, trial: TrialResults, place: int | None = None) -> None:
+        """Add the results of a trial or replace those at a place, save them, and log them."""
+        trials = self.found["trials"]
+        if place is None:
+            trials.append(trial)
+        else:
+            trials[place] = trial
         self.found["used"] = used_seconds(self.context)
         write_budget(self.context.run, self.found)
         log.info(describe_trial(trial))
