@@ -1,6 +1,7 @@
 """Other starts of a run with a time budget: a larger input and its choice, other weights."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,16 @@ def test_other_weights_that_take_too_long_are_not_tried_and_the_results_say_so(
 
     text = " ".join(summary_sentences(read_run(run.run)))
     assert f"weights {cached_weights} were not tried: this needs a budget of about 17 min" in text
+
+
+@pytest.mark.usefixtures("heads_only")
+def test_a_copy_of_the_weights_of_the_run_is_not_tried(home: Path, cached_weights: Path) -> None:
+    shutil.copy(home / "w.safetensors", cached_weights)
+
+    run = finetune(home, "run", image_size=(16, 16))
+
+    assert "budget" in run.figures
+    assert "weights" not in run.figures["budget"]
 
 
 @pytest.mark.usefixtures("heads_only")
