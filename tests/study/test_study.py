@@ -1,6 +1,7 @@
 """`vitft study`: nested splits, intervals, differences and checks of the options."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -185,6 +186,17 @@ def test_an_untrained_timm_model_needs_no_file() -> None:
     assert transform.image_size == (176, 176)  # as timm trained it
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_weights_are_described_in_one_line(
+    tiny_weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        load_source(str(tiny_weights), 3)
+
+    (line,) = caplog.messages
+    assert line.startswith("model: ")
+    assert line.endswith("tiny")
 
 
 # the plan ----------------------------------------------------------------------------------------

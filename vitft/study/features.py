@@ -116,8 +116,9 @@ def load_source(
         weights, num_classes=classes, allow_pickle=allow_pickle, seed=seed
     )
     if not weights.startswith(RANDOM):
+        log.info(report.headline())
         for line in report.lines():
-            log.info(line)
+            log.debug(line)
     return model, report.transform
 
 
