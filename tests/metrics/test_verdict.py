@@ -5,8 +5,9 @@ from typing import Any, cast
 import pytest
 
 from tests.metrics.test_chance import results
+from vitft.metrics.budget_results import StartTrial
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults, StartTrial
+from vitft.metrics.results import RunResults
 from vitft.metrics.verdict import better_estimate, describe_start, verdict
 
 

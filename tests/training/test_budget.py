@@ -15,7 +15,7 @@ from tests.conftest import tiny_home
 from vitft.cli.main import main
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.features import mixture
-from vitft.metrics.results import TrialResults
+from vitft.metrics.budget_results import TrialResults
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.report.run_files import read_run

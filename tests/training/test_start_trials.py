@@ -16,7 +16,7 @@ from vitft.cli.main import main
 from vitft.config.run import Config, config_from_table, read_toml, to_toml
 from vitft.data.split import Row
 from vitft.data.transforms import EvalTransform
-from vitft.metrics.results import StartTrial
+from vitft.metrics.budget_results import StartTrial
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.pretrained.recommended import Recommendation

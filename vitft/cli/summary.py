@@ -7,9 +7,9 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
+from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
-    BudgetResults,
     CalibrationMetrics,
     ClassMetrics,
     CrossValidation,

@@ -52,7 +52,8 @@ from vitft.export.snippets import (
 )
 from vitft.export.trained import TrainedRun, last_block_accuracy, unfinished_status
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import Interval, RunResults
+from vitft.metrics.results import RunResults
+from vitft.metrics.values import Interval
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval

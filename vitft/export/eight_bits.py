@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vitft.export.compare import ExportComparison
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.system.text import count, interval, percent
 
 WHAT_IS_ROUNDED = (

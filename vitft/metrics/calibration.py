@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitft.metrics.intervals import Floats
-from vitft.metrics.results import CalibrationBin, Interval
+from vitft.metrics.results import CalibrationBin
+from vitft.metrics.values import Interval
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -6,7 +6,7 @@ intervals (low, high). Images are counted once for each content.
 
 from typing import Any, Literal, TypedDict
 
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 
 FixesVerdict = Literal["helped", "no clear effect", "hurt", "mixed"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

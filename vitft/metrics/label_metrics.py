@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitft.metrics.intervals import RESAMPLES, Flags, Floats
-from vitft.metrics.results import Interval, LabelMetrics, LabelResults
+from vitft.metrics.results import LabelMetrics, LabelResults
+from vitft.metrics.values import Interval
 
 MAX_VALUES = 2 * 10**8
 """Maximum number of resampled values (images x labels x resamples). For larger data, there are

@@ -1,7 +1,9 @@
 """The accuracy of a model in one plain sentence, for the terminal and the report."""
 
+from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import CrossValidation, Interval, RunResults, StartTrial, StartTrials
+from vitft.metrics.results import CrossValidation, RunResults
+from vitft.metrics.values import Interval
 from vitft.system.text import count, duration, format_size, interval, percent
 
 BEST_RULE = (

@@ -8,7 +8,7 @@ the format of another library, in the config.json next to the weights.
 from pathlib import Path
 from typing import TypedDict
 
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.system.files import read_regular
 from vitft.system.structure import Natural, Share, parse_json, structured
 

@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 
 from vitft.config.run import read_run_config
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import Interval, RunResults, read_results
+from vitft.metrics.results import RunResults, read_results
+from vitft.metrics.values import Interval
 from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError

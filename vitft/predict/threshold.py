@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vitft.metrics.intervals import Flags, Floats, wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.predict.validation import (
     read_training_predictions,
     read_validation_predictions,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.report.reproduce import different_keys, dotted
 from vitft.report.run_files import Run
 from vitft.system.text import count, points

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.intervals import sample_size, wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from html import escape
 
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import CalibrationBin, Interval
+from vitft.metrics.results import CalibrationBin
+from vitft.metrics.values import Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
 from vitft.system.text import interval, percent
 

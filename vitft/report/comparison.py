@@ -14,7 +14,7 @@ from string import ascii_uppercase
 from vitft.config.options import setting_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.fixed_images import data_notes, fixes_notes

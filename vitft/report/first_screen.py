@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.metrics.verdict import better_estimate, cross_validated_text, verdict
 from vitft.predict.validation import (
     ValidationPrediction,

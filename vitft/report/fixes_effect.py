@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitft.data.table import base_folder
 from vitft.metrics.intervals import holm, mcnemar, paired_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.report.added_images import FREE_SETTINGS
 from vitft.report.reproduce import different_keys, dotted
 from vitft.report.run_files import Run

@@ -9,7 +9,8 @@ from vitft.config.sections import layers_text
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import CalibrationMetrics, Interval
+from vitft.metrics.results import CalibrationMetrics
+from vitft.metrics.values import Interval
 from vitft.metrics.verdict import describe_start, selected_epoch, start_trials
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar

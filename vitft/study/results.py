@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitft.metrics.intervals import Z, student_t_quantile, wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.values import Interval
 from vitft.study.plan import BASELINES, Plan
 from vitft.system.console import visible
 from vitft.system.files import atomic_folder, write_atomically

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
+from vitft.metrics.budget_results import BudgetResults, StartTrials
 from vitft.metrics.chance import chance_level, chance_remedy
-from vitft.metrics.results import BudgetResults, RunResults, StartTrials
+from vitft.metrics.results import RunResults
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system.device import describe_device, peak_memory, vector_instructions

@@ -15,8 +15,9 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
+from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import BudgetResults, LogLine
+from vitft.metrics.results import LogLine
 from vitft.metrics.targets import TrainingLoss
 from vitft.metrics.verdict import BEST_RULE
 from vitft.system import console

@@ -27,8 +27,8 @@ from vitft.features.cut import run_prefix
 from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
+from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.intervals import paired_interval
-from vitft.metrics.results import StartTrial, StartTrials
 from vitft.metrics.targets import are_right
 from vitft.metrics.verdict import describe_start
 from vitft.models.pretrained.locate import RANDOM

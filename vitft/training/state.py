@@ -24,7 +24,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.data.split import Manifest
-from vitft.metrics.results import BudgetResults
+from vitft.metrics.budget_results import BudgetResults
 from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing

@@ -22,8 +22,8 @@ from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import LinearHead, solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
+from vitft.metrics.budget_results import TrialResults
 from vitft.metrics.calibration import fit_temperature, log_losses
-from vitft.metrics.results import TrialResults
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
