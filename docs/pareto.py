@@ -21,8 +21,8 @@ TITLES = {
     "clothing_small": "400 photos of clothing, 10 classes",
     "sign_language_digits": "400 hand signs, 10 classes",
 }
-WIDTH, PANEL, TOP = 560, 214, 36
-LEFT, RIGHT, HIGH, LOW = 52, 540, 34, 172
+WIDTH, PANEL, TOP = 560, 228, 36
+LEFT, RIGHT, HIGH, LOW = 52, 540, 50, 186
 """Edges of a panel's axes, in pixels."""
 MORE_STYLE = (
     ".line{fill:none;stroke-width:2}.line.ours{stroke:#0969da}.line.other{stroke:#afb8c1;"
@@ -119,7 +119,7 @@ def label(name: str, ways: list[Point], axes: Axes, taken: list[Box]) -> str:
             box = (left, y + dy - 10, left + width, y + dy + 3)
             cost = sum(overlap(box, other) for other in taken) + 0.1 * side + 0.05 * index
             cost += 1000 * (left < LEFT or left + width > RIGHT)
-            cost += 1000 * (box[1] < axes.top + HIGH - 14 or box[3] > axes.top + LOW)
+            cost += 1000 * (box[1] < axes.top + HIGH - 26 or box[3] > axes.top + LOW)
             if best is None or cost < best[0]:
                 best = cost, box, text(x + dx, y + dy, name, f"name {anchor}")
     assert best is not None
@@ -158,9 +158,10 @@ def chart() -> str:
         parts += panel(data, shown[data], seconds, TOP + PANEL * index)
     height = TOP + PANEL * len(sets) + 40
     splits = max(p.splits for some in shown.values() for p in some)
+    means = f"up to {splits} splits, with standard errors" if splits > 1 else "one split"
     notes = (
-        f"ViT-Tiny/16, the same weights and images; one core; means of up to {splits} splits",
-        "with their standard errors; the last epoch, nothing chosen on the validation images",
+        f"ViT-Tiny/16, the same weights and images, one core; {means};",
+        "after the last epoch, nothing chosen on the validation images",
     )
     for up, words in zip((28, 12), notes, strict=True):
         parts.append(text(16, height - up, words, "small"))
