@@ -39,7 +39,7 @@ HEAD_BLOCKS = 6
 """Maximum number of blocks that a head fitted by L-BFGS reads by default."""
 MAX_HEAD_DIMENSIONS = 3_100
 """Maximum number of feature dimensions that a head fitted by L-BFGS reads by default. The time to
-fit the head grows with the cube of this number."""
+fit the head grows with the cube of this number if there are more images than dimensions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
