@@ -1,15 +1,18 @@
-"""Disk space of cached tokens is checked before they are computed."""
+"""Disk space of cached tokens; the number of blocks that a head may read by default."""
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from vitft.config.sections import TrainSpec
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor
-from vitft.features.pipeline import check_disk_space
+from vitft.features.pipeline import blocks_to_read, check_disk_space
+from vitft.models.registry import create_model
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ResourceError
 
@@ -81,3 +84,23 @@ def test_one_feature_per_image_is_not_logged(
     check_disk_space(extractor_of(tiny_vit, tmp_path, "head"), VIEW, images=1000)
 
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "blocks"),
+    [
+        pytest.param("vit_tiny_patch16_224", {}, 6, id="tiny"),
+        pytest.param("vit_small_patch16_224", {}, 4, id="small"),
+        pytest.param("vit_base_patch16_224", {}, 2, id="base"),
+        pytest.param("vit_base_patch16_224", {"pool": "mean"}, 4, id="one token per block"),
+        pytest.param("vit_base_patch16_224", {"pool": "map"}, 1, id="attention pooling"),
+        pytest.param("vit_tiny_patch16_224", {"depth": 3}, 3, id="only three blocks"),
+    ],
+)
+def test_a_head_may_read_fewer_blocks_of_a_wider_model(
+    name: str, options: dict[str, Any], blocks: int
+) -> None:
+    with torch.device("meta"):
+        model = create_model(name, **options)
+
+    assert blocks_to_read(model, TrainSpec(), images=1_000) == blocks

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
 from vitft.features import mixture
-from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.vit import VisionTransformer
 from vitft.predict.numpy_engine import NumpyEngine
@@ -81,6 +82,29 @@ def test_every_engine_predicts_with_all_blocks_that_the_head_reads(
     logits = numpy_engine.scores(views).logits
     assert Predictor.from_run(str(run)).scores(views).logits == pytest.approx(logits, abs=1e-4)
     assert (logits.argmax(axis=1) == np.repeat([0, 1, 2], 12)).mean() > 0.9
+
+
+def test_a_head_reads_several_blocks_of_a_model_that_averages_the_patches(
+    home: Path, choose: Choose
+) -> None:
+    choose(mixture.MIXTURE)
+    state, card = load_checkpoint(home / "w.safetensors")
+    norm = {n.replace("norm.", "fc_norm."): t for n, t in state.items() if n.startswith("norm.")}
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
+    card = replace(card, architecture=replace(card.architecture, pool="mean"))
+    save_checkpoint(home / "w.safetensors", rest | norm, card)
+
+    run = train(home, "run")
+
+    found, card = load_checkpoint(run / "model.safetensors")
+    assert card.architecture.read_blocks == 2
+    assert found["head.weight"].shape == (3, 2 * 32)
+    assert found["last_head.weight"].shape == (3, 32)
+    views = np.stack([card.transform.pixels(Image.open(path)) for path in images_of(home)])
+    numpy_engine = NumpyEngine.open(run / "model.safetensors")
+    assert numpy_engine is not None
+    logits = numpy_engine.scores(views).logits
+    assert Predictor.from_run(str(run)).scores(views).logits == pytest.approx(logits, abs=1e-4)
 
 
 def test_a_head_on_the_last_block_is_the_same_to_the_bit_whether_others_were_tried(
