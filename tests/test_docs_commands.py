@@ -160,6 +160,7 @@ OURS = {
     r"\bvit_(tiny|base)_patch16_224(_in21k)?\b": "demo",
     r"(?<=--weights )NAME\b": "demo",
     r"\b(RUN_BEFORE RUN_AFTER|pre post)\b": "runs/base runs/other",
+    r"--like RUN_BEFORE\b": "--like runs/base",
     r"(?<=--run )RUN\b": "runs/latest",
     r"\bIMAGES?(\.\.\.)?": "photo.jpg",
     r"\btorchvision:CIFAR10\b": "CIFAR10.npz",
