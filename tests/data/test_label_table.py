@@ -12,7 +12,8 @@ from tests.data.test_folder import draw, touch
 from vitft.cli.main import main
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
-from vitft.data.label_table import path_in, read_label_table
+from vitft.data.label_table import read_label_table
+from vitft.data.table import path_in
 from vitft.data.scan import scan
 from vitft.data.sources import sources
 from vitft.data.table import TableReader
