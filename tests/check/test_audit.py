@@ -40,6 +40,34 @@ def test_of_identical_files_the_one_with_the_shortest_name_is_kept() -> None:
     assert {*actions(audit)} == {"cat/x (1).jpg", "cat/x - Kopie.jpg", "cat/y.jpg"}
 
 
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "tulip (1).jpg",
+        "IMG_copy1.jpg",
+        "sun_kopie.jpg",
+        "sun - Kopie (2).jpg",
+        "sun copy 2.JPG",
+        "Copy of a.jpg",
+        "Kopie von a.jpg",
+        "a~1.jpg",
+        "a~.jpg",
+    ],
+)
+def test_of_identical_files_the_one_whose_name_is_not_that_of_a_copy_is_kept(copy: str) -> None:
+    names = (copy, "10094731133_94a942463c.jpg")
+    audit = audit_images([item(f"tulip/{name}", A) for name in names])
+
+    assert actions(audit) == {f"tulip/{copy}": ("drop", "exact")}
+
+
+@pytest.mark.parametrize("name", ["photocopy.jpg", "copyright.jpg", "a (b).jpg", "x1.jpg"])
+def test_a_name_that_only_resembles_that_of_a_copy_may_be_kept(name: str) -> None:
+    audit = audit_images([item(f"cat/{name}", A), item("cat/a longer name.jpg", A)])
+
+    assert actions(audit) == {"cat/a longer name.jpg": ("drop", "exact")}
+
+
 def test_an_image_with_two_labels_is_kept_without_probabilities() -> None:
     audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
 

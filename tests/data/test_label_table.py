@@ -12,10 +12,10 @@ from tests.data.test_folder import draw, touch
 from vitft.cli.main import main
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
-from vitft.data.label_table import path_in, read_label_table
+from vitft.data.label_table import read_label_table
 from vitft.data.scan import scan
 from vitft.data.sources import sources
-from vitft.data.table import TableReader
+from vitft.data.table import TableReader, path_in
 from vitft.system.errors import DataError, UsageError
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")

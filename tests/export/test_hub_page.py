@@ -1,5 +1,6 @@
 """The page of a hub repository: valid metadata, limits from the run's figures, and pictures."""
 
+import hashlib
 import io
 import json
 import socket
@@ -15,6 +16,7 @@ from tests.export.test_card import compared
 from tests.export.test_export import HOSTILE
 from tests.support.export_run import make_run
 from vitft.cli.main import main
+from vitft.config.run import config_from_table, to_toml
 from vitft.export.card import write_readme
 from vitft.export.limits import limits_of
 from vitft.export.pictures import confusion_png
@@ -151,6 +153,37 @@ def test_problems_of_the_data_are_limits(tmp_path: Path) -> None:
 
     assert "1 group of nearly identical images contains both training and validation" in text
     assert "The lowest recalls" in text
+
+
+def test_labels_that_the_fixes_of_the_run_keep_are_not_called_wrong(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    results = results_of_run(run, confusion=[[2, 0, 0], [0, 2, 0], [0, 0, 2]])
+    results["top1"], results["top1_interval"] = 1.0, (0.9, 1.0)
+    mislabel = {"label": "blue", "suggested": "red"}
+    mislabel |= {"given_probability": 0.1, "suggested_probability": 0.9}
+    audit = {
+        "images": 9,
+        "bad": [],
+        "odd": [],
+        "duplicates": [],
+        "mislabels": [{"path": f"blue/{i}.png", **mislabel} for i in range(3)],
+        "imbalance": {"largest": None, "smallest": None, "ratio": None},
+    }
+    (run / "audit.json").write_text(json.dumps(audit))
+    fixes = tmp_path / "fixes.csv"
+
+    def sentences(decided: int) -> str:
+        lines = [f"blue/{i}.png,keep" for i in range(decided)]
+        fixes.write_text("\n".join(["path,action", *lines]) + "\n")
+        spec = {"path": "d", "fixes": str(fixes)}
+        spec["fixes_digest"] = hashlib.sha256(fixes.read_bytes()).hexdigest()
+        table = {"data": spec, "weights": {"name": "demo"}}
+        (run / "config.toml").write_text(to_toml(config_from_table(table)))
+        return "\n".join(limits_of(run, ("blue", "green", "red"), results))
+
+    assert "3 labels in the data are probably wrong" in sentences(0)
+    assert "1 label in the data is probably wrong" in sentences(2)
+    assert "probably wrong" not in sentences(3)
 
 
 def test_hostile_names_stay_text_among_the_limits(tmp_path: Path) -> None:

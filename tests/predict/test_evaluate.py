@@ -335,3 +335,50 @@ def test_a_folder_and_a_table_of_the_same_images_give_the_same_predictions(
     folder, table = judge(root, model), judge(root / "labels.csv", model)
 
     assert folder.predictions == table.predictions
+
+
+@pytest.mark.parametrize("name", ["new.xlsx", "new.csv"])
+def test_an_untouched_table_of_predict_is_evaluated_with_a_warning(
+    run: Path,
+    unseen: Path,
+    tmp_path: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = tmp_path / name
+    words = ["predict", "--run", str(run), "--out", str(table), str(unseen)]
+    assert main(words) == 0
+    capsys.readouterr()
+
+    assert evaluated("--set", "data.root=.", data=table, run=run) == 0
+
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "are the predictions of this model" in printed
+    assert "first correct the column class" in printed
+
+
+@pytest.mark.parametrize(
+    ("columns", "corrected"),
+    [
+        pytest.param("path,class", False, id="other columns"),
+        pytest.param("path,label,class,probability", False, id="labels of their own"),
+        pytest.param("path,class,probability", True, id="a corrected label"),
+    ],
+)
+def test_labels_that_equal_the_predictions_are_no_cause_for_a_warning(
+    model: Path, unseen: Path, columns: str, corrected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        (row.prediction.path, row.prediction.answer) for row in judge(unseen, model).predictions
+    ]
+    if corrected:
+        other = next(name for name in sorted(COLOURS) if name != rows[0][1])
+        rows[0] = (rows[0][0], other)
+    width = columns.count(",")
+    lines = [",".join([path, *[answer] * width]) for path, answer in rows]
+    (unseen / "table.csv").write_text("\n".join([columns, *lines]) + "\n")
+
+    done = judge(unseen / "table.csv", model)
+
+    assert done.results["top1"] == (11 / 12 if corrected else 1)
+    assert "predictions of this model" not in caplog.text

@@ -44,7 +44,8 @@ def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
     assert result.shared == 150
     assert list(result.notes) == []
     (pair,) = result.pairs
-    assert pair.only_first - pair.only_second == result.rights[0] - result.rights[1]
+    assert pair.only_second - pair.only_first == result.rights[1] - result.rights[0]
+    assert pair.difference == (result.rights[1] - result.rights[0]) / 150 < 0
     assert pair.p == mcnemar(pair.only_first, pair.only_second) < 0.001
     assert result.conclusion(pair).startswith("A is more accurate than B on these images, by ")
 
@@ -107,8 +108,8 @@ def test_it_is_said_whether_added_images_helped(
     fewer, more = ("A", "B")[::order]
     assert text.startswith(verdict.format(more=more, fewer=fewer))
     accuracies = dict(zip("AB", (top1 for top1, _ in result.accuracies), strict=True))
-    difference = points(accuracies[more] - accuracies[fewer])
-    assert f"{more} - {fewer} = {difference} on the shared images (95% interval " in text
+    difference = points(accuracies["B"] - accuracies["A"])
+    assert f"B - A = {difference} on the shared images (95% interval " in text
     assert ("; p" in text) == (hardness != 2)
 
 
@@ -183,7 +184,9 @@ def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
     result = compared(one, other)
 
     assert result.shared == 11
-    assert "1 shared image has different labels in different runs and is excluded." in result.notes
+    assert "Excluded: 1 validation image of all runs that has different labels in them." in (
+        result.notes
+    )
 
 
 def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) -> None:
@@ -199,8 +202,12 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     notes = compared(one, other).notes
 
     assert (
-        "1 shared image has different labels in different runs and is excluded: the fixes of B "
-        "changed 1 of them." in notes
+        "The splits differ: the runs have 12 and 9 validation images, and only the 8 images that "
+        "all of them share, with the same label, are compared." in notes
+    )
+    assert (
+        "Excluded: 1 validation image of all runs that has different labels in them: the fixes of "
+        "B changed 1 of them." in notes
     )
     assert (
         "The fixes of B left out 1 validation image of the other run, which the comparison "
@@ -389,6 +396,26 @@ def test_compare_prints_a_table_and_never_overwrites_a_page(
     assert {p.name for p in here.glob("*.html")} == {"compare.html", "compare-2.html"}
     assert "already exists" in captured.err
     assert "only one run to compare" in captured.err
+
+
+def test_the_conclusion_comes_first_with_a_next_step_and_one_direction(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(here / "a", per_class=60, held_back=50, hardness=2, seed=1)
+    grown(here / "b", hardness=0.5)
+
+    assert main(["compare", "a", "b"]) == 0
+
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert " B - A = " in " ".join(lines[: lines.index("")])
+    (pair,) = (line for line in lines if line.startswith("B - A  "))
+    assert pair.split()[3] in shown.partition(" on the shared images")[0]
+    assert "A - B" not in shown
+    step = " ".join(" ".join(lines[: lines.index("")]).split())
+    assert step.endswith("vitft evaluate --data NEW --run a and vitft evaluate --data NEW --run b")
+    page = (here / "compare.html").read_text()
+    assert "vitft evaluate --data NEW --run a" in page
 
 
 @pytest.mark.parametrize("is_link", [True, False], ids=["link", "file"])

@@ -69,12 +69,10 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
     result = compared(*runs[::order])
 
     (text,) = result.conclusions()
-    without, fixing = ("A", "B")[::order]
+    _, fixing = ("A", "B")[::order]
     beginning = verdict.format(after=fixing, changes="1 image relabelled, 1 left out")
-    difference = f"{100 * (before - after) / 88:+.1f}".replace("-", "−")
-    assert text.startswith(
-        f"{beginning}: {fixing} - {without} = {difference} points on the 88 images "
-    )
+    difference = f"{order * 100 * (before - after) / 88:+.1f}".replace("-", "−")
+    assert text.startswith(f"{beginning}: B - A = {difference} points on the 88 images ")
     assert "each classified in cross-validation by a head not fitted to it (95% interval " in text
     assert "With 12 shared images" not in result.power_text()
 

@@ -1,5 +1,6 @@
 """The page of a run: its contents, its safety with any name, and its layout."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -17,7 +18,7 @@ from tests.support.limits import HANG_S
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
-from vitft.config.run import config_from_table, merge_settings, to_toml
+from vitft.config.run import config_from_table, merge_settings, read_toml, to_toml
 from vitft.data.unused import unused_files
 from vitft.report import charts, palette, svg
 from vitft.report.advice import advise
@@ -401,6 +402,22 @@ def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     (few,) = (text for text in texts if text.startswith("To measure the accuracy"))
     assert "With 12 images" in few
     assert texts[0].startswith("Retrain without duplicates")
+
+
+def test_labels_that_the_fixes_of_the_run_keep_need_no_review(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    found = read_run(run).audit["mislabels"]
+    before = [step.what for step in advise(read_run(run))]
+    fixes = tmp_path / "fixes.csv"
+    fixes.write_text("".join(["path,action\n", *(f"{one['path']},keep\n" for one in found)]))
+    settings = read_toml(run / "config.toml")
+    digest = hashlib.sha256(fixes.read_bytes()).hexdigest()
+    settings["data"] |= {"fixes": str(fixes), "fixes_digest": digest}
+    (run / "config.toml").write_text(to_toml(config_from_table(settings)))
+
+    after = [step.what for step in advise(read_run(run))]
+
+    assert [what for what in before if what not in after] == ["Review the label of 1 image."]
 
 
 def test_a_flat_learning_curve_suggests_a_command_that_trains_more_layers(tmp_path: Path) -> None:

@@ -51,16 +51,18 @@ def compare_command(args: argparse.Namespace) -> int:
 
 
 def print_comparison(comparison: "RunComparison") -> None:
-    """Print the accuracies, a significance test for each pair of runs, and the conclusions."""
-    for text in comparison.limits:
-        output.note(text)
+    """Print the conclusions, the accuracies and a significance test for each pair of runs."""
+    for text in comparison.conclusions():
+        output.result(text, style="bold")
+    output.result(comparison.next_step())
+    output.result("")
     columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
     if comparison.cross_validated:
         columns += ("cross-validated", "95% interval")
     output.table(
         columns,
         comparison.accuracy_rows(),
-        title=f"validation images shared by all runs: {comparison.shared:,}",
+        title=f"validation images compared: {comparison.shared:,}",
         numbers=len(columns) - 1,
     )
     if comparison.pairs:
@@ -72,8 +74,8 @@ def print_comparison(comparison: "RunComparison") -> None:
                 "pair",
                 "difference",
                 "95% interval",
-                "only first correct",
-                "only second correct",
+                "only earlier correct",
+                "only later correct",
                 "p",
             ),
             comparison.pair_rows(),
@@ -86,7 +88,7 @@ def print_comparison(comparison: "RunComparison") -> None:
             settings,
             title="\nsettings in which the runs differ",
         )
-    for text in comparison.conclusions():
-        output.result(text)
+    for text in comparison.limits:
+        output.note(text)
     if power := comparison.power_text():
         output.note(power)

@@ -11,7 +11,7 @@ from vitft.cli.parser import Parser
 from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
-from vitft.data.label_table import leads_outside, path_in
+from vitft.data.table import leads_outside, path_in
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.serve.access import access_for, is_loopback
 from vitft.serve.label.answers import AnswerFile

@@ -57,6 +57,18 @@ def label_places(
     return tuple(found)
 
 
+def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
+    """Return whether a table has the columns of `vitft predict`, whose answers are its labels.
+
+    `places` are the indices of the label columns.
+    """
+    names = [cell.strip().lower() for cell in header]
+    answer = [names[place] for place in places]
+    if answer == ["class"]:
+        return "probability" in names
+    return answer == ["labels"] and any(name.startswith("probability_") for name in names)
+
+
 def has_several(names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec) -> bool:
     """Return whether a table contains multi-label data.
 

@@ -5,7 +5,6 @@ optionally, split and group. Other columns are ignored. Image files are not open
 class or, in multi-label data, any number of labels (see `label_columns`).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from vitft.data.label_columns import (
     WEIGHT_COLUMNS,
     LabelCells,
     has_several,
+    is_predicted,
     label_places,
     label_texts,
 )
@@ -25,7 +25,7 @@ from vitft.data.label_sets import label_names
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
-from vitft.data.table import NotText, TableReader, base_folder
+from vitft.data.table import NotText, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
 
@@ -95,6 +95,8 @@ class LabelTable:
     """Local copy of which the table is the index, if any; its images are known to exist."""
     several: bool = False
     """Whether the data is multi-label, i.e. an image may have any number of labels."""
+    predicted: bool = False
+    """Whether `vitft predict` writes such a table, with its predictions as the labels."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -165,6 +167,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         reader=reader,
         copy=copy,
         several=several,
+        predicted=is_predicted(header, places),
         notes=(*(copy.notes if copy else ()), *notes_on_table(rows, columns)),
     )
     check_split_cells(table)
@@ -362,27 +365,6 @@ class RowParser:
     def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
         """Return the error for a problem in the current row, in the column with the given role."""
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
-
-
-def path_in(root: Path, path: str) -> str:
-    """Return a path relative to `root`, without empty or `.` components.
-
-    An absolute path that is not below `root` is returned unchanged, and `..` is kept. Symbolic
-    links are not resolved.
-    """
-    if path.startswith("/"):
-        folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
-        if not path.startswith(folder):
-            return path
-        path = path.removeprefix(folder)
-    if "//" not in path and "./" not in path:  # the usual case
-        return path
-    return "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def leads_outside(path: str) -> bool:
-    """Return whether a path from `path_in` may lead outside its folder."""
-    return path.startswith("/") or ".." in path.split("/")
 
 
 def check_split_cells(table: LabelTable) -> None:

@@ -43,6 +43,8 @@ class LabelledImages:
     """Mapping from paths to group names, if a table specifies groups."""
     labels: tuple[str, ...] = ()
     """Labels of multi-label data; empty if each image has exactly one class."""
+    predicted: bool = False
+    """Whether the data is a table with the columns of `vitft predict`."""
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""
@@ -187,4 +189,5 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
         notes=(*notes, *table.notes),
         groups={row.path: row.group for row in table.rows if row.group},
         labels=table.labels,
+        predicted=table.predicted,
     ), bool(parts)

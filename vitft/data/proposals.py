@@ -5,6 +5,7 @@ reason.
 This module does not open images.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,13 @@ from vitft.system.imports import missing_library_command
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order in which the table lists fixes with the same action."""
+COPY_MARK = re.compile(
+    r"\(\d+\)$|~\d*$"
+    r"|(?:^|[\W_])(?:copy|kopie|copie|copia)[\W_]*\d*\W*$"
+    r"|^(?:copy[\W_]of|kopie[\W_]von|copie[\W_]de|copia[\W_]de)[\W_]",
+    re.IGNORECASE,
+)
+"""What programs add to the name of a copy, without the suffix: `x (1)`, `x - Kopie`, `x_copy1`."""
 PARTS = {
     "train": "training image",
     "val": "validation image",
@@ -78,12 +86,14 @@ def identical_file_fixes(
 
     If one label is clearly the most probable, only one file with that label is kept. Files in the
     validation set are kept in preference to others so that the set changes as little as possible,
-    then files with a short name, because programs lengthen the names of copies.
+    then files whose name is not that of a copy (`COPY_MARK`), then files with a short name.
     """
 
-    def order(member: CopyMember) -> tuple[bool, int, str]:
+    def order(member: CopyMember) -> tuple[bool, bool, int, str]:
         path = member["path"]
-        return member["split"] != "val", len(path.rpartition("/")[2]), path
+        name = path.rpartition("/")[2]
+        is_marked = COPY_MARK.search(name.rpartition(".")[0] or name) is not None
+        return member["split"] != "val", is_marked, len(name), path
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}

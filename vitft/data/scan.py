@@ -21,8 +21,8 @@ from vitft.data.folder import (
     scan_folder,
     similar_names,
 )
-from vitft.data.label_table import LabelledRow, LabelTable, leads_outside, read_label_table
-from vitft.data.table import is_table, is_utf8
+from vitft.data.label_table import LabelledRow, LabelTable, read_label_table
+from vitft.data.table import is_table, is_utf8, leads_outside
 from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error
 

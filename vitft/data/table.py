@@ -72,6 +72,27 @@ def base_folder(data: Path, root: str) -> Path:
     return Path(os.path.expanduser(root)) if root else data.parent  # noqa: PTH111 - never raises
 
 
+def path_in(root: Path, path: str) -> str:
+    """Return a path relative to `root`, without empty or `.` components.
+
+    An absolute path that is not below `root` is returned unchanged, and `..` is kept. Symbolic
+    links are not resolved.
+    """
+    if path.startswith("/"):
+        folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
+        if not path.startswith(folder):
+            return path
+        path = path.removeprefix(folder)
+    if "//" not in path and "./" not in path:  # the usual case
+        return path
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def leads_outside(path: str) -> bool:
+    """Return whether a path from `path_in` may lead outside its folder."""
+    return path.startswith("/") or ".." in path.split("/")
+
+
 class NotText(str):
     """Placeholder for a value without a textual form: the type of the value, e.g. `list`."""
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitft.config.run import checked_run_config
+from vitft.data.fixes import kept_paths
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
@@ -130,8 +132,10 @@ def calibration(results: RunResults) -> list[str]:
 def data_problems(run: Path) -> list[str]:
     """Return sentences about problems that the audit of the run found in its data.
 
+    Labels that the fixes of the run keep are not mentioned.
+
     Raises:
-        RunError: The file audit.json is damaged.
+        RunError: The file audit.json or config.toml is damaged.
     """
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit is None:
@@ -144,7 +148,8 @@ def data_problems(run: Path) -> list[str]:
             f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
             "the true accuracy is probably lower."
         )
-    labels = len(audit["mislabels"])
+    kept = kept_paths(checked_run_config(run).data) if (run / "config.toml").is_file() else ()
+    labels = sum(item["path"] not in kept for item in audit["mislabels"])
     if labels:
         found.append(
             f"{count(labels, 'label')} in the data {'is' if labels == 1 else 'are'} probably "

@@ -59,7 +59,7 @@ class ComparedPair(TypedDict):
     test: Literal["exact McNemar"]
     only_first_right: int
     only_second_right: int
-    difference: float  # accuracy of the first run minus accuracy of the second
+    difference: float  # accuracy of the second run minus accuracy of the first
     interval: Interval
     p_holm: float  # two-sided p-value, Holm-corrected for the number of pairs
     significant: bool  # whether `p_holm` is below 0.05

@@ -171,6 +171,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         "data": evaluated_data(data, predictions, digests, None if known is None else validated),
     }
     warn_of_bias(results)
+    warn_of_own_answers(data, predictions)
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
     return Evaluation(results=results, predictions=tuple(predictions))
@@ -334,6 +335,17 @@ def evaluated_data(
         "validated": validated,
         "copies": len(digests) - len({*digests}),
     }
+
+
+def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
+    """Warn if the labels are the model's own predictions, as in a table of `vitft predict`."""
+    if data.predicted and all(row.is_correct for row in predictions if row.prediction.classes):
+        log.warning(
+            f"the labels in {data.source} are the predictions of this model (the table has the "
+            "columns of vitft predict, and every label equals the prediction), so these results "
+            f"say nothing about its accuracy; first correct the column "
+            f"{'labels' if data.labels else 'class'}"
+        )
 
 
 def warn_of_bias(results: EvaluationResults) -> None:

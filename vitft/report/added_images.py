@@ -58,17 +58,17 @@ def effect_text(
     Args:
         added: The additional images of one of the two runs.
         letters: Letters of the two runs.
-        difference: Accuracy of the first run minus accuracy of the second.
+        difference: Accuracy of the second run minus accuracy of the first.
         interval: 95% interval of the difference.
         p: The p-value as text, e.g. `p = 0.012`; empty if the difference is not significant.
     """
     fewer, more = letters if added.is_second else letters[::-1]
     low, high = interval
-    if added.is_second:
-        difference, low, high = 0.0 - difference, -high, -low  # no negative zero
     bounds = f"95% interval {points(low).split()[0]} to {points(high)}"
     what = f"{count(added.images, 'training image')} that {more} adds to those of {fewer}"
-    measured = f"{more} - {fewer} = {points(difference)} on the shared images ({bounds}{p})"
+    measured = (
+        f"{letters[1]} - {letters[0]} = {points(difference)} on the shared images ({bounds}{p})"
+    )
     if not p:
         return f"no clear effect of the {what}: {measured}"
-    return f"the {what} {'helped' if difference > 0 else 'hurt'}: {measured}"
+    return f"the {what} {'helped' if (difference > 0) == added.is_second else 'hurt'}: {measured}"

@@ -15,6 +15,7 @@ from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
+from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
 
@@ -87,8 +88,9 @@ def copies_across_split(run: Run) -> Advice | None:
 
 
 def doubtful_labels(run: Run) -> Advice | None:
-    """Advise reviewing suspected label errors, which is easier than collecting images."""
-    found = len(run.audit.get("mislabels", []))
+    """Advise reviewing suspected label errors, except those that the fixes of the run keep."""
+    kept = {fix.path for fix in former_fixes(run)[0] if fix.action == "keep"}
+    found = sum(item["path"] not in kept for item in run.audit.get("mislabels", []))
     if not found:
         return None
     return Advice(

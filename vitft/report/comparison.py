@@ -29,7 +29,7 @@ from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import resume_command
-from vitft.system.text import count, interval, listing, percent, points
+from vitft.system.text import count, interval, listing, percent, points, shell_join
 
 Proportion = tuple[float, Interval]
 
@@ -63,7 +63,7 @@ class RunPair:
     """Number of images that only the first run classifies correctly."""
     only_second: int
     difference: float
-    """Accuracy of the first run minus accuracy of the second."""
+    """Accuracy of the second run minus accuracy of the first."""
     interval: Interval
     p: float
     """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
@@ -137,7 +137,7 @@ class RunComparison:
         """Return a table row, as text, for each pair of runs."""
         return [
             (
-                f"{self.letters[p.first]} - {self.letters[p.second]}",
+                f"{self.letters[p.second]} - {self.letters[p.first]}",
                 points(p.difference),
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
                 f"{p.only_first:,}",
@@ -198,7 +198,7 @@ class RunComparison:
 
     def difference_text(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
-        better, worse = self.letters[pair.first], self.letters[pair.second]
+        worse, better = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
@@ -206,9 +206,18 @@ class RunComparison:
         if pair.p < 0.05:
             return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
         if pair.difference == 0:
-            return f"{better} and {worse} are equally accurate on these images"
+            return f"{worse} and {better} are equally accurate on these images"
         return (
             f"No significant difference on these images: {better} is ahead of {worse} by {by} ({p})"
+        )
+
+    def next_step(self) -> str:
+        """Return a sentence with the commands that compare the runs most reliably."""
+        runs = [str(run.path) for run in self.runs] if len(self.runs) == 2 else ["RUN"]
+        commands = [shell_join(["vitft", "evaluate", "--data", "NEW", "--run", r]) for r in runs]
+        return (
+            "The surest answer comes from labelled photos that no run has seen: "
+            f"{' and '.join(commands)}{' for each run' * (len(runs) == 1)}"
         )
 
     @property
@@ -217,7 +226,7 @@ class RunComparison:
         for run in range(len(self.runs)):
             own = [pair for pair in self.pairs if run in (pair.first, pair.second)]
             ahead = [
-                pair.difference > 0 if pair.first == run else pair.difference < 0 for pair in own
+                pair.difference > 0 if pair.second == run else pair.difference < 0 for pair in own
             ]
             if own and all(ahead) and all(pair.p < 0.05 for pair in own):
                 return run
@@ -346,14 +355,15 @@ def comparison_notes(
         common: Number of validation images that all runs share.
         relabelled: Digests of the shared images whose label differs between runs.
     """
-    notes = []
+    notes, changed = [], bool(relabelled)
     sizes = [len(table) for table in by_digest]
     if any(size != common for size in sizes):
         numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
+        number = common - len(relabelled)
         notes.append(
             f"The splits differ: the runs have {numbers} validation images, and only the "
-            f"{count(common, 'image')} that all of them share {'is' if common == 1 else 'are'} "
-            "compared."
+            f"{count(number, 'image')} that all of them share{', with the same label,' * changed} "
+            f"{'is' if number == 1 else 'are'} compared."
         )
     notes += fixes_notes(runs, by_digest, relabelled)
     notes += data_notes(runs)
@@ -400,8 +410,8 @@ def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
             second=second,
             only_first=a,
             only_second=b,
-            difference=(a - b) / len(images),
-            interval=paired_interval(a, b, len(images)),
+            difference=(b - a) / len(images),
+            interval=paired_interval(b, a, len(images)),
             p=p,
         )
         for (first, second), (a, b), p in zip(pairs, counts, corrected, strict=True)

@@ -79,7 +79,7 @@ def pair_results(
         "interval": pair.interval,
         "p_holm": pair.p,
         "significant": is_significant,
-        "more_accurate": names[pair.difference < 0] if is_significant else None,
+        "more_accurate": names[pair.difference > 0] if is_significant else None,
         "conclusion": comparison.conclusion(pair),
         "added": added,
         "fixes": fixes_results(effect, names) if effect else None,

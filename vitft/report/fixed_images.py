@@ -78,7 +78,7 @@ def fixes_notes(
         why = f": {' and '.join(moved)}" if moved else ""
         notes.insert(
             0,
-            f"{count(len(relabelled), 'shared image')} {'has' if one else 'have'} different labels "
-            f"in different runs and {'is' if one else 'are'} excluded{why}.",
+            f"Excluded: {count(len(relabelled), 'validation image')} of all runs that "
+            f"{'has' if one else 'have'} different labels in them{why}.",
         )
     return notes

@@ -151,15 +151,17 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
         letters: Letters of the two runs.
         p: The p-value as text, e.g. `p = 0.012`.
     """
-    without, fixed = letters if effect.is_second else letters[::-1]
+    fixed = letters[effect.is_second]
     numbers = [(effect.relabelled, "relabelled"), (effect.left_out, "left out")]
     (first, what), *more = [(number, text) for number, text in numbers if number]
     changes = ", ".join([f"{count(first, 'image')} {what}", *(f"{n:,} {text}" for n, text in more)])
     fixes = f"the fixes of {fixed} ({changes})"
-    low, high = effect.interval
+    difference, (low, high) = effect.difference, effect.interval
+    if not effect.is_second:
+        difference, low, high = 0.0 - difference, -high, -low  # no negative zero
     how = ", each classified in cross-validation by a head not fitted to it"
     measured = (
-        f"{fixed} - {without} = {points(effect.difference)} on the "
+        f"{letters[1]} - {letters[0]} = {points(difference)} on the "
         f"{count(effect.images, 'image')} with the same label in both runs"
         f"{how if effect.is_cross_validated else ' that both hold out'} "
         f"(95% interval {points(low).split()[0]} to {points(high)}; {p})"
