@@ -1,5 +1,7 @@
 """The summary that `vitft finetune` prints."""
 
+import hashlib
+import json
 import shlex
 from pathlib import Path
 from typing import cast
@@ -11,9 +13,11 @@ from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
     print_cross_validation,
+    print_next_steps,
     print_weakest,
     print_weakest_label,
 )
+from vitft.config.run import config_from_table
 from vitft.metrics.results import (
     CalibrationMetrics,
     ClassMetrics,
@@ -102,3 +106,44 @@ def test_the_proposed_training_of_all_layers_repeats_the_settings_of_the_run(
     assert words[words.index("--image-size") + 1] == "24"
     assert words[-2:] == ["--freeze", "head,none"]
     build_parser("finetune").parse_args(["finetune", *words])
+
+
+@pytest.mark.parametrize(
+    ("kept", "first"),
+    [
+        pytest.param(0, "decide on 2 probable label errors and 1 group of duplicates in {page}"),
+        pytest.param(1, "decide on 1 probable label error in {page}"),
+        pytest.param(2, "vitft predict IMAGE ..."),
+    ],
+)
+def test_undecided_findings_are_the_first_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int, first: str
+) -> None:
+    suspect = {"label": "a", "suggested": "b"}
+    suspect |= {"given_probability": 0.1, "suggested_probability": 0.9}
+    member = {"label": "a", "split": "train"}
+    near = {"kind": "near", "across_split": False, "labels_differ": False}
+    groups = [
+        {**near, "kind": "exact", "members": [{"path": p, **member} for p in ("a/0", "a/9")]},
+        {**near, "members": [{"path": p, **member} for p in ("a/7", "a/8")]},
+    ]
+    audit = {
+        "images": 9,
+        "bad": [],
+        "odd": [],
+        "duplicates": groups,
+        "mislabels": [{"path": f"a/{i}", **suspect} for i in range(2)],
+        "imbalance": {"largest": None, "smallest": None, "ratio": None},
+    }
+    (tmp_path / "audit.json").write_text(json.dumps(audit))
+    fixes = tmp_path / "fixes.csv"
+    fixes.write_text("".join(["path,action\n", *(f"a/{i},keep\n" for i in range(kept))]))
+    digest = hashlib.sha256(fixes.read_bytes()).hexdigest()
+    data = {"path": "d", "fixes": str(fixes), "fixes_digest": digest}
+    config = config_from_table({"data": data, "weights": {"name": "demo"}})
+
+    print_next_steps(tmp_path, config, which="")
+
+    printed = capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
+    assert printed.startswith(f"next: {first.format(page=tmp_path / 'report.html')} ")
+    assert "vitft export --safetensors" in printed

@@ -310,6 +310,31 @@ def test_the_saved_table_repeats_the_fixes_that_the_run_applied(tmp_path: Path) 
     assert "has changed" in changed.text
 
 
+@pytest.mark.parametrize(
+    ("table", "times"),
+    [
+        pytest.param({}, 1, id="near-duplicates"),
+        pytest.param({"group_duplicates": True}, 1, id="grouped already"),
+        pytest.param({"split": "random"}, 0, id="another split"),
+    ],
+)
+def test_the_next_command_groups_duplicates_if_there_are_near_ones(
+    tmp_path: Path, table: dict[str, object], times: int
+) -> None:
+    path = make_run(tmp_path / "run")
+    audit = json.loads((path / "audit.json").read_text())
+    audit["duplicates"][0]["kind"] = "near"
+    (path / "audit.json").write_text(json.dumps(audit))
+    settings = read_toml(path / "config.toml")
+    settings["data"] |= table
+    (path / "config.toml").write_text(to_toml(config_from_table(settings)))
+
+    found = run_decisions(read_run(path), Thumbnails([read_run(path)]))
+
+    assert found is not None
+    assert found.steps[0][1].count("--group-duplicates") == times
+
+
 def test_the_next_command_holds_out_the_same_images_and_applies_one_table(tmp_path: Path) -> None:
     run = with_fixes(make_run(tmp_path / "run"), tmp_path / "gone.csv", "ab" * 32)
 
@@ -319,6 +344,7 @@ def test_the_next_command_holds_out_the_same_images_and_applies_one_table(tmp_pa
     repeat, compare = (command for _, command in found.steps)
     assert repeat.endswith(f" --fixes ~/Downloads/fixes.csv --like {run}")
     assert "data.fixes" not in repeat
+    assert "--group-duplicates" not in repeat
     assert compare == f"vitft compare {run} runs/latest"
     assert FLOWERS[0] in found.table
 

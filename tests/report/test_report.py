@@ -460,6 +460,26 @@ def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
     assert "is an extrapolation" in step.why
 
 
+@pytest.mark.parametrize(("left", "named"), [(8, True), (19, True), (20, False)])
+def test_a_class_with_far_fewer_images_is_named_before_the_one_with_the_lowest_recall(
+    tmp_path: Path, left: int, named: bool
+) -> None:
+    path = make_run(tmp_path / "run", per_class=62, held_back=6)
+    rows = (path / "split.csv").read_text().splitlines()
+    few = [row for row in rows if row.startswith("0/")][:left]
+    kept = [row for row in rows if not row.startswith("0/") or row in few]
+    (path / "split.csv").write_text("\n".join(kept) + "\n")
+
+    advice = advise(with_spots(path, rose=0.6, daisy=0.9))
+
+    (step,) = (one for one in advice if "collect" in one.what.lower())
+    assert ("daisy" in step.what) == named
+    if named:
+        assert step.what == f"Collect images of daisy ({left}) first."
+        assert "half of the classes have at least 62 images" in step.why
+        assert "measured on 6 validation images only" in step.why
+
+
 def test_an_uncertain_order_of_the_classes_is_stated(tmp_path: Path) -> None:
     run = with_spots(make_run(tmp_path / "run", per_class=60, held_back=12), rose=0.83, daisy=0.9)
 

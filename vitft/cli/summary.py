@@ -4,12 +4,15 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitft.check.audit import undecided_findings
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
+from vitft.data.fixes import kept_paths
 from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
+    AuditResults,
     CalibrationMetrics,
     ClassMetrics,
     CrossValidation,
@@ -18,6 +21,7 @@ from vitft.metrics.results import (
     RunResults,
 )
 from vitft.metrics.verdict import describe_start, selected_epoch, start_trials, verdict
+from vitft.system.run_content import read_run_json
 from vitft.system.text import (
     count,
     interval,
@@ -69,9 +73,20 @@ def print_summary(
     output.result(f"run: {run}")
     output.rule()
     if status == "finished":
-        which = "" if is_latest else f" --run {folder}"
-        output.note(f"next:  vitft predict{which} IMAGE ...")
-        output.note(f"       vitft export --safetensors{which}")
+        print_next_steps(run, config, which="" if is_latest else f" --run {folder}")
+
+
+def print_next_steps(run: Path, config: Config, *, which: str) -> None:
+    """Print what to do after a run: undecided findings first, then the commands that use it.
+
+    `which` is the option that selects the run; empty if it is the latest one.
+    """
+    steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}"]
+    audit = read_run_json(run / "audit.json", AuditResults)
+    if audit and (found := undecided_findings(audit, kept_paths(config.data))):
+        steps.insert(0, f"decide on {found} in {run / 'report.html'}")
+    for number, step in enumerate(steps):
+        output.note(f"{'       ' if number else 'next:  '}{step}")
 
 
 def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:

@@ -6,6 +6,7 @@ wrong comes before advice on how to improve them.
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, percent, points
+from vitft.system.text import count, interval, listing, percent, points
+
+FEW_IMAGES = 20
+"""Number of images below which a class that is also less than a third of the median is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,12 @@ def confused_pair(run: Run) -> Advice | None:
 
 
 def weakest_class(run: Run) -> Advice | None:
-    """Advise collecting images of the weakest class, and estimate the benefit if possible."""
+    """Advise collecting images of the weakest class, and estimate the benefit if possible.
+
+    Classes with too few images come before those with a low recall.
+    """
+    if advice := small_classes(run):
+        return advice
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
     own = (run.split.names(row) for row in run.rows if row.split == "train")
     train = Counter(name for names in own for name in names)
@@ -143,6 +152,27 @@ def weakest_class(run: Run) -> Advice | None:
         f"much as {spread:,.0f} images of all classes.",
         f"{found} The estimate is an extrapolation: it assumes that every class follows the "
         "overall learning curve.",
+    )
+
+
+def small_classes(run: Run) -> Advice | None:
+    """Advise collecting images of classes or labels that have far fewer images than the others."""
+    sizes = Counter(dict.fromkeys(run.classes, 0))
+    sizes.update(name for row in run.rows for name in run.split.names(row))
+    usual = statistics.median(sizes.values())
+    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, FEW_IMAGES))
+    if not small:
+        return None
+    validated = Counter(
+        name for row in run.rows if row.split == "val" for name in run.split.names(row)
+    )
+    named = listing((f"{name} ({n:,})" for n, name in small), most=3)
+    fewest = small[0][1]
+    return Advice(
+        f"Collect images of {named} first.",
+        f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
+        f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The recall "
+        f"of {fewest} is measured on {count(validated[fewest], 'validation image')} only.",
     )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from vitft.data.fixes import Fix, read_fixes
+from vitft.data.parts import part_named
 from vitft.data.proposals import propose_fixes
 from vitft.report.decisions import DecisionPart, make_decisions
 from vitft.report.reproduce import command_of
@@ -60,11 +61,16 @@ def next_steps(run: Run) -> list[tuple[str, str]]:
     if not command:
         return []
     name = shell_quote(str(run.path))
+    own_split = all(part_named(row.path.split("/")[0]) for row in run.rows)  # train/, val/
+    is_drawn = data.get("split") == "content" and not own_split
+    is_drawn &= not data.get("group_duplicates")
+    near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
+    together = " --group-duplicates" * (near and is_drawn)
     like = f" --like {name}" if data.get("split") == "content" else ""
     return [
         (
             "Repeat the run with the table. Change the path if your browser saved it elsewhere.",
-            f"{command} --fixes {DOWNLOADED}{like}",
+            f"{command} --fixes {DOWNLOADED}{together}{like}",
         ),
         ("Compare both runs.", f"vitft compare {name} runs/latest"),
     ]
