@@ -336,7 +336,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
     else:
         fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
         if not folder and (parent := parent_of_class(root)):
-            fix = f"use {parent}: {Path(os.path.abspath(root)).name} seems to be one of its classes"
+            fix = f"use {parent}: {root.absolute().name} seems to be one of its classes"
         if loose and not names:
             fix += f", or label the images with `vitft label {shell_quote(str(where))}`"
     raise DataError(problem, fix=fix)
@@ -347,8 +347,8 @@ def parent_of_class(root: Path) -> Path | None:
 
     The current and the home folder, and the root of a disk, are not suggested.
     """
-    full = Path(os.path.abspath(root))
-    if full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
+    full = root.absolute()
+    if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
         return None
     walk = Walk(str(full.parent))
     if not walk.images_in(full.name):
@@ -356,7 +356,7 @@ def parent_of_class(root: Path) -> Path | None:
     others = (name for name in walk.folders_of("")[0] if name != full.name)
     if not any(walk.folders_of(name)[1] for name in others):
         return None
-    return root.parent if root.name not in ("", "..") else full.parent
+    return root.parent if root.name else full.parent
 
 
 def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:
