@@ -255,6 +255,8 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
         pytest.param(["predict", "x", "--output", "a.csv"], "--out", id="output"),
         pytest.param(["finetune", "--output_dir", "a"], "--out", id="output folder"),
         pytest.param(["export", "--json"], None, id="no such option"),
+        pytest.param(["export", "--web"], "--html", id="web page"),
+        pytest.param(["finetune", "--images", "photos"], "--data", id="images to train on"),
         pytest.param(["check", "x", "--classes", "a"], "--set data.classes=VALUE", id="setting"),
         pytest.param(["fintune"], "finetune", id="command"),
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),

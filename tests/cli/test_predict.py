@@ -370,6 +370,7 @@ WRONG = [
     (["--resume", "x"], 2, "add --out FILE.jsonl"),
     (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
     (["--out", "x.doc", "x"], 2, "cannot infer a format from the suffix"),
+    (["--out", "x.xls", "x"], 2, "fix: use --out x.xlsx"),
     (["--out", "nowhere/x.csv", "x"], 5, "the folder nowhere does not exist"),
     (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
     (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "does not support --dtype bf16"),

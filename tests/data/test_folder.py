@@ -318,13 +318,13 @@ def test_impossible_names_are_errors_of_the_data(name: str, tmp_path: Path) -> N
 
 
 def test_the_error_for_a_folder_without_classes_explains_the_layout(tmp_path: Path) -> None:
-    touch(tmp_path, "001.jpg", "002.jpg")
+    touch(tmp_path, "photos/001.jpg", "photos/002.jpg")
 
-    text = problem(tmp_path)
+    text = problem(tmp_path / "photos")
 
-    assert f"no class folders in {tmp_path}, which contains 2 images" in text
+    assert f"no class folders in {tmp_path}/photos, which contains 2 images" in text
     assert "fix: put each class in its own folder" in text
-    assert f"or label the images with `vitft label {tmp_path}`" in text
+    assert f"or label the images with `vitft label {tmp_path}/photos`" in text
 
 
 def test_an_empty_folder_has_no_classes(tmp_path: Path) -> None:
@@ -335,6 +335,23 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
     touch(tmp_path, "cats/1.jpg")
 
     assert "need at least 2 classes, found 1 (cats)" in problem(tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["1.jpg", "from Anna/1.jpg"])
+def test_for_a_class_folder_its_parent_is_suggested(tmp_path: Path, inside: str) -> None:
+    touch(tmp_path, f"photos/rose/{inside}", "photos/tulip/1.jpg")
+
+    text = problem(tmp_path / "photos/rose")
+
+    assert f"fix: use {tmp_path}/photos: rose seems to be one of its classes" in text
+
+
+def test_the_parent_of_a_folder_beside_which_are_no_images_is_not_suggested(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, "photos/rose/1.jpg", "photos/notes/1.txt")
+
+    assert "fix: put each class in its own folder" in problem(tmp_path / "photos/rose")
 
 
 def test_a_wrapping_folder_is_pointed_out(tmp_path: Path) -> None:

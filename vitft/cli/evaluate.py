@@ -13,7 +13,7 @@ from vitft.config.sections import DataSpec
 from vitft.metrics.confusions import class_pair_counts
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import plan_run
+from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count, csv_line, interval, percent, percent_or_bound
 
 MOST_LISTED = 30
@@ -83,7 +83,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     out = None if args.out is None else plan_output(args.out, Path(data.source))
     for text in data.notes:
         output.note(text)
-    with heavy_imports():
+    with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluate import evaluate
 
     done = evaluate(data, args.run, device=args.device)

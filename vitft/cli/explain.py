@@ -20,7 +20,7 @@ from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
 from vitft.system.imports import heavy_imports, require_extra
-from vitft.system.rundir import plan_run
+from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def explain_command(args: argparse.Namespace) -> int:
         from vitft.models.find import find_model
 
         find_model(args.run)
-    with heavy_imports():
+    step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
+    with heavy_imports(step):
         from vitft.explain.model import load_run_model, load_weights_model
     from vitft.data.sources import expand
 

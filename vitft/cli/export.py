@@ -7,6 +7,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system.imports import heavy_imports
+from vitft.system.rundir import loading_step
 from vitft.system.text import count, shell_quote
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def export_command(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in options},
     )
     find_model(args.run)  # fails before torch is imported
-    with heavy_imports():
+    with heavy_imports(loading_step(args.run)):
         from vitft.export.job import export_run
 
     done = export_run(args.run, plan)

@@ -89,9 +89,11 @@ def run_command(arguments: list[str]) -> int:
         command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
         own = [a for a in arguments if a not in {"--debug", *LOG_LEVELS}]
+        chosen = parser.commands.get(command, parser)
+        chosen.typed = own
         args, unknown = parse(parser, own)
         if unknown:
-            parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
+            chosen.error(f"unrecognized arguments: {unknown[0]}")
         with Stopper():  # on a signal, every command cleans up
             return args.command(args)
     except StdoutLostError:

@@ -139,12 +139,18 @@ def wrapped(text: str, *, indent: int) -> None:
 
 
 def fail(error: VitftError) -> None:
-    """Print an error and its fix, each on one line, with line breaks replaced by spaces."""
+    """Print an error and its fix, each on one line, with line breaks replaced by spaces.
+
+    On a terminal, the lines are broken between words.
+    """
     problem, fix = (
         " ".join(visible(line.strip()) for line in part.split("\n") if line.strip())
         for part in (error.problem, error.fix)
     )
-    print(f"vitft: error: {problem}\n  fix: {fix}", file=sys.stderr)
+    lines = [f"vitft: error: {problem}", f"  fix: {fix}"]
+    if sys.stderr is not None and sys.stderr.isatty():  # only a terminal needs rich
+        lines = [between_words(line, stderr(), indent="    ") for line in lines]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def show_traceback() -> None:

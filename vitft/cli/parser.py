@@ -1,12 +1,15 @@
 """Argument parser that raises errors with a suggested fix."""
 
 import argparse
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from vitft.system.errors import UsageError
+from vitft.system.text import shell_join
 
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
@@ -23,9 +26,14 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--output-dir": ("--out",),
     "--save-dir": ("--out",),
     "--resume-from-checkpoint": ("--resume",),
+    "--web": ("--html",),
+    "--webpage": ("--html",),
+    "--browser": ("--html",),
 }
 """Options of other tools, with the options of vitft that are suggested for them, if the command has
 one of these. Names of settings are in `config.names.ALIASES`."""
+IMAGE_ARGUMENTS = {"images", "data"}
+"""Names of the positional arguments that are images or a folder of images."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +44,8 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
         self.settable: Collection[str] = ()
         """Settings that `--set` accepts in place of an unknown option."""
+        self.typed: Sequence[str] = ()
+        """All arguments of the command line, beginning with the command."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
@@ -47,6 +57,8 @@ class Parser(argparse.ArgumentParser):
         value = re.search(r"argument (--[\w-]+): invalid float value: '([^']+)'", message)
         if value and (number := plain_number(value[2])):
             raise UsageError(message, fix=f"use {value[1]} {number}")
+        if corrected := self.corrected(message):
+            raise UsageError(message, fix=corrected)
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
         if wrong and (near := self.nearest(wrong[0], choices)):
@@ -55,9 +67,55 @@ class Parser(argparse.ArgumentParser):
             fix = f"use one of {', '.join(choices)}"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
+    def corrected(self, message: str) -> str:
+        """Return a fix with the whole command if an option is missing or superfluous, or ""."""
+        unknown = message.partition("unrecognized arguments: ")[2]
+        if unknown.startswith("-"):
+            return self.without_option(unknown)
+        if message.endswith("required: --data") and self.typed[1:]:
+            unknown = self.typed[1]
+        if not unknown or unknown.startswith("-"):
+            return ""
+        text, option = self.option_for(unknown)
+        if not option:
+            return ""
+        at = self.typed.index(unknown)
+        words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
+        return f"{text} with {option[0]}: {shell_join(['vitft', *words])}"
+
+    def option_for(self, word: str) -> tuple[str, tuple[str, ...]]:
+        """Return what a superfluous argument probably is, and the option and value to write.
+
+        Both are empty if the command has no such option.
+        """
+        known = self._option_string_actions
+        if "--data" in known:
+            return "images are given", ("--data", word)
+        if "--run" in known and os.path.lexists(word):
+            return "the model is given", ("--run", word)
+        if "--out" not in known:
+            return "", ()
+        is_folder = known["--out"].metavar == "DIR"
+        return "the output is named", (
+            "--out",
+            str(Path(word).with_suffix("")) if is_folder else word,
+        )
+
+    def without_option(self, unknown: str) -> str:
+        """Return a fix if an unknown option stands before images that need none, or ""."""
+        from vitft.config.names import find_setting
+
+        flag, _, value = unknown.partition("=")
+        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
+        if not takes or find_setting(flag.removeprefix("--")) != "data.path":
+            return ""
+        at = self.typed.index(unknown)
+        words = [*self.typed[:at], *([value] if value else []), *self.typed[at + 1 :]]
+        return f"images are given without an option: {shell_join(['vitft', *words])}"
+
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
-        from vitft.config.names import find_setting
+        from vitft.config.names import ALIASES, find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
         known, wrong = self.words() | {*choices}, wrong.partition("=")[0]
@@ -68,6 +126,8 @@ class Parser(argparse.ArgumentParser):
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
         near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
         usable = [flag for flag in aliases if flag in known]
+        if setting and wrong[2:].lower().replace("-", "_") in ALIASES.get(setting, ()):
+            near = usable or near  # `--images` is `--data`, not `--image-size`
         by_key = [f"--set {setting}=VALUE"] if setting in self.settable else []
         return next(iter([*near, *usable, *by_key]), None)
 

@@ -15,6 +15,7 @@ from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
+from vitft.system.rundir import loading_step
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def serve_command(args: argparse.Namespace) -> int:
     check_numbers(args)
     require_extra("serve", feature="vitft serve")
     checkpoint = find_model(args.run, graphs=True)
-    with heavy_imports():
+    with heavy_imports(loading_step(args.run)):
         from vitft.predict.open_engine import open_engine
         from vitft.predict.postprocess import Postprocess
     from vitft.serve.metrics import request_log

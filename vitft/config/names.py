@@ -19,7 +19,10 @@ SETTINGS = tuple(
 """Dotted names of all settings."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "data.path": ("dataset", "data_dir", "data_path", "image_folder", "train_dir"),
+    "data.path": (
+        *("dataset", "data_dir", "data_path", "image_folder", "train_dir", "directory"),
+        *("input", "inputs", "input_dir", "source", "image", "images", "image_dir", "folder"),
+    ),
     "data.label": ("label_column", "target", "target_column", "y_col", "class_column"),
     "data.path_column": ("x_col", "image_column", "file_column", "filename_column"),
     "data.group": ("group_column", "groups", "patient", "patient_id"),

@@ -335,9 +335,28 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         fix = f"use {where / names[0]}: the classes seem to be one folder deeper"
     else:
         fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
+        if not folder and (parent := parent_of_class(root)):
+            fix = f"use {parent}: {root.absolute().name} seems to be one of its classes"
         if loose and not names:
             fix += f", or label the images with `vitft label {shell_quote(str(where))}`"
     raise DataError(problem, fix=fix)
+
+
+def parent_of_class(root: Path) -> Path | None:
+    """Return the parent of a folder if it contains other folders with images too, else None.
+
+    The current and the home folder, and the root of a disk, are not suggested.
+    """
+    full = root.absolute()
+    if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
+        return None
+    walk = Walk(str(full.parent))
+    if not walk.images_in(full.name):
+        return None
+    others = (name for name in walk.folders_of("")[0] if name != full.name)
+    if not any(walk.folders_of(name)[1] for name in others):
+        return None
+    return root.parent if root.name else full.parent
 
 
 def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:

@@ -32,7 +32,7 @@ from vitft.predict.request import PredictRequest
 from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import plan_run
+from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def choose_engine(
         if engine is not None:
             return engine, images
     digest = start_digest(checkpoint)  # in a thread, while torch is imported
-    with heavy_imports():
+    with heavy_imports(loading_step(request.run)):
         from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(

@@ -7,11 +7,14 @@ from pathlib import Path
 from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
+from vitft.system.text import shell_quote
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".xlsx": "xlsx",
                     ".txt": "table"}  # fmt: skip
+OLD_EXCEL = (".xls", ".xlsm", ".xlsb")
+"""Suffixes of Excel formats that are not written; `.xlsx` is suggested instead."""
 BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
 """Formats that are not text, with their name and the extra that writes them."""
 ENGINES = ("auto", "numpy", "torch")
@@ -150,6 +153,12 @@ def choose_format(wanted: str | None, out: str | None) -> str:
     style = wanted or (
         "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
     )
+    if out is not None and Path(out).suffix.lower() in OLD_EXCEL and not style:
+        xlsx = shell_quote(str(Path(out).with_suffix(".xlsx")))
+        raise UsageError(
+            f"--out {out} names an Excel format that vitft does not write",
+            fix=f"use --out {xlsx}",
+        )
     if not style:
         raise UsageError(
             f"cannot infer a format from the suffix of --out {out}",

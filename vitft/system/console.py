@@ -6,6 +6,7 @@ Results are printed by `vitft.cli.output`.
 
 import contextlib
 import logging
+import re
 import sys
 import textwrap
 import threading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
+HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
 
 def visible(text: str) -> str:
@@ -39,22 +41,26 @@ def visible(text: str) -> str:
     )
 
 
-def between_words(text: str, console: "Console") -> str:
+def between_words(text: str, console: "Console", *, indent: str = "  ") -> str:
     """Break a line between words so that it fits a terminal; further lines are indented.
 
     In a file or a pipe, the line is not broken. Commands are not broken either, so that they can be
-    copied; a word that is too long, such as a path, stays in one piece.
+    copied: a command in backquotes is one word, and a line with any other command stays as it is. A
+    word that is too long, such as a path, stays in one piece.
     """
-    if not console.is_terminal or len(text) <= console.width or "vitft " in text:
+    if not console.is_terminal or len(text) <= console.width:
+        return text
+    held = re.sub("`[^`]*`", lambda command: command[0].replace(" ", HELD_SPACE), text)
+    if "vitft " in held:
         return text
     return textwrap.fill(
-        text,
+        held,
         console.width,
-        subsequent_indent="  ",
+        subsequent_indent=indent,
         replace_whitespace=False,
         break_long_words=False,
         break_on_hyphens=False,
-    )
+    ).replace(HELD_SPACE, " ")
 
 
 @cache
@@ -129,27 +135,28 @@ def timed_step(label: str) -> Iterator[None]:
     A terminal shows a spinner with the seconds so far. Otherwise, the start of the step is logged,
     and then a line every `PLAIN_INTERVAL_S` seconds.
     """
-    started, ended = time.monotonic(), threading.Event()
+    started = time.monotonic()
+    is_live = shows_notes() and sys.stderr is not None and sys.stderr.isatty()
+    with spinner(label) if is_live else logged_step(label):
+        yield
+    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
-    def seconds() -> float:
-        return time.monotonic() - started
+
+@contextlib.contextmanager
+def logged_step(label: str) -> Iterator[None]:
+    """Log that a step begins, and every `PLAIN_INTERVAL_S` seconds that it is still running."""
+    started, ended = time.monotonic(), threading.Event()
 
     def report() -> None:
         while not ended.wait(PLAIN_INTERVAL_S):
-            log.info(f"{label}: still running after {seconds():.0f} s")
+            log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
 
-    if shows_notes() and sys.stderr is not None and sys.stderr.isatty():
-        shown: contextlib.AbstractContextManager[object] = spinner(label)
-    else:
-        log.info(label)
-        threading.Thread(target=report, daemon=True).start()
-        shown = contextlib.nullcontext()
+    log.info(label)
+    threading.Thread(target=report, daemon=True).start()
     try:
-        with shown:
-            yield
+        yield
     finally:
         ended.set()
-    log.info(f"{label}: done in {seconds():.1f} s")
 
 
 def spinner(label: str) -> "Bar":

@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 
+from vitft.system.console import logged_step
 from vitft.system.errors import UsageError
 from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
 from vitft.system.text import shell_join
@@ -75,9 +77,12 @@ def requirements(extra: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def heavy_imports() -> Iterator[None]:
+def heavy_imports(step: str = "loading PyTorch") -> Iterator[None]:
     """Disable garbage collection while the block imports torch, and exit at once on a signal.
 
+    The import takes seconds, or longer on a busy machine. Therefore, `step` is logged at once, by
+    one process of a job, and then a line every few seconds; a spinner would leave the terminal
+    without a cursor if a signal ended the process.
     The import creates half a million objects, which are never collected but which the garbage
     collector would scan repeatedly. With the collector disabled, the import takes a third less
     time.
@@ -86,9 +91,13 @@ def heavy_imports() -> Iterator[None]:
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
+    is_first = os.environ.get("RANK", "0") == "0"
     gc.disable()
     try:
-        with signal_handlers(exit_at_once, EXIT_SIGNALS):
+        with (
+            logged_step(step) if is_first else contextlib.nullcontext(),
+            signal_handlers(exit_at_once, EXIT_SIGNALS),
+        ):
             yield
     finally:
         gc.freeze()

@@ -311,6 +311,11 @@ def run_path(run: str | None) -> Path:
     return path
 
 
+def loading_step(run: str | None) -> str:
+    """Return what the log says while the model of a run is loaded; None means the latest run."""
+    return f"loading the model of {BASE / LATEST if run is None else run}"
+
+
 def read_environment(path: Path) -> RunEnvironment | None:
     """Return the content of environment.json, or None if it does not exist.
 

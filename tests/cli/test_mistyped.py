@@ -1,0 +1,42 @@
+"""Mistyped arguments are answered with the command that was probably meant."""
+
+from pathlib import Path
+
+import pytest
+
+from vitft.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        (
+            "finetune photos --epochs 3",
+            "images are given with --data: {finetune --data photos --epochs 3}",
+        ),
+        ("evaluate photos", "images are given with --data: {evaluate --data photos}"),
+        ("predict --input new", "images are given without an option: {predict new}"),
+        (
+            "predict --images=new --top-k 2",
+            "images are given without an option: {predict new --top-k 2}",
+        ),
+        ("label --data photos", "images are given without an option: {label photos}"),
+        ("check --folder photos", "images are given without an option: {check photos}"),
+        ("export photos --html", "the model is given with --run: {export --run photos --html}"),
+        ("export --html page.html", "the output is named with --out: {export --html --out page}"),
+    ],
+)
+def test_a_missing_or_superfluous_option_is_answered_with_the_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    fix: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+
+    assert main(typed.split()) == 2
+
+    wanted = fix.replace("{", "vitft ").removesuffix("}")
+    assert f"\n  fix: {wanted}\n" in capsys.readouterr().err
