@@ -119,7 +119,7 @@ def test_the_proposed_training_of_all_layers_repeats_the_settings_of_the_run(
 def test_undecided_findings_are_the_first_next_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int, first: str
 ) -> None:
-    suspect = {"label": "a", "suggested": "b"}
+    suspect: dict[str, object] = {"label": "a", "suggested": "b"}
     suspect |= {"given_probability": 0.1, "suggested_probability": 0.9}
     member = {"label": "a", "split": "train"}
     near = {"kind": "near", "across_split": False, "labels_differ": False}

@@ -159,7 +159,7 @@ def test_labels_that_the_fixes_of_the_run_keep_are_not_called_wrong(tmp_path: Pa
     run = make_run(tmp_path)
     results = results_of_run(run, confusion=[[2, 0, 0], [0, 2, 0], [0, 0, 2]])
     results["top1"], results["top1_interval"] = 1.0, (0.9, 1.0)
-    mislabel = {"label": "blue", "suggested": "red"}
+    mislabel: dict[str, object] = {"label": "blue", "suggested": "red"}
     mislabel |= {"given_probability": 0.1, "suggested_probability": 0.9}
     audit = {
         "images": 9,

@@ -20,6 +20,7 @@ from vitft.features import mixture
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.report.run_page import write_report
@@ -91,6 +92,7 @@ def test_a_head_reads_several_blocks_of_a_model_that_averages_the_patches(
     state, card = load_checkpoint(home / "w.safetensors")
     norm = {n.replace("norm.", "fc_norm."): t for n, t in state.items() if n.startswith("norm.")}
     rest = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
+    assert isinstance(card.architecture, ViTConfig)
     card = replace(card, architecture=replace(card.architecture, pool="mean"))
     save_checkpoint(home / "w.safetensors", rest | norm, card)
 

@@ -206,8 +206,9 @@ def last_block_note(trained: TrainedRun) -> list[str]:
     cost, results = "", read_results(trained.run / "eval.json")
     accuracy = results["head"]["last_block_top1"] if results and "head" in results else None
     if results and accuracy is not None:
-        whole = percent(results["top1"])
-        cost = f" (validation accuracy {percent(accuracy)} instead of {whole})"
+        own, whole = percent(accuracy), percent(results["top1"])
+        difference = f"{own} instead of {whole}" if own != whole else f"{own}, as with all blocks"
+        cost = f" (validation accuracy {difference})"
     return [
         "the exported head reads only the last block, as other libraries require"
         f"{cost}; use --onnx or --torch-export to keep the run's head"
