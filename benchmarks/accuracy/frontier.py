@@ -226,9 +226,8 @@ def main() -> None:
     logged = [
         from_log(json.loads(line)) for log in args.log for line in log.read_text().splitlines()
     ]
-    runs = merged([*read_runs(args.csv), *logged])
-    write_runs(args.csv, runs)
-    lines = table(runs)
+    write_runs(args.csv, merged([*read_runs(args.csv), *logged]))
+    lines = table(read_runs(args.csv))  # rounded as in the file, so that it gives the same table
     if args.csv == CSV:
         README.write_text(with_table(README.read_text(), lines))
     print("\n".join(lines))

@@ -172,8 +172,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     }
     warn_of_bias(results)
     warn_of_own_answers(data, predictions)
-    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
-        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
+    log_first_pages(predictions)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
@@ -346,6 +345,12 @@ def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPred
             f"say nothing about its accuracy; first correct the column "
             f"{'labels' if data.labels else 'class'}"
         )
+
+
+def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
+    """Log the number of images of which only the first page was used."""
+    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
+        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
 
 
 def warn_of_bias(results: EvaluationResults) -> None:
