@@ -13,7 +13,7 @@ from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
     print_cross_validation,
-    print_next_steps,
+    suggest_next_steps,
     print_weakest,
     print_weakest_label,
 )
@@ -142,7 +142,7 @@ def test_undecided_findings_are_the_first_next_step(
     data = {"path": "d", "fixes": str(fixes), "fixes_digest": digest}
     config = config_from_table({"data": data, "weights": {"name": "demo"}})
 
-    print_next_steps(tmp_path, config, which="")
+    suggest_next_steps(tmp_path, config, which="")
 
     printed = capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
     assert printed.startswith(f"next: {first.format(page=tmp_path / 'report.html')} ")

@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitft.check.audit import undecided_findings
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
-from vitft.data.fixes import kept_paths
 from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import (
@@ -73,14 +71,17 @@ def print_summary(
     output.result(f"run: {run}")
     output.rule()
     if status == "finished":
-        print_next_steps(run, config, which="" if is_latest else f" --run {folder}")
+        suggest_next_steps(run, config, which="" if is_latest else f" --run {folder}")
 
 
-def print_next_steps(run: Path, config: Config, *, which: str) -> None:
+def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
     """Print what to do after a run: undecided findings first, then the commands that use it.
 
     `which` is the option that selects the run; empty if it is the latest one.
     """
+    from vitft.check.audit import undecided_findings
+    from vitft.data.fixes import kept_paths
+
     steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}"]
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit and (found := undecided_findings(audit, kept_paths(config.data))):

@@ -20,7 +20,7 @@ from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
-FEW_IMAGES = 20
+SMALL_CLASS = 20
 """Number of images below which a class that is also less than a third of the median is small."""
 
 
@@ -160,7 +160,7 @@ def small_classes(run: Run) -> Advice | None:
     sizes = Counter(dict.fromkeys(run.classes, 0))
     sizes.update(name for row in run.rows for name in run.split.names(row))
     usual = statistics.median(sizes.values())
-    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, FEW_IMAGES))
+    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, SMALL_CLASS))
     if not small:
         return None
     validated = Counter(
