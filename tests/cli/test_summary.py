@@ -13,9 +13,9 @@ from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
     print_cross_validation,
-    suggest_next_steps,
     print_weakest,
     print_weakest_label,
+    suggest_next_steps,
 )
 from vitft.config.run import config_from_table
 from vitft.metrics.results import (

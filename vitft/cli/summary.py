@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitft.check.audit import undecided_findings
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
@@ -79,7 +80,6 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
 
     `which` is the option that selects the run; empty if it is the latest one.
     """
-    from vitft.check.audit import undecided_findings
     from vitft.data.fixes import kept_paths
 
     steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}"]
