@@ -16,6 +16,8 @@ from PIL import Image, ImageOps
 def open_rgb(path: str) -> np.ndarray:
     """Open an image as uint8 (height, width, 3), upright, with transparency on white."""
     image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.new("RGB", image.size, "white")

@@ -14,6 +14,8 @@ from vitft.cli.main import main
             "finetune photos --epochs 3",
             "images are given with --data: {finetune --data photos --epochs 3}",
         ),
+        ("train --data photos", "use finetune"),
+        ("validate --data photos", "use evaluate"),
         ("evaluate photos", "images are given with --data: {evaluate --data photos}"),
         ("predict --input new", "images are given without an option: {predict new}"),
         (

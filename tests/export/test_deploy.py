@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.export_run import make_run
 from vitft.api import load
@@ -97,6 +98,9 @@ def test_the_program_classifies_files_as_predict_does(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     done = export_run(str(run), plan_export(["onnx"], str(tmp_path / "onnx"), with_resize=True))
     photos = sorted((tmp_path / "photos").glob("*/*"))[:3]
+    wide = np.asarray(Image.open(photos[0]).convert("L")).astype(np.uint16) * 256
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    photos.append(tmp_path / "wide.png")
 
     printed = answer("classify.py", str(done.folder / "model.onnx"), *map(str, photos))
 

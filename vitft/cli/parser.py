@@ -29,8 +29,15 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--web": ("--html",),
     "--webpage": ("--html",),
     "--browser": ("--html",),
+    "train": ("finetune",),
+    "fit": ("finetune",),
+    "infer": ("predict",),
+    "classify": ("predict",),
+    "test": ("evaluate",),
+    "val": ("evaluate",),
+    "validate": ("evaluate",),
 }
-"""Options of other tools, with the options of vitft that are suggested for them, if the command has
+"""Options and commands of other tools, with those of vitft that are suggested for them, if there is
 one of these. Names of settings are in `config.names.ALIASES`."""
 IMAGE_ARGUMENTS = {"images", "data"}
 """Names of the positional arguments that are images or a folder of images."""
