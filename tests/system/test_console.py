@@ -88,6 +88,26 @@ def test_a_step_without_a_count_spins_on_a_terminal(monkeypatch: pytest.MonkeyPa
     assert "done in 0." in shown.getvalue()
 
 
+@pytest.mark.parametrize(("width", "shows_speed"), [(80, False), (120, True)])
+def test_progress_with_metrics_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, width: int, shows_speed: bool
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=width, highlight=False)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+
+    with console.Progress("training", 48_000) as progress:
+        progress.advance(12_345, loss="0.010", accuracy="100.0%")
+        time.sleep(0.3)
+        drawn = shown.getvalue()
+
+    assert "loss 0.010  accuracy 100.0%" in drawn
+    assert ("images/s" in drawn) is shows_speed
+    assert "…" not in drawn
+
+
 def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullDisk(io.StringIO):
         def write(self, text: str) -> int:

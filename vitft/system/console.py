@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
+WIDE_COLUMNS = 100  # from here on, a terminal has room for metrics and speed beside a bar
 HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
 
@@ -220,10 +221,16 @@ class Progress:
         self.done += count
         self.metrics |= metrics
         if self.live:
-            self.bar.update(self.task, completed=self.done, metrics=self.metrics_text())
+            self.bar.update(self.task, completed=self.done, metrics=self.metrics_beside_bar())
         elif self.done < self.total and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
+
+    def metrics_beside_bar(self) -> str:
+        """Return the text beside the bar; a narrow terminal has no room for metrics and speed."""
+        if self.metrics and stderr().width < WIDE_COLUMNS:
+            return "  ".join(f"{name} {value}" for name, value in self.metrics.items())
+        return self.metrics_text()
 
     def metrics_text(self) -> str:
         """Return the metrics and the speed, such as `loss 0.42  61 images/s`."""
