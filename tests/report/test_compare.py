@@ -443,6 +443,7 @@ def test_compare_prints_json(here: Path, capsys: pytest.CaptureFixture[str]) -> 
 
     answer = json.loads(capsys.readouterr().out)
     assert [run["name"] for run in answer["runs"]] == ["a", "b"]
+    assert [run["letter"] for run in answer["runs"]] == ["A", "B"]
     assert answer["pairs"][0]["runs"] == ["a", "b"]
     assert answer["shared_images"] == 12
 

@@ -15,6 +15,7 @@ class ComparedRun(TypedDict):
     """One of the compared runs; undefined values are None."""
 
     name: str
+    letter: str  # that stands for the run in sentences such as `conclusion`
     path: str
     images: int | None  # number of validation images
     top1: float | None

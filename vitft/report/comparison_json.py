@@ -47,6 +47,7 @@ def run_results(comparison: RunComparison, i: int) -> ComparedRun:
     recall = {name: right[i] / of for name, (right, of) in comparison.recall_counts.items()}
     return {
         "name": comparison.names[i],
+        "letter": comparison.letters[i],
         "path": str(run.path),
         "images": run.results.get("images"),
         "top1": run.results.get("top1"),
