@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
-WIDE_COLUMNS = 100  # from here on, a terminal has room for metrics and speed beside a bar
+WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
 HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
 
@@ -227,7 +227,7 @@ class Progress:
             log.info(self.line(final=False))
 
     def metrics_beside_bar(self) -> str:
-        """Return the text beside the bar; a narrow terminal has no room for metrics and speed."""
+        """Return the text beside the bar: on a narrow terminal, the metrics without the speed."""
         if self.metrics and stderr().width < WIDE_COLUMNS:
             return "  ".join(f"{name} {value}" for name, value in self.metrics.items())
         return self.metrics_text()
