@@ -3,6 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+TRAINER_OPTIONS: dict[str, Any] = {
+    "remove_unused_columns": False,
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+"""Arguments of transformers' TrainingArguments: a model of its own, on the CPU, without output."""
+
 
 def load_backbone(model: Any, weights: Path) -> Any:
     """Load all of a timm ViT but its head from a file with timm's names; return the model."""

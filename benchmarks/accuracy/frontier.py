@@ -70,7 +70,7 @@ def from_log(row: dict[str, Any]) -> Run:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs of a CSV file, none if there is no such file."""
+    """Return the runs of a CSV file; empty if the file does not exist."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

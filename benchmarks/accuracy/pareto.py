@@ -160,7 +160,9 @@ def main() -> None:
     args = parser.parse_args()
     pythons = dict(given.split("=", 1) for given in args.python)
     if not args.weights.is_file():
-        parser.error(f"--weights: {args.weights} is no file; other tools take no name of vitft's")
+        parser.error(
+            f"--weights {args.weights}: no such file; other tools cannot read names of vitft"
+        )
     if unknown := set(pythons) - {tool(way) for way in CONTESTANTS}:
         parser.error(f"--python: no such tool: {', '.join(sorted(unknown))}")
     log, work = args.log.resolve(), args.work.resolve()

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.other_tools import (
+    TRAINER_OPTIONS,
     collate,
     image_folders,
     load_backbone,
@@ -197,10 +198,7 @@ def trainer(job: Job, **arguments: Any) -> Figures:
             output_dir=str(job.work),
             seed=job.seed,
             save_strategy="no",
-            remove_unused_columns=False,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
+            **TRAINER_OPTIONS,
             **arguments,
         ),
         train_dataset=sets["train"],

@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.folders import link_images
 from benchmarks.other_tools import (
+    TRAINER_OPTIONS,
     collate,
     freeze_all_but_head,
     image_folders,
@@ -141,10 +142,7 @@ def trainer(model_name: str, data: Path, weights: Path, epochs: int) -> None:
             save_strategy="epoch",
             learning_rate=1e-3,
             dataloader_num_workers=2,
-            remove_unused_columns=False,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
+            **TRAINER_OPTIONS,
         ),
         train_dataset=sets["train"],
         eval_dataset=sets["val"],

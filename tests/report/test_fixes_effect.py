@@ -126,7 +126,8 @@ def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
     (text,) = compared(*runs).conclusions()
 
     assert text.startswith(
-        "The fixes of B (1 image relabelled, 1 left out) cannot be told from optim.l2: B - A = +"
+        "The effect of the fixes of B (1 image relabelled, 1 left out) cannot be separated from "
+        "that of optim.l2: B - A = +"
     )
 
 

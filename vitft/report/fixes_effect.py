@@ -169,7 +169,9 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
     if effect.verdict == "mixed":
         others = [*effect.settings]
         others += [count(effect.added, "added image")] * bool(effect.added)
-        return f"{fixes[0].upper()}{fixes[1:]} cannot be told from {listing(others)}: {measured}"
+        return (
+            f"The effect of {fixes} cannot be separated from that of {listing(others)}: {measured}"
+        )
     if effect.verdict == "no clear effect":
         return f"No clear effect of {fixes}: {measured}"
     return f"{fixes[0].upper()}{fixes[1:]} {effect.verdict}: {measured}"
