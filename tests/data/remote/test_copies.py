@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from vitft.system.errors import DataError, ResourceError
 
 PRIVATE = "data.allow_private_addresses=true"
 SPEC = DataSpec(allow_private_addresses=True)
-QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3)
+PATIENT = DownloadLimits(wait_s=0.01, pace=1000, attempts=3)
+QUICK = replace(PATIENT, stall_s=2.0)
 ROOT = Path(__file__).parents[3]
 
 
@@ -199,22 +201,22 @@ def test_each_image_of_a_copy_is_read_by_one_process(
 
 
 FAULTS = {
-    "a connection that is reset": (["reset"], 4),
-    "an error of the server": (["503", "503"], 5),
-    "a stall": (["stall"], 4),
-    "a size that is unknown": (["no length"] * 4, 4),
+    "a connection that is reset": (["reset"], PATIENT, 4),
+    "an error of the server": (["503", "503"], PATIENT, 5),
+    "a stall": (["stall"], QUICK, 4),
+    "a size that is unknown": (["no length"] * 4, PATIENT, 4),
 }
 
 
-@pytest.mark.parametrize(("faults", "requests"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("faults", "limits", "requests"), FAULTS.values(), ids=FAULTS)
 def test_faults_of_the_network_are_outlived(
-    tmp_path: Path, faults: list[str], requests: int
+    tmp_path: Path, faults: list[str], limits: DownloadLimits, requests: int
 ) -> None:
     contents = shards_of(draw_folder(tmp_path / "data", per_class=20), shards=3)
     with serving_shards(contents) as (site, asked):
         site.faults = faults
 
-        index = prepare_data(site.url, SPEC, QUICK)
+        index = prepare_data(site.url, SPEC, limits)
 
         assert len(asked) <= requests
     copies = [(index.parent / "shards" / f"part-0{i}.tar").read_bytes() for i in range(3)]
