@@ -58,6 +58,19 @@ def test_an_image_is_answered_alike_whatever_else_is_in_its_batch(
     np.testing.assert_allclose(together, alone, atol=2e-5)
 
 
+def test_an_8_bit_graph_has_no_tensor_that_onnxruntime_warns_of(
+    graph: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = graph / "int8" / "model.onnx"
+    model = onnx.load(path).graph
+
+    logits(path, np.zeros((1, 3, 16, 16), np.float32))
+
+    assert capfd.readouterr().err == ""  # onnxruntime names each tensor that no node reads
+    used = {name for node in model.node for name in node.input}
+    assert {tensor.name for tensor in model.initializer} <= used
+
+
 def test_no_operator_looks_at_the_whole_batch_for_its_scale(graph: Path) -> None:
     nodes = onnx.load(graph / "int8" / "model.onnx").graph.node
 

@@ -103,7 +103,8 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     producer = {name: node.op_type for node in graph.node for name in node.output}
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
     builder = GraphBuilder("int8_", {})
-    parts: dict[str, tuple[str, str, str]] = {}
+    parts: dict[str, tuple[str, str]] = {}
+    zeros: dict[str, str] = {}  # onnxruntime warns of each tensor that no node reads
     for node in graph.node:
         tensor = matrices.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if tensor is None:
@@ -113,11 +114,14 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
         if tensor.name not in parts:
             weights = numpy_helper.to_array(tensor)
             parts[tensor.name] = add_quantized(graph, tensor.name, weights, axis=int(is_rows))
-        rounded, scale, zero = parts[tensor.name]
+        rounded, scale = parts[tensor.name]
         if node.op_type == "MatMul" and producer.get(node.input[0]) not in ACTIVATIONS:
             integer_product(builder, node, rounded, scale)
             continue
         axis = 0 if is_rows else 1
+        if tensor.name not in zeros:
+            zeros[tensor.name] = add_zero_points(graph, tensor.name, tensor.dims[axis])
+        zero = zeros[tensor.name]
         node.input[1] = builder.add("DequantizeLinear", rounded, scale, zero, axis=axis)
         builder.nodes.append(node)
     for name in parts:
@@ -133,10 +137,8 @@ def add_quantized(
     weights: NumericArray,
     *,
     axis: int,
-) -> tuple[str, str, str]:
-    """Add an 8-bit matrix, its scales (F,) and its zero points (F,) to a graph.
-
-    Return the names of the three tensors.
+) -> tuple[str, str]:
+    """Add an 8-bit matrix and its scales (F,) to a graph, and return the names of both tensors.
 
     Axis `axis` of `weights` corresponds to the inputs of the layer.
     """
@@ -146,10 +148,18 @@ def add_quantized(
     arrays = {
         f"{name}_rounded": (np.rint(weights / scale) + ZERO).astype(np.uint8),
         f"{name}_scale": scale.astype(np.float32).ravel(),
-        f"{name}_zero": np.full(scale.size, ZERO, np.uint8),
     }
     graph.initializer.extend(numpy_helper.from_array(array, part) for part, array in arrays.items())
-    return f"{name}_rounded", f"{name}_scale", f"{name}_zero"
+    return f"{name}_rounded", f"{name}_scale"
+
+
+def add_zero_points(graph: Any, name: str, outputs: int) -> str:  # noqa: ANN401 - onnx's protobufs
+    """Add the zero points (F,) of an 8-bit matrix to a graph, and return the tensor's name."""
+    from onnx import numpy_helper
+
+    zero = numpy_helper.from_array(np.full(outputs, ZERO, np.uint8), f"{name}_zero")
+    graph.initializer.append(zero)
+    return str(zero.name)
 
 
 def integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
