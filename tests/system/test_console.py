@@ -8,6 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
+from vitft.export.formats.graph import silenced
 from vitft.system import console
 
 
@@ -86,6 +87,39 @@ def test_a_step_without_a_count_spins_on_a_terminal(monkeypatch: pytest.MonkeyPa
     assert len(frames) > 1
     assert "writing [onnx]" in shown.getvalue()
     assert "done in 0." in shown.getvalue()
+
+
+def test_a_step_is_logged_while_the_output_of_a_library_is_suppressed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.02)
+    with console.timed_step("tracing"), silenced():
+        print("progress of the exporter", file=sys.stderr)
+        time.sleep(0.2)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert "tracing: still running after 0 s" in lines
+    assert "progress of the exporter" not in lines
+
+
+def test_a_step_spins_while_the_output_of_a_library_is_suppressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(stderr=True, force_terminal=True, width=80, highlight=False)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+
+    with console.timed_step("tracing"), silenced():
+        before = len(shown.getvalue())
+        print("progress of the exporter", file=sys.stderr)
+        time.sleep(0.4)
+        drawn = shown.getvalue()[before:]
+
+    frames = [frame for frame in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if frame in drawn]
+    assert len(frames) > 1
+    assert "progress of the exporter" not in shown.getvalue()
 
 
 @pytest.mark.parametrize(("width", "shows_speed"), [(80, False), (120, True)])

@@ -5,6 +5,7 @@ Results are printed by `vitft.cli.output`.
 """
 
 import contextlib
+import io
 import logging
 import re
 import sys
@@ -14,7 +15,7 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from vitft.system.redaction import redacted
 
@@ -89,6 +90,25 @@ def silence() -> None:
     stdout().quiet = stderr().quiet = LogHandler.is_silent = True
 
 
+class DiscardingStream(io.StringIO):
+    """Stream in place of stderr for libraries that print; the log and progress bypass it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rich_proxied_file = log_stream()  # rich writes to it instead
+
+
+def log_stream() -> TextIO | None:
+    """Return the stream for the log and progress: stderr, also behind a `DiscardingStream`."""
+    return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+
+
+def has_terminal() -> bool:
+    """Return whether the log and progress are shown on a terminal."""
+    stream = log_stream()
+    return stream is not None and stream.isatty()
+
+
 class LogHandler(logging.Handler):
     """Handler that prints log records to stderr, with control characters escaped."""
 
@@ -99,11 +119,11 @@ class LogHandler(logging.Handler):
         is_warning = record.levelno >= logging.WARNING
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
-            if sys.stderr is not None and sys.stderr.isatty():
+            if has_terminal():
                 text, style = between_words(text, stderr()), "yellow" if is_warning else None
                 stderr().print(text, markup=False, style=style)
-            elif sys.stderr is not None and not self.is_silent:
-                sys.stderr.write(f"{text}\n")
+            elif (stream := log_stream()) is not None and not self.is_silent:
+                stream.write(f"{text}\n")
 
 
 def show_log(level: int = logging.INFO) -> None:
@@ -137,8 +157,7 @@ def timed_step(label: str) -> Iterator[None]:
     and then a line every `PLAIN_INTERVAL_S` seconds.
     """
     started = time.monotonic()
-    is_live = shows_notes() and sys.stderr is not None and sys.stderr.isatty()
-    with spinner(label) if is_live else logged_step(label):
+    with spinner(label) if shows_notes() and has_terminal() else logged_step(label):
         yield
     log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
@@ -183,7 +202,7 @@ class Progress:
         self.before = self.done = done
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.live = shows_notes() and sys.stderr is not None and sys.stderr.isatty()
+        self.live = shows_notes() and has_terminal()
 
     def __enter__(self) -> "Progress":
         if self.live:

@@ -31,6 +31,7 @@ from vitft.export.formats.base import (
 from vitft.export.formats.onnx_resize import PLANES_INPUT, RESIZE_INPUT
 from vitft.export.trained import TrainedRun
 from vitft.models.find import PROGRAM_FILE
+from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 
@@ -136,14 +137,17 @@ def export_error(target: str, error: Exception) -> RunError:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Suppress output and logging of exporters inside the `with` block; exceptions propagate."""
+    """Suppress output and logging of exporters inside the `with` block; exceptions propagate.
+
+    The log and progress of vitft are shown, so that a spinner goes on.
+    """
     level = logging.root.level
     logging.root.setLevel(logging.CRITICAL)
     try:
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stderr(console.DiscardingStream()),
         ):
             warnings.simplefilter("ignore")
             yield
