@@ -107,6 +107,8 @@ def check(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    printed = filter(None, re.split(r"[\r\n]+", done.stderr))
+    assert [line for line in printed if not line.startswith("Loading weights:")] == []  # its bar
     for name, answers in json.loads(done.stdout).items():
         form = name.split(", ")[0]
         is_exact = form != "int8" and "resize" not in form

@@ -148,12 +148,14 @@ def transformers_snippet(
     """Return a program for transformers; `thresholds` is empty unless the model is multi-label."""
     answer = pipeline_answer(in_grey(transform), thresholds)
     stated = f"thresholds = {dict(thresholds)!r}\n" if thresholds else ""
+    model = repo or "."
     code = f'''
 import numpy as np
 from PIL import Image, ImageOps
-from transformers import pipeline
+from transformers import AutoImageProcessor, pipeline
 
-classifier = pipeline("image-classification", "{repo or "."}")
+view = AutoImageProcessor.from_pretrained("{model}", backend="pil")
+classifier = pipeline("image-classification", "{model}", image_processor=view)
 {stated}
 {open_code(transform)}
 
