@@ -81,6 +81,23 @@ def test_no_name_becomes_a_link_or_an_image(name: str) -> None:
     assert all(c.isalnum() or c in " -&#;" for c in markdown_text(name))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("apache-2.0", "apache-2.0", id="a licence"),
+        pytest.param("vit_tiny_224.augreg_in1k", "vit_tiny_224.augreg_in1k", id="weights"),
+        pytest.param("_a_ b__c", "&#95;a&#95; b&#95;&#95;c", id="emphasis"),
+        pytest.param("1. rose", "1&#46; rose", id="a list"),
+        pytest.param("www.1.evil", "www&#46;1.evil", id="a link"),
+    ],
+)
+def test_versions_and_names_stay_readable_in_the_file_itself(name: str, text: str) -> None:
+    markdown = MarkdownIt("gfm-like", {"linkify": False})
+
+    assert markdown_text(name) == text
+    assert markdown.render(markdown_text(name)) == f"<p>{name}</p>\n"
+
+
 def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_path: Path) -> None:
     kept = make_run(tmp_path)
 
@@ -241,7 +258,7 @@ def test_the_licence_is_the_chosen_one_or_that_of_the_pretrained_weights(
     text = (tmp_path / "README.md").read_text()
     licence = weights.get("licence", "")
     if licence:
-        assert f"pretrained weights: {licence.replace('.', '&#46;')}" in text
+        assert f"pretrained weights: {licence}" in text
         assert "The terms of the pretrained weights also apply to this model" in text
     assert ("forbid commercial use" in text) is (licence == "cc-by-nc-4.0")
     assert ("include the text of their licence" in text) is (licence == "dinov3-license")

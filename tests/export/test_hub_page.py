@@ -248,7 +248,7 @@ def test_images_are_shown_only_with_a_licence_and_credit(tmp_path: Path) -> None
     text = page(run, tmp_path, image_licence="cc-by-4.0", image_credit="A. <b>Nother")
 
     assert "](examples.jpg)" in text
-    assert "Row by row: blue, green, red. Images: cc-by-4&#46;0, A&#46; &#60;b&#62;Nother." in text
+    assert "Row by row: blue, green, red. Images: cc-by-4.0, A&#46; &#60;b&#62;Nother." in text
     with Image.open(tmp_path / "examples.jpg", formats=("JPEG",)) as picture:
         assert picture.size == (3 * 160, 160)
         assert not picture.getexif()

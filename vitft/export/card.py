@@ -4,6 +4,7 @@ Class and folder names can contain any character. They are quoted in YAML; in Ma
 characters that might have a special meaning are replaced by character references.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,9 @@ LICENCES = (
 )  # fmt: skip
 """Licence identifiers known to the hub; any other licence is declared as `other`."""
 
-
+INSIDE_WORDS = re.compile(r"(?<=\d)\.(?=[^\W_])|(?<=[^\W_])_(?=[^\W_])")
+"""Punctuation inside a word that Markdown always displays literally: `2.0` and `a_b`, but not the
+period of www.example, which becomes a link on GitHub."""
 PAGE_USE = (
     "Open index.html in a browser, from the disk or from any web server. It needs no network and "
     "sends nothing: images stay on the device. Other libraries cannot open it."
@@ -386,13 +389,15 @@ def markdown_text(words: str) -> str:
     """Return text escaped so that Markdown displays it literally, on one line.
 
     Punctuation is replaced by character references, which CommonMark never parses as structure,
-    links or HTML (section 6.2), and invisible characters by their code points.
+    links or HTML (section 6.2), and invisible characters by their code points. Versions and names
+    such as apache-2.0 and vit_tiny stay as they are, for readers of the file itself.
     """
+    kept = {match.start() for match in INSIDE_WORDS.finditer(words)}
     return "".join(
         c
-        if c.isalnum() or c in " -"
+        if c.isalnum() or c in " -" or i in kept
         else f"U+{ord(c):04X}"
         if unicodedata.category(c)[0] in "CZ"
         else f"&#{ord(c)};"
-        for c in words
+        for i, c in enumerate(words)
     )
