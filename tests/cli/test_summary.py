@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from tests.conftest import draw_folder
+from tests.support.export_run import figures
 from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
@@ -147,3 +148,16 @@ def test_undecided_findings_are_the_first_next_step(
     printed = capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
     assert printed.startswith(f"next: {first.format(page=tmp_path / 'report.html')} ")
     assert "vitft export --safetensors" in printed
+
+
+def test_the_next_steps_name_the_export_that_keeps_a_head_on_several_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = {"blocks": 4, "reads": "mixture", "candidates": [], "last_block_top1": 0.25}
+    (tmp_path / "eval.json").write_text(json.dumps({**figures(["a", "b"]), "head": head}))
+    config = config_from_table({"data": {"path": "d"}, "weights": {"name": "demo"}})
+
+    suggest_next_steps(tmp_path, config, which=" --run runs/one")
+
+    step = "vitft export --safetensors --run runs/one  # --onnx keeps the head on 4 blocks"
+    assert step in capsys.readouterr().err.splitlines()[-1]

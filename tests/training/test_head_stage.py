@@ -12,10 +12,12 @@ import torch
 from PIL import Image
 
 from tests.conftest import tiny_home
+from tests.support.export_run import figures
 from vitft.config.run import config_from_table
 from vitft.explain.attribution import relevance_map
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
+from vitft.export.trained import last_block_reason
 from vitft.features import mixture
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
@@ -152,8 +154,22 @@ def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(
     assert {row.name: row.changed for row in done.rows} == {"timm": 0, "torch-export": 0}
     (note,) = (note for note in done.notes if "only the last block" in note)
     last = json.loads((run / "eval.json").read_text())["head"]["last_block_top1"]
-    assert f"(validation accuracy {percent(last)}, as with all blocks)" in note  # both are 100%
-    assert f"Accuracy {percent(last)}" in (home / "out" / "timm" / "README.md").read_text()
+    cost = f"(validation accuracy {percent(last)}, as with the run's head)"  # both are 100%
+    assert note.startswith("the head of --timm reads only the last block")
+    assert f"the last 2 blocks {cost}; --onnx and --torch-export keep the run's head" in note
+    readme = (home / "out" / "timm" / "README.md").read_text()
+    assert f"Accuracy {percent(last)}" in readme
+    assert f"the last 2 blocks {cost}. Exports made with `--onnx`" in readme
+
+
+def test_the_cost_of_a_head_on_the_last_block_is_stated(tmp_path: Path) -> None:
+    head = {"blocks": 4, "reads": "mixture", "candidates": [], "last_block_top1": 0.25}
+    results = {**figures(["a", "b"]), "head": head}
+    (tmp_path / "eval.json").write_text(json.dumps(results))
+
+    assert "the last 4 blocks (validation accuracy 25.0% instead of 50.0%)" in last_block_reason(
+        tmp_path
+    )
 
 
 def test_a_head_that_reads_several_blocks_can_be_explained_and_reported(

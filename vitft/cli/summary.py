@@ -18,6 +18,7 @@ from vitft.metrics.results import (
     LabelResults,
     Metrics,
     RunResults,
+    read_results,
 )
 from vitft.metrics.verdict import describe_start, selected_epoch, start_trials, verdict
 from vitft.system.run_content import read_run_json
@@ -82,7 +83,12 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
     """
     from vitft.data.fixes import kept_paths
 
-    steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}"]
+    results = read_results(run / "eval.json")
+    head = results.get("head") if results else None
+    beside = ""
+    if head and head["last_block_top1"] is not None:
+        beside = f"  # --onnx keeps the head on {head['blocks']} blocks"
+    steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{beside}"]
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit and (found := undecided_findings(audit, kept_paths(config.data))):
         steps.insert(0, f"decide on {found} in {run / 'report.html'}")

@@ -51,7 +51,12 @@ from vitft.export.snippets import (
     timm_snippet,
     transformers_snippet,
 )
-from vitft.export.trained import TrainedRun, last_block_accuracy, unfinished_status
+from vitft.export.trained import (
+    TrainedRun,
+    last_block_accuracy,
+    last_block_reason,
+    unfinished_status,
+)
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import RunResults
 from vitft.metrics.values import Interval
@@ -238,9 +243,9 @@ def limits_section(
     lines = [f"- {sentence}" for sentence in sentences]
     if not by_class:
         lines.append(
-            "- Results by class, confusions and the calibration are left out: they were measured "
-            "with the run's head, which reads several blocks; the exported head reads only the "
-            "last one."
+            f"- The head reads only the last block, {last_block_reason(trained.run)}. Exports "
+            "made with `--onnx` or `--torch-export` keep the run's head. Results by class, "
+            "confusions and the calibration were measured with the run's head and are left out."
         )
     if status := unfinished_status(trained.run):
         lines.append(f"- The run had not finished when it was exported (status: {status}).")

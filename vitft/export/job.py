@@ -24,11 +24,11 @@ from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import (
     TrainedRun,
     comparison_images,
+    last_block_reason,
     load_trained,
     num_comparison_images,
     unfinished_status,
 )
-from vitft.metrics.results import read_results
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
@@ -167,8 +167,12 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
-    if any(each.reads_last_block for each in formats_of(plan, trained).values()):
-        notes += last_block_note(trained)
+    narrow = [f"--{n}" for n, one in formats_of(plan, trained).items() if one.reads_last_block]
+    if narrow and trained.of_last_block is not trained:
+        notes.append(
+            f"the head of {' and '.join(narrow)} reads only the last block, "
+            f"{last_block_reason(trained.run)}; --onnx and --torch-export keep the run's head"
+        )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:
         notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
@@ -196,22 +200,6 @@ def licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
     return [
         "no licence is stated, because vitft does not know that of the weights; to state one, "
         "export again with --licence NAME, e.g. --licence apache-2.0"
-    ]
-
-
-def last_block_note(trained: TrainedRun) -> list[str]:
-    """Return a note if the exported head reads fewer blocks than the head of the run."""
-    if trained.of_last_block is trained:
-        return []
-    cost, results = "", read_results(trained.run / "eval.json")
-    accuracy = results["head"]["last_block_top1"] if results and "head" in results else None
-    if results and accuracy is not None:
-        own, whole = percent(accuracy), percent(results["top1"])
-        difference = f"{own} instead of {whole}" if own != whole else f"{own}, as with all blocks"
-        cost = f" (validation accuracy {difference})"
-    return [
-        "the exported head reads only the last block, as other libraries require"
-        f"{cost}; use --onnx or --torch-export to keep the run's head"
     ]
 
 

@@ -29,6 +29,7 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
 from vitft.predict.run_info import environment_of, facts_of_run
 from vitft.system.errors import ImageError, RunError
+from vitft.system.text import percent
 
 NUM_NOISE_IMAGES = 8
 """Number of noise images that are compared if there are no validation images."""
@@ -137,6 +138,24 @@ def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
     if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
         return None
     return choice["last_block_top1"]
+
+
+def last_block_reason(run: Path) -> str:
+    """Return why an exported head reads fewer blocks than the head of a run, and what that costs.
+
+    Raises:
+        RunError: The file eval.json is damaged.
+    """
+    results = read_results(run / "eval.json")
+    head = results.get("head") if results else None
+    if not results or not head or head["last_block_top1"] is None:
+        return "because timm and transformers cannot load a head that reads several blocks"
+    own, whole = percent(head["last_block_top1"]), percent(results["top1"])
+    cost = f"{own}, as with the run's head" if own == whole else f"{own} instead of {whole}"
+    return (
+        "because timm and transformers cannot load the run's head, which reads the last "
+        f"{head['blocks']} blocks (validation accuracy {cost})"
+    )
 
 
 @dataclass(frozen=True, slots=True)
