@@ -165,7 +165,7 @@ def test_a_copy_of_a_checkpoint_with_another_name_is_a_checkpoint(tmp_path: Path
     assert find_model(str(copy)) == copy
 
 
-def test_a_folder_of_several_exports_is_refused_with_the_name_of_one(tmp_path: Path) -> None:
+def test_a_folder_of_several_exports_is_refused_with_their_names(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     out = tmp_path / "all"
     export_run(str(run), plan_export(["timm", "safetensors"], str(out)))
@@ -173,7 +173,29 @@ def test_a_folder_of_several_exports_is_refused_with_the_name_of_one(tmp_path: P
     with pytest.raises(RunError, match="no model in") as caught:
         find_model(str(out))
 
-    assert caught.value.fix == f"use one of the folders in it, e.g. --run {out}/safetensors"
+    options = f"--run {out}/safetensors or --run {out}/timm"
+    assert caught.value.fix == f"use one of the folders in it: {options}"
+
+
+def test_a_folder_of_exports_is_not_mistaken_for_one_for_transformers_js(tmp_path: Path) -> None:
+    out, names = tmp_path / "all", ("int8/model.onnx", "onnx/model.onnx", "timm/model.safetensors")
+    for name in names:
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_bytes(b"")
+
+    with pytest.raises(RunError, match="contains several models: int8, onnx and timm") as caught:
+        find_model(str(out), graphs=True)
+
+    options = f"--run {out}/int8, --run {out}/onnx or --run {out}/timm"
+    assert caught.value.fix == f"use one of the folders in it: {options}"
+    for name in ("int8", "timm"):
+        (out / name).rename(tmp_path / name)
+    assert find_model(str(out), graphs=True) == out / "onnx" / "model.onnx"  # transformers.js
+    for i in range(9):
+        (out / f"{i}").mkdir()
+        (out / f"{i}" / "model.onnx").write_bytes(b"")
+    with pytest.raises(RunError, match=f"one of the 10 folders in it, e.g. --run {out}/0"):
+        find_model(str(out), graphs=True)
 
 
 def test_the_name_of_published_weights_is_no_run_and_names_their_repository(

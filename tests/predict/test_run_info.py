@@ -56,6 +56,14 @@ def test_the_age_of_a_copied_run_is_that_of_its_training(run: Path) -> None:
     assert read(run).line(now=1795342500 + 5 * DAY).endswith(" images, 5 days old")
 
 
+def test_the_line_names_the_file_if_there_are_several_models_in_the_folder(run: Path) -> None:
+    (run / "model.onnx").write_bytes(b"")
+
+    assert read(run).line().startswith("run flowers-3 (model.safetensors, not model.onnx): ")
+    named = read(run, str(run / "model.safetensors"))
+    assert named.line().startswith("run flowers-3: ")  # the user chose the file
+
+
 def test_the_latest_run_is_called_by_its_own_name(run: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(run)
 

@@ -1,6 +1,6 @@
 """Search for a trained model in a run directory, an exported folder, a file or a hub repository."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from vitft.system.run_names import (
     unfinished_run,
 )
 from vitft.system.rundir import BASE, MODEL, run_path
-from vitft.system.text import shell_quote
+from vitft.system.text import listing, shell_quote
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
@@ -48,6 +48,9 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
 }
 """Description and fix for each kind of model file that is not a checkpoint, keyed by suffix."""
 
+MOST_SUGGESTED = 9
+"""Maximum number of folders named in an error."""
+
 
 def find_model(run: str | None, *, graphs: bool = False) -> Path:
     """Return the path of a trained model's file.
@@ -59,8 +62,8 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         graphs: Whether the file may also be an .onnx file.
 
     Raises:
-        RunError: The run does not exist or contains no model, or the file is of an unsupported
-            kind.
+        RunError: The run does not exist, contains no model or several folders with models, or the
+            file is of an unsupported kind.
         WeightsError: The name of the repository is invalid, or its model file is damaged or cannot
             be fetched.
         ResourceError: The disk is full.
@@ -70,7 +73,13 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     path = run_path(run)
     if path.is_dir():
         names = (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE, PAGE_FILE)
-        path = next((path / name for name in names if (path / name).is_file()), path)
+        found = next((path / name for name in names if (path / name).is_file()), path)
+        if found.parent == path / "onnx" and len(inner := inner_models(path)) > 1:
+            raise RunError(
+                f"{path} contains several models: {listing(folder.name for folder in inner)}",
+                fix=choose_folder(inner),
+            )
+        path = found
     kind = path.suffix.lower()
     if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):
         what, fix = FOREIGN_MODELS[kind]
@@ -106,15 +115,36 @@ def missing_model(run: str, path: Path) -> RunError:
             f"no model in {run}, which is the name of pretrained weights",
             fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
         )
-    inner = sorted({file.parent for n in (MODEL, ONNX_FILE) for file in path.glob(f"*/{n}")})
+    inner = inner_models(path)
     return RunError(
         f"no model in {run}",
-        fix=f"use one of the folders in it, e.g. --run {shell_quote(str(inner[0]))}"
+        fix=choose_folder(inner)
         if inner
         else suggest_runs(
             run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"
         ),
     )
+
+
+def inner_models(path: Path) -> list[Path]:
+    """Return the folders in a folder that contain a model for vitft, such as those of exports."""
+    names = (f"*/{MODEL}", f"*/{ONNX_FILE}", f"*/onnx/{ONNX_FILE}")
+    return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
+
+
+def choose_folder(inner: Sequence[Path]) -> str:
+    """Return the fix that names the folders with models in a given folder."""
+    *others, last = (f"--run {shell_quote(str(folder))}" for folder in inner)
+    if len(inner) > MOST_SUGGESTED:
+        return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
+    return f"use {'one of the folders' if others else 'the folder'} in it: " + " or ".join(
+        [", ".join(others), last] if others else [last]
+    )
+
+
+def model_files(folder: Path) -> list[str]:
+    """Return the names of the models for vitft in a folder; `find_model` uses the first one."""
+    return [name for name in (MODEL, ONNX_FILE) if (folder / name).is_file()]
 
 
 def begins_like_safetensors(path: Path) -> bool:

@@ -19,10 +19,11 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import better_estimate, cross_validated_text
+from vitft.models.find import model_files
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, RunEnvironment, read_environment
-from vitft.system.text import count, days_and_hours, interval, percent
+from vitft.system.text import count, days_and_hours, interval, listing, percent
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,9 @@ class RunInfo:
     """Whether the end of the run is unknown and `trained_at` is the time of the file instead."""
     status: str = ""
     """Status of a run that has not finished, e.g. `interrupted`; otherwise empty."""
+    beside: str = ""
+    """Text such as `model.safetensors, not model.onnx` if there are several models in the folder of
+    the model; otherwise empty."""
     rounded: bool = False
     """Whether the weights were rounded to 8 bits after the accuracy had been measured."""
 
@@ -118,6 +122,7 @@ class RunInfo:
             is_file_age=ended is None,
             status="" if status == "finished" else status,
             rounded=facts.get("rounded", False),
+            beside=other_models(run, checkpoint),
         )
 
     def line(self, now: float | None = None) -> str:
@@ -137,6 +142,7 @@ class RunInfo:
                 f"mean average precision {percent(self.mean_ap)}{bounds and f' ({bounds})'} {on}"
             )
         name = f"{self.name} (exported)" if self.is_export else self.name
+        name += f" ({self.beside})" if self.beside else ""
         old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"
         chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
         unfinished = f"; the run has not finished (status: {self.status})" if self.status else ""
@@ -191,6 +197,13 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     if run is not None and run.startswith("hf:"):
         return run
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
+
+
+def other_models(run: str | None, checkpoint: Path) -> str:
+    """Return `FILE, not OTHER FILE` for a model found in a folder with several; otherwise ""."""
+    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
+    is_named = run is not None and Path(run).suffix == checkpoint.suffix
+    return f"{checkpoint.name}, not {listing(others)}" if others and not is_named else ""
 
 
 def config_at(path: Path) -> dict[str, dict[str, Any]] | None:
