@@ -170,3 +170,22 @@ def test_the_page_shows_how_good_the_model_is_and_warns_of_chance(
     assert "mark at 33.3%: always the most frequent class" in page["score"]
     assert "weights demo" in page["facts"]
     assert page["caution"].startswith("Do not rely on this model: it is not measurably better")
+
+
+@needs_node
+def test_the_page_states_the_cross_validated_accuracy_as_the_report_does(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    run = make_reference_run(tmp_path, tiny_vit)
+    poor_results(tmp_path)
+    results = json.loads((run / "eval.json").read_text())
+    more = {"images": 60, "of": 60, "top1": 0.75, "top1_interval": [0.6, 0.85], "curve": []}
+    results["cross_validation"] = {**more, "gain_from_twice": None, "weak_spots": []}
+    results["calibration"]["cross_validated"] = 40
+    (run / "eval.json").write_text(json.dumps({**results, "best_epoch": 1}))
+    predictor = Predictor.from_run(str(run), device="cpu")
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    with serving(predictor, postprocess=postprocess) as client:
+        page = opened(client, tmp_path, tmp_path / "0.png")
+
+    assert "cross-validated on 60 images: 75.0% (60.0 to 85.0%)" in page["score"]

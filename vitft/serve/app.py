@@ -98,6 +98,7 @@ class Handlers:
             "cross_validated": run and run.cross_validated_top1,
             "cross_validated_interval": run and run.cross_validated_interval,
             "cross_validated_images": run and run.cross_validated_images,
+            "cross_validated_text": run.cross_validated if run else "",
             "majority": run and run.majority,
             "mean_ap": run and run.mean_ap,
             "images": run and run.images,

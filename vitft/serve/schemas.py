@@ -77,6 +77,9 @@ class LabelsSchema(BaseModel):
     cross_validated_images: int | None = Field(
         None, description="number of cross-validated images; 0 if `cross_validated` is null"
     )
+    cross_validated_text: str = Field(
+        "", description="`cross_validated` in words, as in the report; empty if it is null"
+    )
     majority: float | None = Field(
         None, description="accuracy of always predicting the largest class or label set"
     )
