@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitft.cli import output
+from vitft.cli import evaluate, output
 from vitft.cli.column_widths import column_widths, table_width
 from vitft.cli.main import main
 
@@ -86,3 +86,48 @@ def test_headings_are_broken_between_words_and_numbers_are_kept_whole(
     assert max(map(len, headings)) <= 80
     assert sorted(" ".join(headings).split()) == sorted(" ".join(columns).split())
     assert [cell.strip() for cell in cells.split("  ") if cell.strip()] == list(row)
+
+
+def class_metrics(name: str) -> dict[str, object]:
+    return {f"{name}{end}": value for end, value in (("", 0.75), ("_interval", (0.468, 0.911)))}
+
+
+@pytest.mark.parametrize(
+    ("length", "intervals"),
+    [
+        pytest.param(9, 2, id="short names"),
+        pytest.param(40, 0, id="long names"),
+        pytest.param(70, 0, id="names that are wrapped"),
+    ],
+)
+def test_metrics_of_classes_are_never_broken_on_a_narrow_terminal(
+    narrow: None, capsys: pytest.CaptureFixture[str], length: int, intervals: int
+) -> None:
+    names = [f"{letter}{' word' * 20}"[:length].strip() for letter in "ab"]
+    row = {"images": 12} | class_metrics("recall") | class_metrics("precision")
+
+    evaluate.print_classes({name: row | class_metrics("f1") for name in names})
+
+    head, *lines = capsys.readouterr().out.splitlines()
+    columns = ["recall", "precision", "F1"]
+    assert [word for word in head.split() if word in columns] == columns
+    numbers = [line for line in lines if "75.0%" in line]
+    assert len(numbers) == 2
+    assert all(line.count("75.0%") == 3 for line in numbers)
+    assert all(line.count("46.8 to 91.1%") == intervals for line in numbers)
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_columns_of_a_confusion_matrix_are_numbered_if_the_names_do_not_fit(
+    narrow: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"Leucanthemum vulgare, garden {i}" for i in "ABCD"]
+
+    evaluate.print_confusion({(0, 0): 9, (0, 3): 2}, names)
+    evaluate.print_confusion({(0, 0): 9, (0, 1): 2}, ["a", "b"])
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["true", "\\", "predicted", "1", "2", "3", "4"]
+    assert lines[1] == ["1", *names[0].split(), "9", "0", "0", "2"]
+    assert lines[4][0] == "4"
+    assert lines[5] == ["true", "\\", "predicted", "a", "b"]

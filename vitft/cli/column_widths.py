@@ -1,6 +1,6 @@
 """Widths of the columns of a table that is wider than the terminal."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 GAP = 2
 """Number of spaces between columns."""
@@ -34,7 +34,7 @@ def column_widths(
 
 
 def wrapped_widths(
-    headings: Sequence[str], content: Sequence[int], width: int, *, whole: Collection[int]
+    headings: Mapping[int, str], content: Sequence[int], width: int, *, whole: Collection[int]
 ) -> dict[int, int]:
     """Return the widths of the columns of a table whose headings and text may be wrapped, by index.
 
@@ -42,15 +42,15 @@ def wrapped_widths(
     wrapped, or if it is wider than the terminal even then.
 
     Args:
-        headings: Headings.
+        headings: Headings of the columns that are shown, by index.
         content: Width of the widest cell of each column, in characters, without the heading.
         width: Width of the terminal, in characters.
         whole: Columns whose cells are not wrapped if the others can give way.
     """
-    natural = {i: max(len(name), content[i]) for i, name in enumerate(headings)}
+    natural = {i: max(len(name), content[i]) for i, name in headings.items()}
     if table_width(natural) <= width:
         return {}
-    words = {i: max(map(len, name.split()), default=0) for i, name in enumerate(headings)}
+    words = {i: max(map(len, name.split()), default=0) for i, name in headings.items()}
     text = {i: max(words[i], min(natural[i], MIN_TEXT)) for i in natural}
     cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
     found = next((least for least in (cells, text, words) if table_width(least) <= width), {})

@@ -190,18 +190,23 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
             "use --format json or csv for all of them"
         )
     rows = [
-        (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))
+        (name, str(row["images"]), *(c for m in CLASS_METRICS for c in metric_cells(row, m)))
         for name, row in occurring
     ]
-    output.table(("class", "images", "recall", "precision", "F1"), rows, numbers=4)
+    bounds = "95% interval"
+    columns = ("class", "images", "recall", bounds, "precision", bounds, "F1", bounds)
+    output.table(columns, rows, numbers=7, drop=(7, 5, 3))
 
 
 def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
     """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
     if len(names) <= 12:  # fits on a terminal
-        indices = range(len(names))
-        rows = [(names[i], *(str(counts.get((i, j), 0)) for j in indices)) for i in indices]
-        output.table(("true \\ predicted", *names), rows, numbers=len(names))
+        columns, indices = ["true \\ predicted", *names], range(len(names))
+        rows = [[names[i], *(str(counts.get((i, j), 0)) for j in indices)] for i in indices]
+        if not output.fits(columns, rows):  # the columns are numbered like the rows
+            columns[1:] = [str(i + 1) for i in indices]
+            rows = [[f"{i + 1} {name}", *cells] for i, (name, *cells) in enumerate(rows)]
+        output.table(columns, rows, numbers=len(names))
         return
     mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
     output.table(
@@ -211,7 +216,7 @@ def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str])
     )
 
 
-def with_interval(row: Mapping[str, Any], name: str) -> str:
-    """Return a metric of a class with its interval in brackets, or an empty string if undefined."""
+def metric_cells(row: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return a metric of a class and its interval, or two empty strings if it is undefined."""
     value, bounds = row[name], row[f"{name}_interval"]
-    return "" if value is None else f"{percent(value)} ({interval(bounds)})"
+    return ("", "") if value is None else (percent(value), interval(bounds))

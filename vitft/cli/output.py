@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
-from vitft.cli.column_widths import column_widths, wrapped_widths
+from vitft.cli.column_widths import column_widths, table_width, wrapped_widths
 from vitft.cli.streams import SafeStream, Stdout
 from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
@@ -82,12 +82,12 @@ def table(
     title: str = "",
     numbers: int = 0,
     shorten: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    drop: Sequence[str | int] = (),
 ) -> None:
     """Print a table as a result; in a file or a pipe, each row is one line.
 
-    On a terminal that is too narrow, headings and text columns are wrapped between words. With
-    `shorten` or `drop`, each row remains one line instead.
+    On a terminal that is too narrow, columns of `drop` are left out, and then headings and text
+    columns are wrapped between words. With `shorten`, each row remains one line instead.
 
     Args:
         columns: Headings.
@@ -95,7 +95,7 @@ def table(
         title: Line above the table.
         numbers: Number of columns, counted from the right, that are right-aligned.
         shorten: Headings of columns whose text may be cut, the least important first.
-        drop: Headings of columns that may be left out, the least important first.
+        drop: Headings or indices of columns that may be left out, the least important first.
     """
     from rich.table import Table
     from rich.text import Text
@@ -104,16 +104,17 @@ def table(
     widest = [max((row[i].cell_len for row in cells), default=0) for i in range(len(columns))]
     natural = [max(len(name), size) for name, size in zip(columns, widest, strict=True)]
     first_number = len(columns) - numbers
-    is_list, width = bool(shorten or drop), stdout().width
+    is_list, width = bool(shorten), stdout().width
     shown = column_widths(
         natural,
         width,
         shorten=[columns.index(name) for name in shorten],
-        drop=[columns.index(name) for name in drop],
+        drop=[one if isinstance(one, int) else columns.index(one) for one in drop],
     )
     # Wrapped names and numbers are hard to read, so the other columns give way if they can.
     whole = [i for i in shown if i == 0 or i >= first_number]
-    wrapped_to = {} if is_list else wrapped_widths(columns, widest, width, whole=whole)
+    headings = {i: columns[i] for i in shown}
+    wrapped_to = {} if is_list else wrapped_widths(headings, widest, width, whole=whole)
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for i, size in shown.items():
         grid.add_column(
@@ -127,8 +128,19 @@ def table(
         grid.add_row(*(row[i] for i in shown))
     stdout().print(grid)
     if len(shown) < len(columns):
-        hidden = [name for i, name in enumerate(columns) if i not in shown]
+        hidden = dict.fromkeys(name for i, name in enumerate(columns) if i not in shown)
         note(f"not shown, because the terminal is too narrow: {listing(hidden)}; `| cat` shows all")
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a table fits on the terminal without wrapping."""
+    from rich.cells import cell_len
+
+    widths = {
+        i: max(cell_len(visible(cell)) for cell in cells)
+        for i, cells in enumerate(zip(columns, *rows, strict=True))
+    }
+    return table_width(widths) <= stdout().width
 
 
 def wrapped(text: str, *, indent: int) -> None:
