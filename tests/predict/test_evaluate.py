@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.evaluate import Evaluation, evaluate
+from vitft.predict.threshold import choose_threshold
 from vitft.system.errors import DataError, RunError
+from vitft.system.text import percent
 
 
 @pytest.fixture
@@ -382,3 +385,56 @@ def test_labels_that_equal_the_predictions_are_no_cause_for_a_warning(
 
     assert done.results["top1"] == (11 / 12 if corrected else 1)
     assert "predictions of this model" not in caplog.text
+
+
+def test_a_threshold_keeps_the_predictions_that_predict_does_not_mark(
+    model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(unseen), "--run", str(model), "--format", "csv"]) == 0
+    rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    middle = statistics.median(float(row["probability"]) for row in rows)  # between two of 12
+    threshold = ("--threshold", f"{middle:.6f}")
+    out = tmp_path / "out"
+
+    assert evaluated("--format", "json", "--out", str(out), *threshold, data=unseen, run=model) == 0
+
+    kept = json.loads(capsys.readouterr().out)["kept"]
+    assert main(["predict", str(unseen), "--run", str(model), "--format", "csv", *threshold]) == 0
+    rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    marked = ["not sure" in row["notes"] for row in rows]
+    right = [Path(row["path"]).parent.name == row["class"] for row in rows]
+    assert kept["images"] == marked.count(False)
+    assert kept["images"] == 6
+    assert kept["fraction"] == 6 / 12
+    assert kept["top1"] == sum(r for r, m in zip(right, marked, strict=True) if not m) / 6
+    with (out / "predictions.csv").open(newline="") as file:
+        assert ["not sure" in row["notes"] for row in csv.DictReader(file)] == marked
+
+
+def test_the_share_that_a_precision_keeps_is_in_the_table_and_in_csv(
+    run: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = choose_threshold(run, 0.5)
+
+    assert evaluated("--precision", "0.5", data=unseen, run=run) == 0
+    printed = capsys.readouterr()
+    assert evaluated("--precision", "0.5", "--format", "csv", data=unseen, run=run) == 0
+    figures = {row["figure"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+
+    assert str(chosen) in printed.err
+    assert f"kept at threshold {percent(chosen.value)}" in printed.out
+    assert "accuracy of these" in printed.out
+    assert float(figures["threshold"]["value"]) == pytest.approx(chosen.value)
+    assert {"kept_images", "kept_fraction", "kept_top1"} <= figures.keys()
+
+
+def test_without_a_threshold_nothing_is_said_of_kept_predictions(model: Path, unseen: Path) -> None:
+    assert judge(unseen, model).results["kept"] is None
+
+
+def test_a_percentage_is_answered_with_the_fraction(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluated("--precision", "95", data=unseen, run=model) == 2
+
+    assert "--precision 0.95" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """One run, every format: the same names, the same values, the same notes."""
 
-import argparse
 import csv
 import json
 import random
@@ -20,10 +19,10 @@ from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
 from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.cli.serve import thresholds_of
 from vitft.data.fingerprint import BLANK_REMARK
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
+from vitft.predict.request import requested_thresholds
 from vitft.predict.threshold import choose_threshold
 from vitft.predict.torch_engine import Predictor
 from vitft.system.text import percent
@@ -129,20 +128,17 @@ def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[s
     assert "run run: 3 classes" in printed.err
 
 
-def test_a_precision_gives_the_server_and_predict_the_same_threshold(
+def test_a_precision_gives_every_command_the_same_threshold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = make_run(tmp_path / "trained", per_class=60, held_back=50)
-    args = argparse.Namespace(threshold=None, precision=0.8)
-
     predictor = cast("Predictor", SimpleNamespace(thresholds=()))  # of a model with one class
 
-    threshold, _ = thresholds_of(args, trained, predictor)
+    threshold, _ = requested_thresholds(None, 0.8, trained, predictor)
 
     assert threshold == choose_threshold(trained, 0.8).value > 0
     assert f"threshold {percent(threshold)}: " in capsys.readouterr().err
-    plain = argparse.Namespace(threshold=0.8, precision=None)
-    assert thresholds_of(plain, trained, predictor) == (0.8, ())
+    assert requested_thresholds(0.8, None, trained, predictor) == (0.8, ())
 
 
 def test_predict_from_python_leaves_the_process_as_it_was(

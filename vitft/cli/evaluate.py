@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_threshold_options
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.metrics.confusions import class_pair_counts
+from vitft.predict.request import check_threshold
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
@@ -32,8 +33,9 @@ def add_evaluate(parser: Parser) -> None:
     """Add the options of `vitft evaluate`."""
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
-        "the model was trained on, and their near-duplicates, are excluded. The exit code is 3 if "
-        "an image cannot be read."
+        "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
+        "--precision, the fraction of predictions that are kept and their accuracy are added. The "
+        "exit code is 3 if an image cannot be read."
     )
     parser.add_argument(
         "--data",
@@ -63,6 +65,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
+    add_threshold_options(parser)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=evaluate_command)
 
@@ -76,6 +79,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from vitft.data.remote.prepare import prepare_data
     from vitft.predict.answer_kind import gives_several
 
+    check_threshold(args.threshold, args.precision)
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
@@ -86,7 +90,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluate import evaluate
 
-    done = evaluate(data, args.run, device=args.device)
+    done = evaluate(
+        data, args.run, device=args.device, threshold=args.threshold, precision=args.precision
+    )
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":
@@ -125,6 +131,11 @@ def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     several = results.get("labels") or {"per_label": {}}
     for name in LABEL_METRICS if "map" in several else ():
         yield name, "", *value_cells(several, name)
+    if kept := results.get("kept"):
+        yield "threshold", "", kept["threshold"], "", ""
+        yield "kept_images", "", kept["images"], "", ""
+        yield "kept_fraction", "", *value_cells(kept, "fraction")
+        yield "kept_top1", "", *value_cells(kept, "top1")
     yield "ece", "", *value_cells(calibration, "ece")
     yield "ece_before", "", *value_cells(calibration, "ece_before")
     for label, row in results["per_class"].items():
@@ -159,6 +170,10 @@ def print_tables(results: Mapping[str, Any]) -> None:
         rows.insert(1, ("  random scores", percent(found["chance_map"]), ""))
     else:
         rows.append(("baseline (largest class)", percent(results["majority"]), ""))
+    if kept := results.get("kept"):
+        kept_title = f"kept at threshold {percent(kept['threshold'])}"
+        rows.append((kept_title, percent(kept["fraction"]), interval(kept["fraction_interval"])))
+        rows.append(("  accuracy of these", percent(kept["top1"]), interval(kept["top1_interval"])))
     low, high = results["loss_interval"]
     rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
     error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
@@ -203,7 +218,7 @@ def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str])
     if len(names) <= 12:  # fits on a terminal
         columns, indices = ["true \\ predicted", *names], range(len(names))
         rows = [[names[i], *(str(counts.get((i, j), 0)) for j in indices)] for i in indices]
-        if not output.fits(columns, rows):  # the columns are numbered like the rows
+        if not output.fits_terminal(columns, rows):  # the columns are numbered like the rows
             columns[1:] = [str(i + 1) for i in indices]
             rows = [[f"{i + 1} {name}", *cells] for i, (name, *cells) in enumerate(rows)]
         output.table(columns, rows, numbers=len(names))

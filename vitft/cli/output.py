@@ -132,7 +132,7 @@ def table(
         note(f"not shown, because the terminal is too narrow: {listing(hidden)}; `| cat` shows all")
 
 
-def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether a table fits on the terminal without wrapping."""
     from rich.cells import cell_len
 

@@ -5,12 +5,11 @@ import contextlib
 import gc
 import logging
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
-from vitft.predict.request import check_threshold
+from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
@@ -19,7 +18,6 @@ from vitft.system.rundir import loading_step
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    from vitft.predict.engine import Engine
     from vitft.serve.server import Server
 
 
@@ -99,7 +97,9 @@ def serve_command(args: argparse.Namespace) -> int:
         request_log.setLevel(logging.DEBUG)
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
-        threshold, thresholds = thresholds_of(args, checkpoint.parent, engine)
+        threshold, thresholds = requested_thresholds(
+            args.threshold, args.precision, checkpoint.parent, engine
+        )
         postprocess = Postprocess.for_run(
             args.run,
             engine.classes,
@@ -133,25 +133,6 @@ def run_server(server: "Server", bound: socket.socket, message: str) -> int:
     if server.exit_code:
         output.note("stopped")
     return server.exit_code
-
-
-def thresholds_of(
-    args: argparse.Namespace, run: Path, engine: "Engine"
-) -> tuple[float, tuple[float, ...]]:
-    """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
-
-    The first is 0 if no predictions are to be marked. The second is empty if the model gives each
-    image exactly one class.
-
-    Raises:
-        RunError: The run has no validation predictions, or they are damaged.
-        UsageError: No threshold reaches the requested precision.
-    """
-    if args.precision is None:
-        return args.threshold or 0.0, engine.thresholds
-    from vitft.predict.label_thresholds import thresholds_for  # it imports simplejpeg
-
-    return thresholds_for(run, args.precision, engine)
 
 
 def check_numbers(args: argparse.Namespace) -> None:

@@ -220,10 +220,22 @@ class EvaluatedData(TypedDict):
     copies: Natural  # number of scored images that are identical to an earlier scored image
 
 
+class KeptResults(TypedDict):
+    """Predictions that are not marked `not sure`, given a threshold."""
+
+    threshold: Share  # probability below which a prediction is marked
+    images: Natural  # number of images whose predictions are kept
+    fraction: Share  # of all images
+    fraction_interval: Interval
+    top1: Share | None  # accuracy on the kept images; None if there are none
+    top1_interval: Interval | None
+
+
 class EvaluationResults(Metrics):
     """Contents of the eval.json written by `vitft evaluate`."""
 
     data: EvaluatedData
+    kept: KeptResults | None  # None without a threshold, and for multi-label models
 
 
 class CopyMember(TypedDict):

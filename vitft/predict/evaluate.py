@@ -27,14 +27,25 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.results import EvaluatedData, EvaluationResults, Metrics, read_results
+from vitft.metrics.results import (
+    EvaluatedData,
+    EvaluationResults,
+    Metrics,
+    read_results,
+)
 from vitft.models.find import find_model
-from vitft.predict.engine import FIRST_PAGE_NOTE, Views, notes_on, with_notes
+from vitft.predict.bias import log_first_pages, warn_of_bias, warn_of_own_answers
+from vitft.predict.engine import Views, notes_on, with_notes
+from vitft.predict.labelled_prediction import (
+    PREDICTION_COLUMNS,
+    LabelledPrediction,
+    kept_results,
+)
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.open_engine import open_engine
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import format_csv_cell
+from vitft.predict.request import requested_thresholds
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
 from vitft.predict.run_labels import as_in_run
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
@@ -47,33 +58,6 @@ from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import count, csv_line, listing
 
 log = logging.getLogger(__name__)
-
-MOST_NAMED = 10  # maximum number of unreadable files listed in the log
-PREDICTION_COLUMNS = (
-    "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
-)  # fmt: skip
-
-
-class LabelledPrediction(NamedTuple):
-    """The label and prediction of an image; the prediction of a skipped image has no classes."""
-
-    label: str
-    prediction: Prediction
-
-    @property
-    def is_correct(self) -> bool:
-        return bool(self.prediction.classes) and self.prediction.answer == self.label
-
-    def to_csv(self) -> str:
-        """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
-        path, _, _, notes, error = self.prediction.to_cells(1)[-5:]
-        found: tuple[str | float | None, ...] = (None, None, None, None)
-        if self.prediction.classes:
-            one = self.prediction
-            is_correct = str(int(self.is_correct))
-            found = (one.answer, one.probability, one.target_probability, is_correct)
-        cells = (path, self.label, *found, notes, error)
-        return csv_line([format_csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +98,26 @@ class HashedImage(NamedTuple):
     """Whether the image is a validation image of the run, or a near-duplicate of one."""
 
 
-def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
+def evaluate(
+    data: LabelledImages,
+    run: str | None,
+    *,
+    device: str = "auto",
+    threshold: float | None = None,
+    precision: float | None = None,
+) -> Evaluation:
     """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
-    Log warnings about images that are left out and about anything that biases the results.
+    Log warnings about images that are left out and about anything that biases the results. With
+    `threshold` or `precision`, as in `vitft predict`, less probable predictions are marked `not
+    sure`, and the results state how many are kept; a multi-label model uses other thresholds.
 
     Raises:
-        RunError: The model does not exist, a file in its folder is damaged or belongs to another
-            run, or some logits are not finite.
+        RunError: The model does not exist, a file in its folder is missing, damaged or belongs to
+            another run, or some logits are not finite.
         WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used, or onnxruntime is not installed.
+        UsageError: The device cannot be used, onnxruntime is not installed, or no threshold
+            reaches the precision.
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     engine = open_engine(run, device)
@@ -133,10 +127,71 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     check_classes(data, classes)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
-    postprocess = Postprocess.for_run(
-        run, classes, engine.feature_size, thresholds=engine.thresholds, facts=engine.facts
-    )
+    chosen = requested_thresholds(threshold, precision, folder, engine)
+    postprocess = postprocess_of(run, engine, *chosen)
     log.info(postprocess.describe())
+    predictions, logits, digests, validated = score_labelled(
+        data, engine, known, index, postprocess
+    )
+    if not logits:
+        raise nothing_left(data, predictions)
+    all_logits = torch.from_numpy(np.concatenate(logits))
+    labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
+    predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
+    results: EvaluationResults = {
+        **all_metrics(postprocess, folder, all_logits, labels),
+        "data": evaluated_data(data, predictions, digests, None if known is None else validated),
+        "kept": kept_results(predictions, postprocess.threshold),
+    }
+    warn_of_bias(results)
+    warn_of_own_answers(data, predictions)
+    log_first_pages(predictions)
+    return Evaluation(results=results, predictions=tuple(predictions))
+
+
+def all_metrics(postprocess: Postprocess, folder: Path, logits: Tensor, labels: Tensor) -> Metrics:
+    """Return the metrics of a model, given the folder of its run, logits (n, C) and targets.
+
+    Raises:
+        RunError: The file eval.json of the run is damaged.
+    """
+    ece_before, temperature = before_temperature(folder, logits, labels)
+    thresholds = np.array(postprocess.thresholds)
+    return {
+        **classification_metrics(
+            logits, labels, postprocess.classes, thresholds=thresholds, resampled=True
+        ),
+        **probability_metrics(
+            logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
+        ),
+    }
+
+
+class LabelledScores(NamedTuple):
+    """Predictions and logits of labelled images."""
+
+    predictions: list[LabelledPrediction]
+    """One prediction per image; images that are left out have no classes."""
+    logits: list[ScoreArray]
+    """Logits (B, C) of each batch, without images that are left out."""
+    digests: list[str]
+    """Digest of each image that has logits."""
+    validated: int
+    """Number of images with logits that are validation images of the run."""
+
+
+def score_labelled(
+    data: LabelledImages,
+    engine: Predictor | OnnxEngine,
+    known: RunImages | None,
+    index: Mapping[str, Any],
+    postprocess: Postprocess,
+) -> LabelledScores:
+    """Predict the images of the data in order, with a progress bar.
+
+    Raises:
+        RunError: Some logits are not finite.
+    """
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
@@ -161,39 +216,21 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
                 )
                 predictions.append(LabelledPrediction(image.label, prediction))
             progress.advance(len(group))
-    if not logits:
-        raise nothing_left(data, predictions)
-    all_logits = torch.from_numpy(np.concatenate(logits))
-    labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
-    predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    results: EvaluationResults = {
-        **all_metrics(engine, folder, all_logits, labels),
-        "data": evaluated_data(data, predictions, digests, None if known is None else validated),
-    }
-    warn_of_bias(results)
-    warn_of_own_answers(data, predictions)
-    log_first_pages(predictions)
-    return Evaluation(results=results, predictions=tuple(predictions))
+    return LabelledScores(predictions, logits, digests, validated)
 
 
-def all_metrics(
-    engine: Predictor | OnnxEngine, folder: Path, logits: Tensor, labels: Tensor
-) -> Metrics:
-    """Return the metrics of a model, given the folder of its run, logits (n, C) and targets.
-
-    Raises:
-        RunError: The file eval.json of the run is damaged.
-    """
-    ece_before, temperature = before_temperature(folder, logits, labels)
-    thresholds = np.array(engine.thresholds)
-    return {
-        **classification_metrics(
-            logits, labels, engine.classes, thresholds=thresholds, resampled=True
-        ),
-        **probability_metrics(
-            logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
-        ),
-    }
+def postprocess_of(
+    run: str | None, engine: Predictor | OnnxEngine, threshold: float, thresholds: Sequence[float]
+) -> Postprocess:
+    """Return the postprocessing of a run's logits, given its thresholds (see `Postprocess`)."""
+    return Postprocess.for_run(
+        run,
+        engine.classes,
+        engine.feature_size,
+        threshold=threshold,
+        thresholds=thresholds,
+        facts=engine.facts,
+    )
 
 
 def targets_by_label(
@@ -334,60 +371,3 @@ def evaluated_data(
         "validated": validated,
         "copies": len(digests) - len({*digests}),
     }
-
-
-def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
-    """Warn if the labels are the model's own predictions, as in a table of `vitft predict`."""
-    if data.predicted and all(row.is_correct for row in predictions if row.prediction.classes):
-        log.warning(
-            f"the labels in {data.source} are the predictions of this model (the table has the "
-            "columns of vitft predict, and every label equals the prediction), so these results "
-            f"say nothing about its accuracy; first correct the column "
-            f"{'labels' if data.labels else 'class'}"
-        )
-
-
-def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
-    """Log the number of images of which only the first page was used."""
-    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
-        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
-
-
-def warn_of_bias(results: EvaluationResults) -> None:
-    """Log warnings about images that are left out and about anything that biases the results."""
-    data, images = results["data"], results["images"]
-    unreadable = data["unreadable"]
-    for row in unreadable[:MOST_NAMED]:
-        log.warning(f"skipped {row['path']}: {row['reason']}")
-    if len(unreadable) > MOST_NAMED:
-        more = count(len(unreadable) - MOST_NAMED, "more unreadable file")
-        log.warning(f"skipped {more}")
-    if data["trained"] is None:
-        log.warning(
-            "the model may have been trained on some of these images; this cannot be checked "
-            "because there is no split.csv next to the model"
-        )
-    reasons = (
-        (data["trained"], "used to train the model"),
-        (data["trained_copies"], "nearly identical to training images"),
-        (
-            data["trained_paths"],
-            "same paths as training images, and the contents could not be compared",
-        ),
-        (data["trained_groups"], "in the same groups as training images"),
-    )
-    total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
-    for number, reason in reasons:
-        if number:
-            log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
-    if data["validated"]:
-        log.warning(
-            f"the results may be slightly optimistic: {data['validated']:,} of "
-            f"{count(images, 'image')} served the run for validation, to calibrate its "
-            "probabilities and, if it was trained in epochs, to select the epoch"
-        )
-    if data["copies"]:
-        log.warning(
-            f"found {count(data['copies'], 'duplicate')} among the images, so the confidence "
-            "intervals are too narrow"
-        )

@@ -28,7 +28,7 @@ from vitft.predict.output import (
 )
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
-from vitft.predict.request import PredictRequest
+from vitft.predict.request import PredictRequest, requested_thresholds
 from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
@@ -74,7 +74,10 @@ def run_prediction(
     shard = replace(request.shard, chunk=engine.batch)
     if (done := finished_job(request, shard)) is not None:
         return done
-    threshold, thresholds = chosen_thresholds(request, checkpoint.parent, engine)
+    check_top_k(request.top_k, engine)
+    threshold, thresholds = requested_thresholds(
+        request.threshold, request.precision, checkpoint.parent, engine
+    )
     postprocess = Postprocess.for_run(
         request.run,
         engine.classes,
@@ -116,29 +119,14 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
             log.info(line)
 
 
-def chosen_thresholds(
-    request: PredictRequest, run: Path, engine: Engine
-) -> tuple[float, tuple[float, ...]]:
-    """Return the requested threshold and the label thresholds of a multi-label model.
-
-    The threshold is 0 if none was requested; the label thresholds are empty for other models.
-
-    Raises:
-        RunError: The run has no validation predictions, or a file of the run is damaged.
-        UsageError: No threshold reaches the requested precision, or --top-k has no effect.
-    """
-    if engine.thresholds and request.top_k > 1:
+def check_top_k(top_k: int, engine: Engine) -> None:
+    """Raise a UsageError if --top-k has no effect, because the model is multi-label."""
+    if engine.thresholds and top_k > 1:
         raise UsageError(
-            f"--top-k {request.top_k} has no effect: predictions of a multi-label model contain "
+            f"--top-k {top_k} has no effect: predictions of a multi-label model contain "
             "the probability of every label",
             fix="remove --top-k",
         )
-    precision = request.precision
-    if precision is None:
-        return request.threshold or 0.0, engine.thresholds
-    from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
-
-    return thresholds_for(run, precision, engine)
 
 
 def choose_engine(

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.text import shell_quote
+
+if TYPE_CHECKING:
+    from vitft.predict.engine import Engine
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -139,6 +143,31 @@ def check_threshold(threshold: float | None, precision: float | None) -> None:
             if 50 <= value <= 100:
                 fix = f"use --{option} {value / 100:g} for {value:g}%"
             raise UsageError(f"invalid --{option} {value:g}", fix=fix)
+
+
+def requested_thresholds(
+    threshold: float | None, precision: float | None, run: Path, engine: "Engine"
+) -> tuple[float, tuple[float, ...]]:
+    """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
+
+    The first is 0 if no predictions are to be marked. The second is empty if the model gives each
+    image exactly one class.
+
+    Args:
+        threshold: Argument of `--threshold`, or None.
+        precision: Argument of `--precision`, or None.
+        run: Directory with the validation predictions from which a threshold is chosen.
+        engine: Engine that computes the predictions.
+
+    Raises:
+        RunError: The run has no validation predictions, or a file of the run is damaged.
+        UsageError: No threshold reaches the requested precision.
+    """
+    if precision is None:
+        return threshold or 0.0, engine.thresholds
+    from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
+
+    return thresholds_for(run, precision, engine)
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:

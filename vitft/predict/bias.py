@@ -1,0 +1,71 @@
+"""Warnings about images that an evaluation leaves out, and about what biases its results."""
+
+import logging
+from collections.abc import Sequence
+
+from vitft.data.labelled import LabelledImages
+from vitft.metrics.results import EvaluationResults
+from vitft.predict.engine import FIRST_PAGE_NOTE
+from vitft.predict.labelled_prediction import LabelledPrediction
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
+
+MOST_NAMED = 10  # maximum number of unreadable files listed in the log
+
+
+def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
+    """Warn if the labels are the model's own predictions, as in a table of `vitft predict`."""
+    if data.predicted and all(row.is_correct for row in predictions if row.prediction.classes):
+        log.warning(
+            f"the labels in {data.source} are the predictions of this model (the table has the "
+            "columns of vitft predict, and every label equals the prediction), so these results "
+            f"say nothing about its accuracy; first correct the column "
+            f"{'labels' if data.labels else 'class'}"
+        )
+
+
+def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
+    """Log the number of images of which only the first page was used."""
+    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
+        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
+
+
+def warn_of_bias(results: EvaluationResults) -> None:
+    """Log warnings about images that are left out and about anything that biases the results."""
+    data, images = results["data"], results["images"]
+    unreadable = data["unreadable"]
+    for row in unreadable[:MOST_NAMED]:
+        log.warning(f"skipped {row['path']}: {row['reason']}")
+    if len(unreadable) > MOST_NAMED:
+        more = count(len(unreadable) - MOST_NAMED, "more unreadable file")
+        log.warning(f"skipped {more}")
+    if data["trained"] is None:
+        log.warning(
+            "the model may have been trained on some of these images; this cannot be checked "
+            "because there is no split.csv next to the model"
+        )
+    reasons = (
+        (data["trained"], "used to train the model"),
+        (data["trained_copies"], "nearly identical to training images"),
+        (
+            data["trained_paths"],
+            "same paths as training images, and the contents could not be compared",
+        ),
+        (data["trained_groups"], "in the same groups as training images"),
+    )
+    total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
+    for number, reason in reasons:
+        if number:
+            log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
+    if data["validated"]:
+        log.warning(
+            f"the results may be slightly optimistic: {data['validated']:,} of "
+            f"{count(images, 'image')} served the run for validation, to calibrate its "
+            "probabilities and, if it was trained in epochs, to select the epoch"
+        )
+    if data["copies"]:
+        log.warning(
+            f"found {count(data['copies'], 'duplicate')} among the images, so the confidence "
+            "intervals are too narrow"
+        )

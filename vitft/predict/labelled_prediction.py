@@ -1,0 +1,55 @@
+"""Predictions of labelled images: rows of predictions.csv, and those kept above a threshold."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import KeptResults
+from vitft.predict.prediction import NOT_SURE, Prediction
+from vitft.predict.rows import format_csv_cell
+from vitft.system.text import csv_line
+
+PREDICTION_COLUMNS = (
+    "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
+)  # fmt: skip
+
+
+class LabelledPrediction(NamedTuple):
+    """The label and prediction of an image; the prediction of a skipped image has no classes."""
+
+    label: str
+    prediction: Prediction
+
+    @property
+    def is_correct(self) -> bool:
+        return bool(self.prediction.classes) and self.prediction.answer == self.label
+
+    def to_csv(self) -> str:
+        """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
+        path, _, _, notes, error = self.prediction.to_cells(1)[-5:]
+        found: tuple[str | float | None, ...] = (None, None, None, None)
+        if self.prediction.classes:
+            one = self.prediction
+            is_correct = str(int(self.is_correct))
+            found = (one.answer, one.probability, one.target_probability, is_correct)
+        cells = (path, self.label, *found, notes, error)
+        return csv_line([format_csv_cell(cell) for cell in cells])
+
+
+def kept_results(predictions: Sequence[LabelledPrediction], threshold: float) -> KeptResults | None:
+    """Return how many predictions are not marked `not sure`, and how many of them are right.
+
+    The result is None if the threshold is 0, with which no prediction is marked.
+    """
+    if not threshold:
+        return None
+    scored = [row for row in predictions if row.prediction.classes]
+    kept = [row.is_correct for row in scored if NOT_SURE not in row.prediction.notes]
+    return {
+        "threshold": threshold,
+        "images": len(kept),
+        "fraction": len(kept) / len(scored),
+        "fraction_interval": wilson_interval(len(kept), len(scored)),
+        "top1": sum(kept) / len(kept) if kept else None,
+        "top1_interval": wilson_interval(sum(kept), len(kept)) if kept else None,
+    }
