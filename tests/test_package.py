@@ -64,6 +64,7 @@ def test_packages_import_only_from_lower_layers() -> None:
     "module",
     [
         "vitft",
+        "vitft.check.folder",
         "vitft.cli.main",
         "vitft.config.run",
         "vitft.data.folder",
@@ -78,6 +79,7 @@ def test_packages_import_only_from_lower_layers() -> None:
         "vitft.predict.numpy_engine",
         "vitft.predict.output",
         "vitft.predict.validation",
+        "vitft.serve.label.pictures",
         "vitft.study.plan",
         "vitft.system.console",
         "vitft.system.rundir",

@@ -35,7 +35,8 @@ from vitft.serve.access import access_for
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.app import make_label_app
 from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
-from vitft.serve.label.pool import PicturePool, find_pictures, load_pool
+from vitft.serve.label.pictures import find_pictures
+from vitft.serve.label.pool import PicturePool, load_pool
 from vitft.serve.label.session import TYPICAL_START, Session
 from vitft.serve.server import listen, server_of
 

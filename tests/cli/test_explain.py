@@ -153,6 +153,22 @@ def test_the_class_is_selected_by_name(
     assert "no class 'rod'\n  fix: use one of its classes, e.g. red" in capsys.readouterr().err
 
 
+def test_a_misspelt_path_is_answered_with_the_path_that_was_meant(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, meant = (str(image_folder / name / "000.png") for name in ("rde", "red"))
+
+    assert main(["explain", wrong, "--run", str(run)]) == 3
+    error = f"error: {wrong} does not exist\n  fix: check the path: did you mean {meant}?\n"
+    assert error in capsys.readouterr().err
+
+    assert main(["explain", wrong, meant, "--run", str(run)]) == 3
+    captured = capsys.readouterr()
+    assert f"warning: {wrong} not found: did you mean {meant}?" in captured.err
+    assert "error: not found" in captured.out
+    assert "relevance maps of 1 image" in captured.out
+
+
 def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
     run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,17 +283,49 @@ def test_a_near_miss_is_suggested(
     assert f"fix: {fix}\n" in capsys.readouterr().err
 
 
-def test_a_wrong_setting_is_refused_before_torch_is_imported(image_folder: Path) -> None:
-    code = (
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("finetune --data photos --weights vit_tinny", 4),
+        ("check photso", 3),
+        ("check photso.csv", 3),
+        ("check empty", 3),
+        ("check photos --run nowhere", 5),
+        ("check photos --fixes nowhere.csv", 3),
+        ("check photos --weights nowhere.safetensors", 4),
+        ("evaluate --data photos --run nowhere", 5),
+        ("explain photso.jpg --weights demo", 3),
+        ("export --timm --run nowhere", 5),
+        ("label empty", 3),
+        ("label photos --run nowhere", 5),
+        ("predict photos --run nowhere", 5),
+        ("study --data photso --weights demo", 3),
+    ],
+)
+def test_a_wrong_path_or_setting_is_refused_before_torch_is_imported(
+    image_folder: Path, tmp_path: Path, command: str, code: int
+) -> None:
+    pytest.importorskip("fastapi")  # for `label`
+    pytest.importorskip("matplotlib")  # for `study`
+    (tmp_path / "photos").symlink_to(image_folder)
+    (tmp_path / "empty").mkdir()
+    script = (
         "import sys; from vitft.cli.main import main\n"
-        f"code = main(['finetune', '--data', {str(image_folder)!r}, '--weights', 'vit_tinny'])\n"
+        f"code = main({command.split()!r})\n"
         "sys.exit(100 if 'torch' in sys.modules else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
 
-    assert done.returncode == 4, done.stderr
+    assert done.returncode == code, done.stderr
+    assert "loading" not in done.stderr
 
 
 def test_the_weights_of_the_catalogue_are_listed_and_shown(

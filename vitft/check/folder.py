@@ -32,10 +32,11 @@ from vitft.data.transforms import EvalTransform, eval_view
 from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
+from vitft.models.pretrained.locate import check_weights_name
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
-from vitft.system.imports import missing_library_command
+from vitft.system.imports import heavy_imports, missing_library_command
 from vitft.system.run_content import read_run_json
 from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import RunDir, run_path
@@ -249,7 +250,9 @@ def inspect_with_features(
         The inspected folder, a function that maps the digests of readable images to their features
         (n, D), and the transform of the model.
     """
-    from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
+    check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
+    with heavy_imports():
+        from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 
     pipeline, _ = load_pipeline(
         folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels

@@ -20,9 +20,8 @@ from vitft.data.table import is_table
 from vitft.data.view_facts import describe_view
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.files import free_name, writing
-from vitft.system.imports import heavy_imports
 from vitft.system.redaction import redacted
-from vitft.system.rundir import check_folder_name, loading_step
+from vitft.system.rundir import check_folder_name
 from vitft.system.text import count, percent, shell_join
 
 if TYPE_CHECKING:
@@ -83,9 +82,8 @@ def add_check(parser: Parser) -> None:
 
 def check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
-    with heavy_imports(loading_step(args.run)) if args.run else heavy_imports():
-        from vitft.check.folder import check_folder, compare_with_run, read_run_settings
-        from vitft.check.page import write_check_page
+    from vitft.check.folder import check_folder, compare_with_run, read_run_settings
+    from vitft.check.page import write_check_page
     from vitft.data.arrays import find_arrays
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder

@@ -125,12 +125,13 @@ def explain_command(args: argparse.Namespace) -> int:
         from vitft.models.find import find_model
 
         find_model(args.run)
-    step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
-    with heavy_imports(step):
-        from vitft.explain.model import load_run_model, load_weights_model
     from vitft.data.sources import expand
 
     images = list(expand(args.images))
+    step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
+    with heavy_imports(step):
+        from vitft.explain.model import load_run_model, load_weights_model
+
     model = (
         load_run_model(args.run, device=args.device)
         if args.weights is None

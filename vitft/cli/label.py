@@ -12,9 +12,11 @@ from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
 from vitft.data.table import leads_outside, path_in
+from vitft.models.find import find_model
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.serve.access import access_for, is_loopback
 from vitft.serve.label.answers import AnswerFile
+from vitft.serve.label.pictures import find_pictures
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
@@ -95,16 +97,18 @@ def label_command(args: argparse.Namespace) -> int:
     weights = args.weights or BUNDLED
     if args.run is None:
         check_weights_name(weights, allow_pickle=False)
+    else:
+        find_model(args.run)
     access = access_for(args.host, [])
     require_extra("serve", feature="vitft label")
+    folder = find_pictures(root)
     with heavy_imports():
         from vitft.serve.label.app import make_label_app
-        from vitft.serve.label.pool import find_pictures, load_pool
+        from vitft.serve.label.pool import load_pool
         from vitft.serve.label.session import Session
         from vitft.serve.server import listen, server_of
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
-    folder = find_pictures(root)
     with listen(args.host, args.port) as bound, AnswerFile(table) as file, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, train=train)
         names = [name for name in args.classes.split(",") if name.strip()]

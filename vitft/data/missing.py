@@ -1,13 +1,15 @@
-"""Warnings that name the images that were probably meant by misspelt paths."""
+"""Warnings and errors that name the images that were probably meant by misspelt paths."""
 
 import contextlib
+import errno
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitft.data.unused import is_surely_no_image
 from vitft.system.console import visible
+from vitft.system.errors import DataError
 from vitft.system.near_paths import near_paths
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,35 @@ def warn_of_misspelt(names: Iterable[str]) -> None:
             warned += 1
         if warned == MOST_WARNED:
             return
+
+
+def is_missing(name: str) -> bool:
+    """Return whether a path is neither a file or folder nor an image inside an array dataset."""
+    if os.path.lexists(name):
+        return False
+    from vitft.data.images import OPEN_ERRORS, ImageError, read_bytes  # imports numpy
+
+    try:
+        read_bytes(name)
+    except ImageError as error:
+        return error.reason == OPEN_ERRORS[errno.ENOENT]
+    return False
+
+
+def check_some_exist(names: Sequence[str]) -> None:
+    """Check that not all paths are missing, and warn of those that are (see `warn_of_misspelt`).
+
+    Raises:
+        DataError: None of the paths exists.
+    """
+    if not names or not all(map(is_missing, names)):
+        return warn_of_misspelt(names)
+    more = f" (nor the other {len(names) - 1:,})" if len(names) > 1 else ""
+    near = " or ".join(probably_meant(names[0]))
+    raise DataError(
+        f"{names[0]} does not exist{more}",
+        fix=f"check the path{f': did you mean {near}?' if near else ''}",
+    )
 
 
 def probably_meant(name: str) -> list[str]:

@@ -21,7 +21,7 @@ from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
-from vitft.data.missing import warn_of_misspelt
+from vitft.data.missing import check_some_exist, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
@@ -104,12 +104,13 @@ def argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterab
     return [ImageSource(name, name)]
 
 
-def expand(inputs: Iterable[str]) -> Iterator[str]:
+def expand(inputs: Sequence[str]) -> Iterator[str]:
     """Yield each file name as given and, for each folder, the sorted paths of its images.
 
     Raises:
-        DataError: A folder contains no images or cannot be read.
+        DataError: None of the inputs exists, or a folder contains no images or cannot be read.
     """
+    check_some_exist(inputs)
     for name in inputs:
         if Path(name).is_dir():
             yield from (source.path for source in folder_images(name))

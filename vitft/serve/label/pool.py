@@ -1,7 +1,5 @@
 """The unlabelled pictures of a folder, with features from pretrained weights or from a run."""
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +8,11 @@ import torch
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.folder import File, Folder, check_is_folder
+from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.transforms import eval_view
-from vitft.data.unused import by_suffix, unused_files, unused_notes
-from vitft.data.walk import Walk
 from vitft.features.pipeline import (
     FrozenPipeline,
     build_pipeline,
@@ -32,8 +28,6 @@ from vitft.system.device import exact_float32
 from vitft.system.errors import DataError
 from vitft.system.text import count
 
-MOST_PICTURES = 50_000
-"""Maximum number of files that are used; if there are more, a random subset is used."""
 SURE = 0.9
 """Minimum predicted probability at which a picture may represent a class of the run."""
 STAND_INS = 50
@@ -65,41 +59,6 @@ class PicturePool:
     """Classes of the run, if any."""
     stand_ins: StandIns | None = None
     grey_range: GreyRange = ()
-
-
-def find_pictures(root: Path) -> Folder:
-    """Return the image files in and below a folder, without opening them.
-
-    Raises:
-        DataError: The folder is missing, cannot be read or contains no images.
-    """
-    check_is_folder(root)
-    walk = Walk(os.fspath(root))
-    paths = walk.images_in("")
-    walk.raise_if_refused()
-    if not paths:
-        content = by_suffix(unused_files(walk.unused()))
-        raise DataError(
-            f"no images in {root}{f', which contains {content}' if content else ''}",
-            fix="use a folder with .jpg, .png or .webp files",
-        )
-    notes = unused_notes(walk.unused())
-    if len(paths) > MOST_PICTURES:
-        notes.append(f"using {MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
-        paths = sorted(sorted(paths, key=path_position)[:MOST_PICTURES])
-    return Folder(
-        root=root,
-        classes=(),
-        files=tuple(File(path, 0) for path in paths),
-        layout="classes",
-        bad=tuple(walk.bad),
-        notes=tuple(notes),
-    )
-
-
-def path_position(path: str) -> bytes:
-    """Return the position of a path in a random order of all paths."""
-    return hashlib.sha256(os.fsencode(path)).digest()
 
 
 def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:

@@ -1,0 +1,49 @@
+"""The picture files of a folder that is to be labelled. Does not import torch."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from vitft.data.folder import File, Folder, check_is_folder
+from vitft.data.unused import by_suffix, unused_files, unused_notes
+from vitft.data.walk import Walk
+from vitft.system.errors import DataError
+from vitft.system.text import count
+
+MOST_PICTURES = 50_000
+"""Maximum number of files that are used; if there are more, a random subset is used."""
+
+
+def find_pictures(root: Path) -> Folder:
+    """Return the image files in and below a folder, without opening them.
+
+    Raises:
+        DataError: The folder is missing, cannot be read or contains no images.
+    """
+    check_is_folder(root)
+    walk = Walk(os.fspath(root))
+    paths = walk.images_in("")
+    walk.raise_if_refused()
+    if not paths:
+        content = by_suffix(unused_files(walk.unused()))
+        raise DataError(
+            f"no images in {root}{f', which contains {content}' if content else ''}",
+            fix="use a folder with .jpg, .png or .webp files",
+        )
+    notes = unused_notes(walk.unused())
+    if len(paths) > MOST_PICTURES:
+        notes.append(f"using {MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
+        paths = sorted(sorted(paths, key=path_position)[:MOST_PICTURES])
+    return Folder(
+        root=root,
+        classes=(),
+        files=tuple(File(path, 0) for path in paths),
+        layout="classes",
+        bad=tuple(walk.bad),
+        notes=tuple(notes),
+    )
+
+
+def path_position(path: str) -> bytes:
+    """Return the position of a path in a random order of all paths."""
+    return hashlib.sha256(os.fsencode(path)).digest()
