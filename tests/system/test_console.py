@@ -30,14 +30,16 @@ def test_progress_without_a_terminal_is_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(console, "MEASURED_S", 0.0)
     with console.Progress("working", 4) as progress:
-        progress.advance(2, loss="0.5")
+        progress.advance(1, loss="0.6")
+        progress.advance(1, loss="0.5")
         progress.advance(2, loss="0.4")
 
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2  # one on the way, one at the end
-    assert lines[0].startswith("working: 2/4  loss 0.5")
-    assert "left" in lines[0]
+    assert len(lines) == 3  # two on the way, one at the end
+    assert lines[1].startswith("working: 2/4  loss 0.5")
+    assert lines[1].endswith(" left")
     assert "working: 4/4  loss 0.4" in lines[-1]
     assert all("\x1b" not in line for line in lines)
 
@@ -48,10 +50,25 @@ def test_the_rate_counts_what_was_done_since_the_start(
     clock = [0.0]
     monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
     with console.Progress("training", 1000, done=900) as progress:
+        progress.advance(10)
         clock[0] = 20.0
-        progress.advance(50)
+        progress.advance(40)
 
-    assert "950/1000  2.5 images/s  about 20 s left" in capsys.readouterr().err
+    assert "950/1000  2.5 images/s  about 25 s left" in capsys.readouterr().err
+
+
+def test_no_time_left_is_stated_before_it_has_been_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
+    with console.Progress("training", 1000) as progress:
+        for clock[0] in (30.0, 31.0, 36.0):  # the first batch takes 30 s, the others 1 and 5 s
+            progress.advance(10)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training: 10/1000  0.3 images/s"
+    assert lines[1] == "training: 30/1000  0.8 images/s  about 5 min left"
 
 
 def test_a_step_without_a_count_is_never_silent(
@@ -132,11 +149,17 @@ def test_progress_with_metrics_fits_the_terminal(
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(shown, "isatty", lambda: True)
 
+    monkeypatch.setattr(console, "MEASURED_S", 0.0)
     with console.Progress("training", 48_000) as progress:
         progress.advance(12_345, loss="0.010", accuracy="100.0%")
         time.sleep(0.3)
+        first = shown.getvalue()
+        progress.advance(64)
+        time.sleep(0.3)
         drawn = shown.getvalue()
 
+    assert " left" not in first
+    assert " min left" in drawn
     assert "loss 0.010  accuracy 100.0%" in drawn
     assert ("images/s" in drawn) is shows_speed
     assert "…" not in drawn

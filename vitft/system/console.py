@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 from vitft.system.redaction import redacted
+from vitft.system.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
+MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
 WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
 HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
@@ -202,11 +204,13 @@ class Progress:
         self.before = self.done = done
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
+        self.first: tuple[float, int] | None = None
+        """Time and units done after the first `advance`."""
         self.live = shows_notes() and has_terminal()
 
     def __enter__(self) -> "Progress":
         if self.live:
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
             from rich.table import Column
 
@@ -214,7 +218,7 @@ class Progress:
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None, table_column=Column(min_width=8, max_width=24, ratio=1)),
                 TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True)),
-                TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
+                TextColumn("{task.fields[left]} ", table_column=Column(no_wrap=True)),
                 TextColumn(
                     "{task.fields[metrics]}",
                     table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2),
@@ -224,7 +228,7 @@ class Progress:
                 expand=True,
             )
             self.task = self.bar.add_task(
-                self.label, total=self.total, completed=self.done, metrics=""
+                self.label, total=self.total, completed=self.done, metrics="", left=""
             )
             self.bar.start()
         return self
@@ -239,8 +243,14 @@ class Progress:
         """Add `count` to the number of units done, and show metrics such as loss="0.42"."""
         self.done += count
         self.metrics |= metrics
+        self.first = self.first or (time.monotonic(), self.done)
         if self.live:
-            self.bar.update(self.task, completed=self.done, metrics=self.metrics_beside_bar())
+            self.bar.update(
+                self.task,
+                completed=self.done,
+                metrics=self.metrics_beside_bar(),
+                left=self.time_left(),
+            )
         elif self.done < self.total and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
@@ -259,9 +269,22 @@ class Progress:
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
         return "  ".join([*parts, f"{speed:,.{digits}f} {self.unit}/s"])
 
+    def time_left(self) -> str:
+        """Return the estimated time left, such as `40 s left`, or "" until there is an estimate.
+
+        The estimate rests on at least `MEASURED_S` seconds after the first `advance`: the first
+        units take longer, because caches are filled, threads are started and files are opened.
+        """
+        if self.first is None:
+            return ""
+        seconds, units = time.monotonic() - self.first[0], self.done - self.first[1]
+        if seconds < MEASURED_S or units <= 0:
+            return ""
+        return f"{duration(seconds / units * (self.total - self.done))} left"
+
     def line(self, *, final: bool) -> str:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""
-        seconds = time.monotonic() - self.started
-        left = seconds / max(1, self.done - self.before) * (self.total - self.done)
-        clock = f"in {seconds:.1f} s" if final else f"about {left:.0f} s left"
-        return f"{self.label}: {self.done}/{self.total}  {self.metrics_text()}  {clock}"
+        left = self.time_left()
+        clock = f"in {time.monotonic() - self.started:.1f} s" if final else left and f"about {left}"
+        shown = [f"{self.label}: {self.done}/{self.total}", self.metrics_text(), clock]
+        return "  ".join(filter(None, shown))
