@@ -42,7 +42,7 @@ def test_names_stay_text_from_training_to_page_table_and_spreadsheet(
     assert main(["finetune", *given, "--out", "<b>a</b>"]) == 0
     steps = ["--set", "optim.solver=adamw", "--epochs", "1", "--lr", "0.00001"]
     assert main(["finetune", *given, *steps, "--out", "=b"]) == 0
-    assert main(["compare", "<b>a</b>", "=b"]) == 0
+    assert main(["compare", "<b>a</b>", "=b", "--out", "compare.html"]) == 0
     for style in ("table", "json", "jsonl"):  # a CSV cell holds the exact name, for programs
         main(["predict", "data", "--run", "<b>a</b>", "--format", style])
 

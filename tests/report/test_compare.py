@@ -54,7 +54,16 @@ def test_equal_runs_are_equally_accurate(tmp_path: Path) -> None:
     result = compared(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
 
     assert result.pairs[0].p == 1
-    assert result.conclusions() == ["A and B are equally accurate on these images"]
+    assert result.conclusions() == ["A and B are equally accurate on these 12 images"]
+
+
+def test_few_shared_images_cannot_tell_which_run_is_more_accurate(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, held_back=1, seed=i) for i, name in enumerate("ab")]
+
+    result = compared(*runs)
+
+    assert result.conclusions() == ["3 shared images cannot tell whether A or B is more accurate"]
+    assert result.next_step().startswith("The surest answer comes from labelled photos that no")
 
 
 def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> None:
@@ -382,18 +391,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_compare_prints_a_table_and_never_overwrites_a_page(
+def test_compare_writes_only_the_page_that_is_named_and_never_overwrites_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(here / "a"), make_run(here / "b", seed=1, hardness=2)
 
-    assert [main(["compare", "a", "b"]) for _ in range(2)] == [0, 0]
-    assert main(["compare", "a", "b", "--out", "compare.html"]) == 5
+    assert main(["compare", "a", "b"]) == 0
+    captured = capsys.readouterr()
+    assert "add --out compare.html for a page" in captured.err
+    assert {path.name for path in here.iterdir()} == {"a", "b"}
+
+    codes = [main(["compare", "a", "b", "--out", "compare.html"]) for _ in range(2)]
+    assert codes == [0, 5]
     assert main(["compare", "a"]) == 2
 
     captured = capsys.readouterr()
     assert "exact McNemar test on the shared images" in captured.out
-    assert {p.name for p in here.glob("*.html")} == {"compare.html", "compare-2.html"}
+    assert {p.name for p in here.glob("*.html")} == {"compare.html"}
     assert "already exists" in captured.err
     assert "only one run to compare" in captured.err
 
@@ -404,7 +418,7 @@ def test_the_conclusion_comes_first_with_a_next_step_and_one_direction(
     make_run(here / "a", per_class=60, held_back=50, hardness=2, seed=1)
     grown(here / "b", hardness=0.5)
 
-    assert main(["compare", "a", "b"]) == 0
+    assert main(["compare", "a", "b", "--out", "compare.html"]) == 0
 
     shown = capsys.readouterr().out
     lines = shown.splitlines()

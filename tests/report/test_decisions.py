@@ -108,7 +108,7 @@ def test_decisions_are_saved_applied_and_compared(
         labels = {row["path"]: row["label"] for row in csv.DictReader(file)}
     assert labels[f"{NAMES[0]}/moved.png"] == NAMES[2]
     assert f"{NAMES[1]}/copy.png" not in labels
-    assert main(["compare", "first", "second"]) == 0
+    assert main(["compare", "first", "second", "--out", "compare.html"]) == 0
     assert "page: compare.html" in capsys.readouterr().err
 
 

@@ -1,13 +1,12 @@
 """`vitft compare`: compare runs on the validation images they share."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.report import new_page
-from vitft.system.files import free_name
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.report.comparison import RunComparison
@@ -21,7 +20,8 @@ def add_compare(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="HTML page to write (default: compare.html, or the next unused name)",
+        help="HTML page to write, with curves and the images on which the runs disagree "
+        "(default: none)",
     )
     parser.add_argument(
         "--format",
@@ -33,20 +33,30 @@ def add_compare(parser: Parser) -> None:
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    """Compare the runs, write the HTML page, and print a table or JSON."""
-    out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
+    """Compare the runs, print a table or JSON, and write the HTML page if it has a name."""
+    out = new_page(args.out) if args.out else None
     from vitft.report.comparison import compare_runs
     from vitft.report.comparison_json import comparison_results
     from vitft.report.comparison_page import write_comparison
     from vitft.report.run_files import find_runs, read_run
 
     comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
-    write_comparison(comparison, out)
+    if out is not None:
+        write_comparison(comparison, out)
     if args.format == "json":
         output.as_json(comparison_results(comparison))
     else:
         print_comparison(comparison)
-    output.note(f"page: {out}")
+    if out is None:
+        disputed = sum(image.disputed for image in comparison.images)
+        output.note(
+            f"add --out compare.html for a page with the {count(disputed, 'image')} on which the "
+            "runs disagree"
+            if disputed
+            else "add --out compare.html for a page"
+        )
+    else:
+        output.note(f"page: {out}")
     return 0
 
 

@@ -17,6 +17,7 @@ from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_inter
 from vitft.metrics.values import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
+from vitft.report.comparable import check_runs, nothing_shared
 from vitft.report.fixed_images import data_notes, fixes_notes
 from vitft.report.fixes_effect import (
     FixesEffect,
@@ -27,8 +28,6 @@ from vitft.report.fixes_effect import (
 )
 from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run
-from vitft.system.errors import RunError, UsageError
-from vitft.system.run_names import resume_command
 from vitft.system.text import count, interval, listing, percent, points, shell_join
 
 Proportion = tuple[float, Interval]
@@ -199,6 +198,11 @@ class RunComparison:
     def difference_text(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
         worse, better = self.letters[pair.first], self.letters[pair.second]
+        if self.needed_disagreements > self.shared:
+            return (
+                f"{count(self.shared, 'shared image')} cannot tell whether {worse} or {better} is "
+                "more accurate"
+            )
         if pair.difference < 0:
             better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
@@ -206,7 +210,8 @@ class RunComparison:
         if pair.p < 0.05:
             return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
         if pair.difference == 0:
-            return f"{worse} and {better} are equally accurate on these images"
+            on = count(self.shared, "image")
+            return f"{worse} and {better} are equally accurate on these {on}"
         return (
             f"No significant difference on these images: {better} is ahead of {worse} by {by} ({p})"
         )
@@ -232,15 +237,20 @@ class RunComparison:
                 return run
         return None
 
+    @cached_property
+    def needed_disagreements(self) -> int:
+        """Smallest number of images on which exactly one run is right that can be significant.
+
+        In the exact McNemar test, the p-value is smallest if all of them favour the same run.
+        """
+        return next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
+
     def power_text(self) -> str:
         """Return a sentence on differences that so few shared images cannot show; "" if many.
 
         The text is also empty if all conclusions rest on cross-validation.
-
-        In the exact McNemar test, the p-value is smallest if all images on which exactly one run is
-        right favour the same run.
         """
-        needed = next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
+        needed = self.needed_disagreements
         is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
         if not self.pairs or is_cross_validated or needed / self.shared < 0.02:
             return ""
@@ -294,50 +304,6 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         notes=comparison_notes(runs, by_digest, len(common), relabelled),
         images=images,
         pairs=run_pairs(images, len(runs)) if images else [],
-    )
-
-
-def check_runs(runs: Sequence[Run]) -> None:
-    """Check that the runs can be compared.
-
-    Raises:
-        UsageError: A run is given twice, or there are more than 26 runs.
-        RunError: A run has not finished, or has no validation predictions.
-    """
-    if len(runs) > len(ascii_uppercase):
-        raise UsageError(
-            f"cannot compare {len(runs)} runs",
-            fix=f"compare at most {len(ascii_uppercase)} runs at a time",
-        )
-    paths = [run.path.resolve() for run in runs]
-    for run, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
-            raise UsageError(f"{path} is given twice", fix="pass each run once")
-        status = run.environment.get("status", "finished")
-        if not run.predictions and status != "finished":
-            raise RunError(
-                f"cannot compare {run.path}: the run has not finished (status: {status})",
-                fix=f"finish it with `{resume_command(run.path)}`",
-            )
-        if not run.predictions:
-            raise RunError(
-                f"cannot compare {run.path}: validation.npz, which contains the validation "
-                "predictions, is missing",
-                fix="repeat the run with this version of vitft",
-            )
-
-
-def nothing_shared(runs: Sequence[Run]) -> UsageError:
-    """Return the error for runs without a common validation image, naming what differs."""
-    names = [*dict.fromkeys(run.data_name for run in runs if run.data_name)]
-    differences = [f"data ({listing(names)})"] * (len(names) > 1)
-    differences += ["classes"] * (len({run.classes for run in runs}) > 1)
-    seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
-    differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
-    differ = f"; the runs differ in {listing(differences)}" if differences else ""
-    return UsageError(
-        f"cannot compare: no validation image is shared by all runs{differ}",
-        fix="compare runs on the same data; with the same --seed, they hold out the same images",
     )
 
 
