@@ -229,6 +229,27 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]
 
 
+def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name) for name in "abc"]
+    for run, table in zip(
+        runs,
+        (
+            {"optim": {"solver": "lbfgs", "epochs": 20}},
+            {"optim": {"solver": "lbfgs", "epochs": 10, "lr": 0.1, "l2": 2.0}},
+            {"optim": {"solver": "adamw", "epochs": 5, "l2": 3.0}},
+        ),
+        strict=True,
+    ):
+        (run / "config.toml").write_text(to_toml(config_from_table(table)))
+
+    solved, other, stepped = map(read_run, runs)
+
+    assert dict(different_settings([solved, other])) == {"optim.l2": [0.0, 2.0]}
+    differ = dict(different_settings([solved, stepped]))
+    assert differ["optim.epochs"] == [None, 5]
+    assert differ["optim.l2"] == [0.0, None]
+
+
 def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,16 +62,21 @@ def last_stage_kind(freeze: str) -> str:
     return freeze.rpartition(",")[2].strip().partition(":")[0]
 
 
+def without_effect(solver: str, stages: int) -> frozenset[str]:
+    """Return the dotted names of the settings that have no effect with this solver and stages."""
+    unused = STEP_SETTINGS if solver == "lbfgs" else LBFGS_SETTINGS if stages == 1 else frozenset()
+    return frozenset(f"optim.{name}" for name in unused)
+
+
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
     """Check that every setting given by the user has an effect with this solver and these stages.
 
     Raises:
         UsageError: A setting has no effect.
     """
-    unused = STEP_SETTINGS if solver == "lbfgs" else LBFGS_SETTINGS if stages == 1 else frozenset()
+    unused = without_effect(solver, stages)
     for key in named:
-        section, _, name = key.partition(".")
-        if section == "optim" and name in unused:
+        if key in unused:
             other = "adamw" if solver == "lbfgs" else "lbfgs"
             raise UsageError(
                 f"{key} has no effect with solver {solver}",

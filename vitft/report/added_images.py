@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitft.metrics.values import Interval
-from vitft.report.reproduce import different_keys, dotted
+from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_files import Run
 from vitft.system.text import count, points
 
@@ -41,7 +41,7 @@ def find_added(first: Run, second: Run) -> AddedImages | None:
         fewer, more = trained if is_second else reversed(trained)
         enough = len(more - fewer) >= max(1, FEW * len(fewer))
         if fewer and enough and len(fewer - more) <= LOST * len(fewer):
-            different = different_keys([dotted(first.config), dotted(second.config)])
+            different = different_keys([effective_settings(first), effective_settings(second)])
             return AddedImages(
                 is_second=is_second,
                 images=len(more - fewer),

@@ -14,7 +14,7 @@ from vitft.data.table import base_folder
 from vitft.metrics.intervals import holm, mcnemar, paired_interval
 from vitft.metrics.values import Interval
 from vitft.report.added_images import FREE_SETTINGS
-from vitft.report.reproduce import different_keys, dotted
+from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_files import Run
 from vitft.system.text import count, listing, points, shell_join
 
@@ -89,7 +89,7 @@ def fixes_effects(
 
 def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
-    tables = [dotted(run.config) for run in (first, second)]
+    tables = [effective_settings(run) for run in (first, second)]
     fixes = [(t.get("data.fixes") or "", t.get("data.fixes_digest") or "") for t in tables]
     if fixes[0] == fixes[1]:
         return None

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitft.config.defaults import without_effect
 from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
 from vitft.models.card import Provenance
@@ -50,6 +51,16 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
 
 
+def effective_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of a run that had an effect, by dotted name.
+
+    The settings of the training loop, such as the epochs, have none if L-BFGS fitted the head.
+    """
+    solver, stages = run.setting("optim", "solver"), str(run.setting("train", "freeze"))
+    unused = without_effect(str(solver), len(stages.split(",")))
+    return {key: value for key, value in dotted(run.config).items() if key not in unused}
+
+
 def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted names of the settings that differ between runs, in alphabetical order.
 
@@ -63,8 +74,11 @@ def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return each setting that differs between runs, with its value in each run; None if unset."""
-    tables = [dotted(run.config) for run in runs]
+    """Return each setting that differs between runs, with its value in each run.
+
+    The value is None in a run where the setting is unset or had no effect.
+    """
+    tables = [effective_settings(run) for run in runs]
     return [(key, [table.get(key) for table in tables]) for key in different_keys(tables)]
 
 
