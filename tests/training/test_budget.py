@@ -1,6 +1,7 @@
 """Runs with a time budget: trials on the training images, the choice, and what is written."""
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -354,8 +355,11 @@ def test_what_does_not_fit_into_the_budget_is_named_with_the_time_it_needs(
     assert skipped["seconds_needed"] == pytest.approx(seconds / 0.85, rel=0.02)
     shown = capsys.readouterr()
     assert "only the head was trained\n" in shown.out
-    assert "training all layers was skipped for lack of time; to try it, use" in shown.err
-    assert "was not tried" in " ".join(summary_sentences(read_run(home / "run")))
+    minutes = math.ceil(skipped["seconds_needed"] / 60)
+    refusal = f"raining all layers was not tried: this needs --budget {minutes}m or more"
+    assert (shown.out + shown.err).count("raining all layers was not tried") == 1
+    assert refusal in shown.err
+    assert refusal in " ".join(summary_sentences(read_run(home / "run")))
 
 
 def test_few_training_images_get_a_head_without_trials(tmp_path: Path) -> None:

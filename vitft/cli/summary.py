@@ -1,6 +1,5 @@
 """The result that `vitft finetune` prints: accuracy, selection, calibration, weakest classes."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +19,13 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
-from vitft.metrics.verdict import describe_start, selected_epoch, start_trials, verdict
+from vitft.metrics.verdict import (
+    describe_skipped,
+    describe_start,
+    selected_epoch,
+    start_trials,
+    verdict,
+)
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
     count,
@@ -173,10 +178,7 @@ def print_budget(budget: BudgetResults) -> None:
             f"{count(budget['epochs'], 'epoch')}"
         )
     for skipped in budget["skipped"]:
-        output.note(
-            f"training {layers_text(skipped['layers'])} was skipped for lack of time; to try it, "
-            f"use --budget {math.ceil(skipped['seconds_needed'] / 60)}m or more"
-        )
+        output.note(describe_skipped(skipped))
 
 
 def calibration_text(calibration: CalibrationMetrics) -> str:

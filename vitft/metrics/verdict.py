@@ -1,10 +1,13 @@
 """The accuracy of a model in one plain sentence, for the terminal and the report."""
 
-from vitft.metrics.budget_results import StartTrial, StartTrials
+import math
+
+from vitft.config.sections import layers_text
+from vitft.metrics.budget_results import SkippedTrial, StartTrial, StartTrials
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CrossValidation, RunResults
 from vitft.metrics.values import Interval
-from vitft.system.text import count, duration, format_size, interval, percent
+from vitft.system.text import count, format_size, interval, percent
 
 BEST_RULE = (
     "the one with the highest accuracy or, where accuracies differ by no more than one standard "
@@ -93,6 +96,17 @@ def start_trials(found: StartTrials) -> list[StartTrial]:
     return [trial for trial in (found.get("size"), found.get("weights")) if trial]
 
 
+def needed_budget(seconds: float) -> str:
+    """Return the option with a budget of at least `seconds`, e.g. `--budget 16m or more`."""
+    return f"--budget {math.ceil(seconds / 60)}m or more"
+
+
+def describe_skipped(skipped: SkippedTrial) -> str:
+    """Return a sentence about layers that were not tried, with the budget that they need."""
+    layers, needed = layers_text(skipped["layers"]), needed_budget(skipped["seconds_needed"])
+    return f"training {layers} was not tried: this needs {needed}"
+
+
 def describe_start(found: StartTrial) -> str:
     """Return a sentence about a trial of another start: a larger input or other weights."""
     height, width = found["image_size"]
@@ -100,8 +114,7 @@ def describe_start(found: StartTrial) -> str:
     text = f"an input of {format_size((height, width))} pixels"
     if "seconds_needed" in found:
         text, verb = (f"the weights {name}", "were") if name else (text, "was")
-        needed = duration(found["seconds_needed"])
-        return f"{text} {verb} not tried: this needs a budget of about {needed}"
+        return f"{text} {verb} not tried: this needs {needed_budget(found['seconds_needed'])}"
     if name:
         return describe_weights(name, found)
     tall, wide = found["usual_size"]

@@ -11,7 +11,7 @@ from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import describe_start, selected_epoch, start_trials
+from vitft.metrics.verdict import describe_skipped, describe_start, selected_epoch, start_trials
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -135,10 +135,8 @@ def describe_budget(run: Run) -> str:
     if budget["chosen"] == "head" and budget["trials"]:
         text += " Only the head was trained, because no trial was better than the head alone."
     for skipped in budget["skipped"]:
-        text += (
-            f" Training {layers_text(skipped['layers'])} was not tried: it needs a budget of about "
-            f"{duration(skipped['seconds_needed'])}."
-        )
+        sentence = describe_skipped(skipped)
+        text += f" {sentence[0].upper()}{sentence[1:]}."
     return text
 
 

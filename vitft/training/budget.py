@@ -22,7 +22,7 @@ from vitft.features.mixture import HeadMethod
 from vitft.metrics.budget_results import BudgetResults, StartTrials, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
-from vitft.system.text import count, duration, percent
+from vitft.system.text import count, percent
 from vitft.training.head_stage import of_last_block, read_last_block
 from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
@@ -199,11 +199,7 @@ class Search:
         if epochs < least:
             needed = used_seconds(self.context) + trial.seconds(least) / MARGIN
             self.found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
-            log.info(
-                f"training {layers_text(candidate.layers)} was not tried: it needs a budget of "
-                f"about {duration(needed)}"
-            )
-            return
+            return  # the summary of the run names the budget that is needed
         self.record(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
 
     def try_longer(self) -> None:

@@ -105,7 +105,7 @@ def choose_input_size(start: Start, *, started: float) -> tuple[Start, StartTria
         return start, None
     if found["chosen"]:
         extract(larger, start.inputs.data.manifest.rows)
-    log.info(describe_start(found))
+    log_trial(found)
     return (larger if found["chosen"] else start), found
 
 
@@ -136,8 +136,14 @@ def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTria
     if found is None:
         return None
     found["weights"], found["chosen"] = chosen.name, False
-    log.info(describe_start(found))
+    log_trial(found)
     return found
+
+
+def log_trial(found: StartTrial) -> None:
+    """Log the results of a trial; what was not tried is named in the summary of the run."""
+    if "seconds_needed" not in found:
+        log.info(describe_start(found))
 
 
 def try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
