@@ -49,6 +49,35 @@ def test_stages_go_from_few_to_many(freeze: str) -> None:
         config_from_table({"train": {"freeze": freeze}})
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("block:2", "blocks:2"),
+        ("blocks=2", "blocks:2"),
+        ("Blocks:12", "blocks:12"),
+        ("heads", "head"),
+        ("head,block:4", "head,blocks:4"),
+        ("prelogits", "pre_logits"),
+        ("lroa", "lora"),
+    ],
+)
+def test_a_misspelt_value_of_freeze_is_answered_with_the_one_that_was_meant(
+    typed: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        config_from_table({"train": {"freeze": typed}})
+
+    assert caught.value.fix == f"use --freeze {meant}"
+
+
+@pytest.mark.parametrize("typed", ["block:0", "all", "layers", "none,head", "4"])
+def test_no_value_of_freeze_is_guessed_without_a_near_one(typed: str) -> None:
+    with pytest.raises(UsageError, match=r"train\.freeze") as caught:
+        config_from_table({"train": {"freeze": typed}})
+
+    assert "blocks:N, lora or none" in caught.value.fix
+
+
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
 def test_augmentation_of_pixels_is_refused_on_cached_features(key: str) -> None:
     with pytest.raises(UsageError, match=rf"train\.{key}"):

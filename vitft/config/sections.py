@@ -1,11 +1,11 @@
 """Settings: one dataclass per section of a TOML file, with the allowed values as annotations."""
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from vitft.config.schema import check_pattern, check_values, invalid, is_several, require
+from vitft.config.stages import is_valid, meant_stages
 from vitft.system.structure import Range
 from vitft.system.text import parse_duration
 
@@ -358,19 +358,20 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "train")
-        stages = self.stages
-        ranks = [stage_rank(stage) for stage in stages]
-        if min(ranks) < 0 or ranks != sorted({*ranks}):
+        if not is_valid(self.freeze):
+            meant = meant_stages(self.freeze)
             raise invalid(
                 "train.freeze",
                 self.freeze,
-                "head, pre_logits, blocks:N, lora or none, or several of them in ascending order "
-                "of trained parameters, e.g. head,none",
+                f"--freeze {meant}"
+                if meant
+                else "head, pre_logits, blocks:N, lora or none, or several of them in ascending "
+                "order of trained parameters, e.g. head,none",
             )
         if not re.fullmatch(r"\w+(,\w+)*", self.lora_targets):
             raise invalid("train.lora_targets", self.lora_targets, "layer names, e.g. qkv,proj")
         require(
-            not self.keep_adapter or stages[-1] == "lora",
+            not self.keep_adapter or self.stages[-1] == "lora",
             f"train.keep_adapter=true needs train.freeze=lora, not {self.freeze}",
             fix="use --freeze lora, or remove --keep-adapter",
         )
@@ -393,14 +394,6 @@ class TrainSpec:
     def trackers(self) -> tuple[str, ...]:
         """Names of the experiment trackers."""
         return tuple(part.strip() for part in self.tracker.split(",") if part.strip())
-
-
-def stage_rank(stage: str) -> float:
-    """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
-    number = stage.removeprefix("blocks:")
-    if number != stage and number.isdecimal() and int(number) > 0:
-        return 2 + int(number)
-    return {"head": 0, "pre_logits": 1, "lora": 1.5, "none": math.inf}.get(stage, -1)
 
 
 def layers_text(stage: str) -> str:

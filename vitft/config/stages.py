@@ -1,0 +1,36 @@
+"""Stages of training, in the notation of train.freeze: their order, and misspelt ones."""
+
+import math
+import re
+from difflib import get_close_matches
+
+NAMES = ("head", "pre_logits", "lora", "none")
+"""Stages without a number."""
+
+
+def is_valid(freeze: str) -> bool:
+    """Return whether all stages are valid, and in ascending order of trained parameters."""
+    ranks = [stage_rank(stage.strip()) for stage in freeze.split(",")]
+    return min(ranks) >= 0 and ranks == sorted({*ranks})
+
+
+def stage_rank(stage: str) -> float:
+    """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
+    number = stage.removeprefix("blocks:")
+    if number != stage and number.isdecimal() and int(number) > 0:
+        return 2 + int(number)
+    return {"head": 0, "pre_logits": 1, "lora": 1.5, "none": math.inf}.get(stage, -1)
+
+
+def meant_stages(freeze: str) -> str:
+    """Return the value that an invalid one probably meant, e.g. `blocks:2` for `block:2`, or ""."""
+    meant = ",".join(meant_stage(stage.strip().lower()) for stage in freeze.split(","))
+    return meant if is_valid(meant) else ""
+
+
+def meant_stage(stage: str) -> str:
+    """Return the stage that a misspelt one probably meant, or the stage itself if none is near."""
+    numbered = re.fullmatch(r"([a-z]+)[\W_]*(\d+)", stage)
+    if numbered and get_close_matches(numbered[1], ["blocks"], cutoff=0.7):
+        return f"blocks:{numbered[2]}"
+    return next(iter(get_close_matches(stage, NAMES, n=1, cutoff=0.7)), stage)
