@@ -23,7 +23,7 @@ from vitft.data.fixes import Fix, apply_fixes, read_fixes, with_former
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
-from vitft.data.inspection import InspectedFolder
+from vitft.data.inspection import InspectedFolder, describe_counts
 from vitft.data.label_sets import split_labels
 from vitft.data.proposals import propose_fixes
 from vitft.data.scan import scan
@@ -60,6 +60,8 @@ class CheckResult:
     labels_checked: bool
     folder: Folder
     """The images that were checked, including unreadable ones."""
+    counts: str
+    """Number of readable images, and how it comes from the number of files."""
     grey_range: GreyRange
     """Range of grey levels of images with more than 8 bits per pixel."""
 
@@ -143,6 +145,7 @@ def check_folder(
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
+        counts=describe_counts(len(inspected.bad), [file.sha256 for file in good]),
         grey_range=grey_range,
     )
     return for_several_labels(found, inspected) if folder.labels else found

@@ -66,6 +66,7 @@ def write_check_page(
         "name": name,
         "root": folder_uri(Path(folder.root).absolute()),
         "audit": audit,
+        "counts": result.counts,
         "decisions": decisions,
         "labels_checked": result.labels_checked,
         "num_classes": len(folder.labels or {file.label for file in folder.files}),

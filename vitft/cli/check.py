@@ -193,7 +193,7 @@ def print_findings(outcome: "CheckResult") -> None:
     """Print a few examples of each problem and the class balance."""
     audit = outcome.audit
     kept = {fix.path for fix in outcome.former if fix.action == "keep"}
-    output.result(count(audit["images"], "readable image"))
+    output.result(outcome.counts)
     for title, examples in examples_by_title(audit, kept).items():
         if examples:
             output.result(f"{title}: {len(examples):,}")

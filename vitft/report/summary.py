@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.config.sections import layers_text
+from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
@@ -63,9 +64,13 @@ def describe_data(run: Run) -> str:
         classes = labels
     if clause := chance_level(run.results):
         text = f"This model was trained to distinguish {classes}, but it {clause}."
+    bad, digests = len(run.audit.get("bad", [])), [row.sha256 for row in run.rows]
+    once = len({*digests}) < len(digests)
+    counts = f" The data: {describe_counts(bad, digests)}." if bad or once else ""
     return (
         f"{text} It was trained on {count(parts['train'], 'image')}{origin} and "
-        f"evaluated on {count(parts['val'], 'other image')}, the validation images."
+        f"evaluated on {count(parts['val'], 'other image')}, the validation images.{counts}"
+        f"{' Copies count once in cross-validation.' * once}"
     )
 
 

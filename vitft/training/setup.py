@@ -20,7 +20,7 @@ from vitft.data.arrays import data_path
 from vitft.data.draw import draw, joined_groups
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
-from vitft.data.inspection import log_inspection
+from vitft.data.inspection import describe_counts, log_inspection
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
@@ -211,6 +211,10 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
         fingerprints=fingerprints,
     )
     log_inspection(found.inspected)
+    digests = [file.sha256 for file in found.inspected.good]
+    if found.inspected.bad or len({*digests}) < len(digests):
+        once = "; copies count once in cross-validation" * (len({*digests}) < len(digests))
+        log.info(f"images:     {describe_counts(len(found.inspected.bad), digests)}{once}")
     if data.group_duplicates:
         copies = count(len(found.duplicates), "image")
         log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
