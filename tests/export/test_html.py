@@ -287,21 +287,25 @@ def test_weights_have_8_bits_if_these_hardly_change_a_probability(
     page = (tmp_path / "page" / "index.html").read_text()
     kinds = {tensor["type"] for tensor in read_page(page)[0]["tensors"]}
     assert kinds == {"f32", "i8" if bits == 8 else "f16"}
-    assert re.match(rf"--html: {bits}-bit weights, .*change 0 predictions .*6 val", done.notes[0])
+    found = {8: "no prediction changes, and prob", 16: "with 8 bits, probabilities would change"}
+    assert re.match(rf"--html: {bits}-bit weights: {found[bits]}.* \(6 validation", done.notes[0])
 
 
-@pytest.mark.parametrize(("exact", "rounded", "bits"), [
-    pytest.param([2.0, 0.0], [2.02, 0.0], 8, id="close"),
-    pytest.param([0.01, 0.0], [0.0, 0.01], 16, id="another class"),
-    pytest.param([1.0, 0.0], [1.1, 0.0], 16, id="another probability"),
-    pytest.param([9.0, -9.0], [9.9, -9.0], 16, id="another logit, the same probability"),
+@pytest.mark.parametrize(("exact", "rounded", "bits", "why"), [
+    pytest.param([2.0, 0.0], [2.02, 0.0], 8, "no prediction changes", id="close"),
+    pytest.param([0.01, 0.0], [0.0, 0.01], 16, "3 predictions would", id="another class"),
+    pytest.param([1.0, 0.0], [1.1, 0.0], 16, "probabilities would", id="another probability"),
+    pytest.param([9.0, -9.0], [9.9, -9.0], 16, "logits would", id="another logit alone"),
 ])  # fmt: skip
 def test_8_bits_must_keep_classes_probabilities_and_logits(
-    exact: list[float], rounded: list[float], bits: int
+    exact: list[float], rounded: list[float], bits: int, why: str
 ) -> None:
     logits = np.array([[exact] * 3, [rounded] * 3])
 
-    assert measured_precision(logits, np.zeros(3, np.int64)).bits == bits
+    found = measured_precision(logits, np.zeros(3, np.int64))
+
+    assert found.bits == bits
+    assert why in found.reason
 
 
 @pytest.mark.parametrize(("threshold", "bits"), [(0.4, 8), (0.5006, 16)])

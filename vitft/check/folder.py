@@ -271,6 +271,7 @@ def inspect_with_features(
         extractor=extractor,
         view=view,
         fingerprints=fingerprints,
+        label="checking images and labels",
     )
     log_cached_features(inspected, extractor.computed)
     return inspected, functools.partial(extractor.rows, view=view), transform

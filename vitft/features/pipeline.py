@@ -228,19 +228,20 @@ def inspect_dataset(
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
     claim: Claim | None = None,
+    label: str = "extracting features",
 ) -> InspectedFolder:
     """Inspect every image in a folder once, optionally computing features and fingerprints.
 
     Features of `view` are extracted if both `extractor` and `view` are given; see
     `Extractor.extract` for `claim`. Fingerprints are computed and added to `fingerprints` if it is
-    given.
+    given. `label` is shown while features are extracted.
 
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).
         DivergedError: The features are not finite or are too large to compute with.
         RunError, ResourceError: A cache cannot be written.
     """
-    label = "checking images" if extractor is None else "extracting features"
+    label = "checking images" if extractor is None else label
     with console.Progress(label, len(folder.files)) as progress:
         before = 0 if extractor is None else extractor.computed
         if extractor is not None and view is not None:

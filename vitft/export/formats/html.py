@@ -260,13 +260,20 @@ def measured_precision(
     error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
     accuracies = [percent(count_same(each, truth) / len(truth)) for each in (after, before)]
     measured = (
-        f"change {count(changed, 'prediction')} and shift probabilities by up to {moved:.3f} "
         f"({count(len(truth), 'validation image')}; accuracy "
         f"{' instead of '.join(dict.fromkeys(accuracies))})"
     )
-    if changed == 0 and moved <= MAX_CHANGE and error <= MAX_ERROR_ROUNDED / 2:
-        return Precision(8, f"8-bit weights, which {measured}")
-    return Precision(16, f"16-bit weights, because 8 bits would {measured}")
+    if changed:
+        why = f"{count(changed, 'prediction')} would change"
+    elif moved > MAX_CHANGE:
+        why = f"probabilities would change by up to {moved:.3g}, and the limit is {MAX_CHANGE:g}"
+    elif error > MAX_ERROR_ROUNDED / 2:
+        limit = f"the limit is {percent(MAX_ERROR_ROUNDED / 2)}"
+        why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
+    else:
+        text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
+        return Precision(8, f"8-bit weights: {text} {measured}")
+    return Precision(16, f"16-bit weights: with 8 bits, {why} {measured}")
 
 
 def speed_note(config: ViTConfig) -> str:
