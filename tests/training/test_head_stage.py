@@ -19,6 +19,7 @@ from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
 from vitft.export.trained import last_block_reason
 from vitft.features import mixture
+from vitft.metrics.results import HeadChoice
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.vit import VisionTransformer
@@ -28,6 +29,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.report.run_page import write_report
 from vitft.system.errors import UsageError
 from vitft.system.text import percent
+from vitft.training.head_stage import describe_choice
 from vitft.training.run import run_finetuning
 
 Choose = Callable[[str], None]
@@ -202,3 +204,33 @@ def test_training_continues_from_such_a_run_with_a_new_head(home: Path, choose: 
 def test_more_blocks_than_the_model_has_are_refused(home: Path) -> None:
     with pytest.raises(UsageError, match="cannot read 3 blocks"):
         train(home, "run", head_blocks=3)
+
+
+@pytest.mark.parametrize(
+    ("top1", "text"),
+    [
+        (
+            0.90,
+            "the head reads the last 4 blocks (cross-validated on the training images: 90.0%; the "
+            "last block alone: 87.0%)",
+        ),
+        (
+            0.86,
+            "the head reads the last 4 blocks: the loss decides, 0.312 compared with 0.355 for the "
+            "last block alone (cross-validated on the training images), although the accuracy is "
+            "86.0% compared with 87.0%",
+        ),
+    ],
+)
+def test_the_log_says_what_decided_how_many_blocks_the_head_reads(top1: float, text: str) -> None:
+    choice: HeadChoice = {
+        "blocks": 4,
+        "reads": "mixture",
+        "candidates": [
+            {"reads": "last block", "cv_loss": 0.355, "cv_top1": 0.87},
+            {"reads": "mixture", "cv_loss": 0.312, "cv_top1": top1},
+        ],
+        "last_block_top1": None,
+    }
+
+    assert describe_choice(choice) == text

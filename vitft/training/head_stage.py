@@ -187,13 +187,21 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
 
 def describe_choice(choice: HeadChoice) -> str:
     """Return a log line that states how many blocks the head reads, and why."""
-    last = choice["candidates"][0]["cv_top1"]
+    alone = choice["candidates"][0]
+    last = alone["cv_top1"]
     if choice["blocks"] == 1:
         return (
             "the head reads the last block (cross-validated on the training images: "
             f"{percent(last)})"
         )
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
+    if best["cv_top1"] < last:
+        return (
+            f"the head reads the last {count(choice['blocks'], 'block')}: the loss decides, "
+            f"{best['cv_loss']:.3f} compared with {alone['cv_loss']:.3f} for the last block alone "
+            f"(cross-validated on the training images), although the accuracy is "
+            f"{percent(best['cv_top1'])} compared with {percent(last)}"
+        )
     return (
         f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "
         f"training images: {percent(best['cv_top1'])}; the last block alone: {percent(last)})"
