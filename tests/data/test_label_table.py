@@ -396,3 +396,32 @@ def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> 
     assert "--set data.split_column=chosen" in " ".join(default.notes)
     assert [row.part for row in audited.rows] == ["train", "val", "train", "val"]
     assert "data.split_column" not in " ".join(audited.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        pytest.param(
+            "path,class,probability,notes,error\na/1.png,a,0.9,,\na/2.png,,,,truncated\n",
+            "line 3, column class: vitft predict could not read a/2.png (truncated), so it has no",
+            "remove the lines with an error",
+            id="predictions with an unreadable image",
+        ),
+        pytest.param(
+            "path,action,label,new_label,reason\na/1.png,drop,,,truncated\n",
+            "is a table of decisions on images (vitft check), not a table of labels",
+            "use the images with --data, and this table with --fixes ",
+            id="decisions",
+        ),
+    ],
+)
+def test_a_table_that_vitft_wrote_for_another_purpose_is_refused_by_name(
+    tmp_path: Path, text: str, problem: str, fix: str
+) -> None:
+    draw(tmp_path, "a/1.png", "a/2.png")
+
+    with pytest.raises(DataError) as caught:
+        table(tmp_path, text)
+
+    assert problem in caught.value.problem
+    assert caught.value.fix.startswith(fix)

@@ -157,6 +157,10 @@ def test_the_page_shows_training_accuracy_weakest_class_and_next_steps(
     assert "always the largest class: 33.3%" in page.text
     worst = min(figures["per_class"], key=lambda name: figures["per_class"][name]["recall"])
     assert f"Weakest class: {worst} Recall" in page.text
+    assert (
+        "Recall is the fraction of images of the class that are classified correctly;" in page.text
+    )
+    assert "it is the lowest here. The class has 6 training images." in page.text
     assert "so another class may be weaker." in page.text
     assert "What to do next" in page.text
     assert "Review the label of 1 image." in page.text

@@ -12,6 +12,7 @@ from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.label_sets import JOINER, join_labels
 from vitft.data.table import TableReader
+from vitft.system.errors import DataError
 from vitft.system.text import listing
 
 SEVERAL_NAMES = ("labels", "tags")
@@ -67,6 +68,15 @@ def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
     if answer == ["class"]:
         return "probability" in names
     return answer == ["labels"] and any(name.startswith("probability_") for name in names)
+
+
+def refuse_decisions(reader: TableReader, header: Sequence[str]) -> None:
+    """Raise a DataError if a table has the columns of the decisions that `vitft check` writes."""
+    if {"path", "action", "new_label"} <= {cell.strip().lower() for cell in header}:
+        raise DataError(
+            f"{reader.path} is a table of decisions on images (vitft check), not a table of labels",
+            fix=f"use the images with --data, and this table with --fixes {reader.path}",
+        )
 
 
 def has_several(names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec) -> bool:

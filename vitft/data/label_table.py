@@ -20,6 +20,7 @@ from vitft.data.label_columns import (
     is_predicted,
     label_places,
     label_texts,
+    refuse_decisions,
 )
 from vitft.data.label_sets import label_names
 from vitft.data.parts import Part, part_named
@@ -146,6 +147,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     )
     lines = iter(reader)
     header = next(lines, [])
+    refuse_decisions(reader, header)
     roles = find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
     root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
@@ -296,6 +298,13 @@ class RowParser:
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
+        if path and not label and (reason := self.reason_without_prediction(cells)):
+            raise self.reader.error(
+                f"vitft predict could not read {path} ({reason}), so it has no class",
+                column=self.header[self.labels[0]],
+                fix="remove the lines with an error (column error), or repair the files and run "
+                "vitft predict again",
+            )
         if not path:
             raise self.error(
                 "the path is empty", "path", fix="fill in the cell, or remove the line"
@@ -321,6 +330,13 @@ class RowParser:
         """Return how `vitft label` chose the image of a row, or an empty string if it did not."""
         pairs = zip(self.header, cells, strict=True)
         return next((cell for name, cell in pairs if name.strip().lower() == CHOSEN), "")
+
+    def reason_without_prediction(self, cells: Sequence[str]) -> str:
+        """Return the error in a row of a table that `vitft predict` wrote, or an empty string."""
+        if not is_predicted(self.header, self.labels):
+            return ""
+        pairs = zip(self.header, cells, strict=True)
+        return next((str(cell) for name, cell in pairs if name.strip().lower() == "error"), "")
 
     def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
         """Raise a DataError if two rows for the same path differ."""

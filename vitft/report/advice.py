@@ -129,8 +129,7 @@ def weakest_class(run: Run) -> Advice | None:
     if advice := small_classes(run):
         return advice
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
-    own = (run.split.names(row) for row in run.rows if row.split == "train")
-    train = Counter(name for names in own for name in names)
+    train = training_images(run)
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
         return None
@@ -153,6 +152,12 @@ def weakest_class(run: Run) -> Advice | None:
         f"{found} The estimate is an extrapolation: it assumes that every class follows the "
         "overall learning curve.",
     )
+
+
+def training_images(run: Run) -> Counter[str]:
+    """Return the number of training images of each class or label."""
+    own = (run.split.names(row) for row in run.rows if row.split == "train")
+    return Counter(name for names in own for name in names)
 
 
 def small_classes(run: Run) -> Advice | None:

@@ -13,7 +13,12 @@ from vitft.predict.validation import (
     most_confident,
 )
 from vitft.report import charts
-from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
+from vitft.report.advice import (
+    ClassRecall,
+    cross_validated_recalls,
+    training_images,
+    validation_recalls,
+)
 from vitft.report.run_files import Run, Thumbnails
 from vitft.system.text import count, interval, percent
 
@@ -46,6 +51,8 @@ class Weakest:
     interval: str
     detail: str
     """Images on which the recall was measured, and the most frequent wrong prediction."""
+    trained: str
+    """Number of training images of the class."""
     is_clear: bool
     """Whether the interval of the recall is below the overall accuracy."""
     bar: str
@@ -132,6 +139,7 @@ def lowest_recall(run: Run) -> Weakest | None:
         recall=percent(worst.recall, 0),
         interval=interval(worst.interval, 0),
         detail=f"on {worst.measured_on}{taken_for(worst)}",
+        trained=count(training_images(run)[worst.name], "training image"),
         is_clear=worst.interval[1] < worst.accuracy,
         bar=charts.score_bar("recall", worst.recall, worst.interval, None),
     )
