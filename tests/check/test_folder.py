@@ -373,6 +373,25 @@ def test_group_duplicates_keeps_near_copies_on_one_side(
     assert not any(group["across_split"] for group in audit["duplicates"])
 
 
+def test_group_duplicates_is_not_suggested_where_the_table_has_its_own_split(
+    here: Path, faulty: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = sorted(path for path in faulty.glob("*/*") if path.name != "torn.jpg")
+    rows = [
+        f"{path.relative_to(faulty)},{path.parent.name},{('train', 'val')[i % 2]}"
+        for i, path in enumerate(images)
+    ]
+    labels = faulty / "labels.csv"
+    labels.write_text("\n".join(["path,label,split", *rows]))
+
+    assert main(["check", str(labels)]) == 0
+    assert "groups of near-duplicates: 1" in (said := capsys.readouterr()).out
+    assert "--fixes fixes.csv" in said.err
+    assert "--group-duplicates" not in said.err + (here / "check.html").read_text()
+    assert finetune(labels, tiny_weights, "run") == 0
+    assert json.loads((here / "run" / "audit.json").read_text())["own_split"] is True
+
+
 @pytest.mark.parametrize("kind", ["reference", "folder"])
 def test_group_duplicates_is_refused_where_the_split_is_given(
     here: Path,

@@ -311,18 +311,19 @@ def test_the_saved_table_repeats_the_fixes_that_the_run_applied(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("table", "times"),
+    ("table", "recorded", "times"),
     [
-        pytest.param({}, 1, id="near-duplicates"),
-        pytest.param({"group_duplicates": True}, 1, id="grouped already"),
-        pytest.param({"split": "random"}, 0, id="another split"),
+        pytest.param({}, {}, 1, id="near-duplicates"),
+        pytest.param({"group_duplicates": True}, {}, 1, id="grouped already"),
+        pytest.param({"split": "random"}, {}, 0, id="another split"),
+        pytest.param({}, {"own_split": True}, 0, id="a split of the data"),
     ],
 )
 def test_the_next_command_groups_duplicates_if_there_are_near_ones(
-    tmp_path: Path, table: dict[str, object], times: int
+    tmp_path: Path, table: dict[str, object], recorded: dict[str, bool], times: int
 ) -> None:
     path = make_run(tmp_path / "run")
-    audit = json.loads((path / "audit.json").read_text())
+    audit = json.loads((path / "audit.json").read_text()) | recorded
     audit["duplicates"][0]["kind"] = "near"
     (path / "audit.json").write_text(json.dumps(audit))
     settings = read_toml(path / "config.toml")

@@ -394,6 +394,21 @@ def test_every_cell_of_the_matrix_is_a_labelled_button(tmp_path: Path) -> None:
 # advice ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("own_split", [False, True])
+def test_advice_on_copies_suggests_grouping_only_where_the_split_is_drawn(
+    tmp_path: Path, own_split: bool
+) -> None:
+    run = make_run(tmp_path / "run", hardness=1.6, seed=1)
+    audit = json.loads((run / "audit.json").read_text())
+    (run / "audit.json").write_text(json.dumps(audit | {"own_split": own_split}))
+
+    first = advise(read_run(run))[0]
+
+    assert first.what.startswith("Retrain without duplicates")
+    assert ("--group-duplicates" in first.why) is not own_split
+    assert ("the split is that of your data" in first.why) is own_split
+
+
 def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", hardness=1.6, seed=1)
 

@@ -40,6 +40,7 @@ def audit_images(
     groups: Mapping[str, str] | None = None,
     mislabels: Sequence[Mislabel] = (),
     view: ViewFacts | None = None,
+    own_split: bool = False,
 ) -> AuditResults:
     """Return the findings about the images of a folder.
 
@@ -52,6 +53,7 @@ def audit_images(
         groups: Mapping from the digest of each near-duplicate to the name of its group.
         mislabels: Probable label errors.
         view: Input size and cropping of the model, and how much of the image area remains.
+        own_split: Whether the folder or the table divides the images into subsets.
     """
     labels = {image.path: image.label for image in images}
     found: AuditResults = {
@@ -73,6 +75,8 @@ def audit_images(
     }
     if view is not None:
         found["view"] = view
+    if own_split:
+        found["own_split"] = True
     return found
 
 

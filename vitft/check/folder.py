@@ -71,6 +71,12 @@ class CheckResult:
         return with_former(self.former, self.proposed) if self.proposed else ()
 
     @property
+    def groups_help(self) -> bool:
+        """Whether `--group-duplicates` has an effect: near-duplicates, and no split of the data."""
+        near = any(group["kind"] == "near" for group in self.audit["duplicates"])
+        return near and not self.audit.get("own_split")
+
+    @property
     def notes(self) -> Sequence[str]:
         """Notes on the folder, such as the number of files that are not used."""
         notes = list(self.folder.notes)
@@ -138,6 +144,7 @@ def check_folder(
         groups=groups,
         mislabels=mislabels,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
+        own_split=folder.layout == "split",
     )
     found = CheckResult(
         audit=audit,

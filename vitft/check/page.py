@@ -40,7 +40,6 @@ def write_check_page(
     """
     folder, audit = result.folder, result.audit
     thumbnails = draw_thumbnails(result, max_pixels=max_pixels)
-    near = any(group["kind"] == "near" for group in audit["duplicates"])
     empty = listing(folder.empty.content)
     refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
     decisions = make_decisions(
@@ -55,7 +54,7 @@ def write_check_page(
             (
                 f"{refused}Train with the table. Change the path if your browser saved it "
                 "elsewhere.",
-                f"{command} --fixes {DOWNLOADED}{' --group-duplicates' * near}",
+                f"{command} --fixes {DOWNLOADED}{' --group-duplicates' * result.groups_help}",
             )
         ],
     )

@@ -240,12 +240,11 @@ def print_next_steps(
         f'with action "drop"{moved}{kept}{rest}'
     )
     words = shell_join([*command, "--fixes", written])
-    near = any(group["kind"] == "near" for group in outcome.audit["duplicates"])
     empty = ", remove the empty class folders or add --classes (see above)"
     output.note(
         f"next: review the fixes on the page or in the file"
         f"{empty * bool(outcome.folder.empty.content)}, then run {words}"
-        f"{' --group-duplicates' * near}"
+        f"{' --group-duplicates' * outcome.groups_help}"
     )
 
 

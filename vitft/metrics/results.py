@@ -320,6 +320,8 @@ class AuditResults(TypedDict):
     runs."""
     notes: NotRequired[list[str]]
     """Other notes on the folder, e.g. on images in subfolders; absent from older runs."""
+    own_split: NotRequired[bool]
+    """Whether the data has a split of its own; absent if not, and from older runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

@@ -16,7 +16,7 @@ from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
-from vitft.report.run_decisions import former_fixes
+from vitft.report.run_decisions import former_fixes, has_own_split
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
@@ -81,12 +81,16 @@ def copies_across_split(run: Run) -> Advice | None:
     groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
     if not groups:
         return None
+    remedy = (
+        "the option --group-duplicates keeps each group on one side of the split."
+        if not has_own_split(run)
+        else "the split is that of your data: drop the copies on one side, or correct the split."
+    )
     return Advice(
         "Retrain without duplicates across training and validation.",
         f"{count(groups, 'group')} of identical or nearly identical images "
         f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        "true accuracy is probably lower. vitft check lists them, and the option "
-        "--group-duplicates keeps each group on one side of the split.",
+        f"true accuracy is probably lower. vitft check lists them, and {remedy}",
         section="audit",
     )
 

@@ -50,6 +50,15 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
         )
 
 
+def has_own_split(run: Run) -> bool:
+    """Return whether the data of a run divides its images into subsets itself.
+
+    Older runs did not record this; they tell it only of folders such as train/ and val/.
+    """
+    recorded = run.audit.get("own_split", False)
+    return recorded or all(part_named(row.path.split("/")[0]) for row in run.rows)
+
+
 def next_steps(run: Run) -> list[tuple[str, str]]:
     """Return the commands that repeat a run with the saved decisions and compare both runs."""
     data = {
@@ -61,8 +70,7 @@ def next_steps(run: Run) -> list[tuple[str, str]]:
     if not command:
         return []
     name = shell_quote(str(run.path))
-    own_split = all(part_named(row.path.split("/")[0]) for row in run.rows)  # train/, val/
-    is_drawn = data.get("split") == "content" and not own_split
+    is_drawn = data.get("split") == "content" and not has_own_split(run)
     is_drawn &= not data.get("group_duplicates")
     near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
     together = " --group-duplicates" * (near and is_drawn)

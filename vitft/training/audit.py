@@ -80,6 +80,7 @@ def audit_run(
         groups=groups,
         mislabels=mislabels,
         view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
+        own_split=inspected.folder.layout == "split",
     )  # fmt: skip
     if data.manifest.labels:
         every = (name for row in data.manifest.rows for name in data.manifest.names(row))
