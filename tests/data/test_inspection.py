@@ -101,18 +101,18 @@ def test_a_file_deleted_since_the_scan_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "digests", "text"),
+    ("bad", "good", "different", "text"),
     [
-        (0, "abc", "3 readable images"),
-        (1, "abc", "3 readable images (4 files, 1 unreadable)"),
-        (0, "aab", "3 readable images (2 different, 1 identical copy)"),
-        (2, "aaab", "4 readable images (6 files, 2 unreadable; 2 different, 2 identical copies)"),
+        (0, 3, 3, "3 readable images"),
+        (1, 3, 3, "3 readable images (4 files, 1 unreadable)"),
+        (0, 3, 2, "3 readable images (2 different, 1 identical copy)"),
+        (2, 4, 2, "4 readable images (6 files, 2 unreadable; 2 different, 2 identical copies)"),
     ],
 )
 def test_the_counts_of_a_folder_are_explained_by_each_other(
-    bad: int, digests: str, text: str
+    bad: int, good: int, different: int, text: str
 ) -> None:
-    assert describe_counts(bad, list(digests)) == text
+    assert describe_counts(bad, good, different=different) == text
 
 
 def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_the_page_shows_training_accuracy_weakest_class_and_next_steps(
     assert (
         "Recall is the fraction of images of the class that are classified correctly;" in page.text
     )
-    assert "it is the lowest here. The class has 6 training images." in page.text
+    assert "no class has a lower one. The class has 6 training images." in page.text
     assert "so another class may be weaker." in page.text
     assert "What to do next" in page.text
     assert "Review the label of 1 image." in page.text

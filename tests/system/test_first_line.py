@@ -51,14 +51,11 @@ def test_the_import_is_not_announced(level: str, environment: dict[str, str]) ->
     assert shown(level, **environment) == ("False\n", [])
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [([], "loading PyTorch"), (["--run", "runs/none"], "loading the model of runs/none")],
-    ids=["no model", "run"],
-)
-def test_the_first_line_of_a_check_says_what_is_loaded(
-    image_folder: Path, tmp_path: Path, options: list[str], line: str
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_a_check_says_that_it_loads_pytorch_only_if_it_does(
+    image_folder: Path, tmp_path: Path, tiny_weights: Path, with_weights: bool
 ) -> None:
+    options = ["--weights", str(tiny_weights)] if with_weights else []
     done = subprocess.run(
         [sys.executable, "-m", "vitft", "check", str(image_folder), *options],
         capture_output=True,
@@ -68,4 +65,6 @@ def test_the_first_line_of_a_check_says_what_is_loaded(
         cwd=tmp_path,
     )
 
-    assert done.stderr.splitlines()[0] == line
+    assert done.returncode == 0, done.stderr
+    assert (done.stderr.splitlines()[0] == "loading PyTorch") is with_weights
+    assert ("loading" in done.stderr) is with_weights

@@ -60,8 +60,6 @@ class CheckResult:
     labels_checked: bool
     folder: Folder
     """The images that were checked, including unreadable ones."""
-    counts: str
-    """Number of readable images, and how it comes from the number of files."""
     grey_range: GreyRange
     """Range of grey levels of images with more than 8 bits per pixel."""
 
@@ -71,10 +69,17 @@ class CheckResult:
         return with_former(self.former, self.proposed) if self.proposed else ()
 
     @property
+    def counts(self) -> str:
+        """Number of readable images, and how it comes from the number of files."""
+        exact = (len(g["members"]) - 1 for g in self.audit["duplicates"] if g["kind"] == "exact")
+        good = self.audit["images"]
+        return describe_counts(len(self.audit["bad"]), good, different=good - sum(exact))
+
+    @property
     def groups_help(self) -> bool:
         """Whether `--group-duplicates` has an effect: near-duplicates, and no split of the data."""
         near = any(group["kind"] == "near" for group in self.audit["duplicates"])
-        return near and not self.audit.get("own_split")
+        return near and self.folder.layout != "split"
 
     @property
     def notes(self) -> Sequence[str]:
@@ -144,7 +149,6 @@ def check_folder(
         groups=groups,
         mislabels=mislabels,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
-        own_split=folder.layout == "split",
     )
     found = CheckResult(
         audit=audit,
@@ -152,7 +156,6 @@ def check_folder(
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
-        counts=describe_counts(len(inspected.bad), [file.sha256 for file in good]),
         grey_range=grey_range,
     )
     return for_several_labels(found, inspected) if folder.labels else found

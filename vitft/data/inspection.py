@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -227,16 +227,16 @@ def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> 
     return [result.path for result in results if isinstance(result, InspectedFile)]
 
 
-def describe_counts(bad: int, digests: Sequence[str]) -> str:
+def describe_counts(bad: int, good: int, *, different: int) -> str:
     """Return the number of readable images, and how it comes from the number of files.
 
     E.g. `135 readable images (136 files, 1 unreadable; 130 different, 5 identical copies)`.
 
     Args:
         bad: Number of unreadable files.
-        digests: SHA-256 of each readable file.
+        good: Number of readable files.
+        different: Number of readable files without identical copies.
     """
-    good, different = len(digests), len({*digests})
     parts = [f"{count(good + bad, 'file')}, {bad:,} unreadable"] * (bad > 0)
     copies = count(good - different, "identical copy", "identical copies")
     parts += [f"{different:,} different, {copies}"] * (different < good)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitft.data.unused import is_surely_no_image
 from vitft.system.console import visible
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.near_paths import near_paths
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def is_missing(name: str) -> bool:
     """Return whether a path is neither a file or folder nor an image inside an array dataset."""
     if os.path.lexists(name):
         return False
-    from vitft.data.images import OPEN_ERRORS, ImageError, read_bytes  # imports numpy
+    from vitft.data.images import OPEN_ERRORS, read_bytes  # imports numpy
 
     try:
         read_bytes(name)

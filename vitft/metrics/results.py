@@ -321,7 +321,7 @@ class AuditResults(TypedDict):
     notes: NotRequired[list[str]]
     """Other notes on the folder, e.g. on images in subfolders; absent from older runs."""
     own_split: NotRequired[bool]
-    """Whether the data has a split of its own; absent if not, and from older runs."""
+    """Whether the data has a split of its own; absent if not, from `vitft check` and older runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

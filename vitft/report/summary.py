@@ -64,9 +64,11 @@ def describe_data(run: Run) -> str:
         classes = labels
     if clause := chance_level(run.results):
         text = f"This model was trained to distinguish {classes}, but it {clause}."
-    bad, digests = len(run.audit.get("bad", [])), [row.sha256 for row in run.rows]
-    once = len({*digests}) < len(digests)
-    counts = f" The data: {describe_counts(bad, digests)}." if bad or once else ""
+    bad, used = len(run.audit.get("bad", [])), len(run.rows)
+    different = len({row.sha256 for row in run.rows})
+    once = different < used
+    text_of_counts = describe_counts(bad, used, different=different)
+    counts = f" The data: {text_of_counts}." if bad or once else ""
     return (
         f"{text} It was trained on {count(parts['train'], 'image')}{origin} and "
         f"evaluated on {count(parts['val'], 'other image')}, the validation images.{counts}"

@@ -211,10 +211,11 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
         fingerprints=fingerprints,
     )
     log_inspection(found.inspected)
-    digests = [file.sha256 for file in found.inspected.good]
-    if found.inspected.bad or len({*digests}) < len(digests):
-        once = "; copies count once in cross-validation" * (len({*digests}) < len(digests))
-        log.info(f"images:     {describe_counts(len(found.inspected.bad), digests)}{once}")
+    bad, good = len(found.inspected.bad), len(found.inspected.good)
+    different = len({file.sha256 for file in found.inspected.good})
+    if bad or different < good:
+        once = "; copies count once in cross-validation" * (different < good)
+        log.info(f"images:     {describe_counts(bad, good, different=different)}{once}")
     if data.group_duplicates:
         copies = count(len(found.duplicates), "image")
         log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
