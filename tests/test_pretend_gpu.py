@@ -131,7 +131,7 @@ def test_a_gpu_without_bf16_trains_in_fp16(
 
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_a_step_waits_for_the_gpu_twice_whatever_its_micro_batches(micro_batch: int) -> None:
-    optim = OptimSpec(solver="adamw", lr=0.1, epochs=1, micro_batch=micro_batch)
+    optim = OptimSpec(batch_size=32, solver="adamw", lr=0.1, epochs=1, micro_batch=micro_batch)
     with pretend_gpu() as counts:
         model = nn.Linear(3, 3).to("cuda")
         trainer = Trainer(model, optim, steps_per_epoch=2)

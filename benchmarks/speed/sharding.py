@@ -47,7 +47,9 @@ def worker(args: argparse.Namespace) -> None:
         if is_split:
             model = shard_module(suffix, group)
             gc.collect()
-        spec = OptimSpec(solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch)
+        spec = OptimSpec(
+            batch_size=32, solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch
+        )
         trainer = Trainer(
             model, spec, steps_per_epoch=99, precision="bf16", group=group, sharded=is_split
         )

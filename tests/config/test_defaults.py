@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitft.config.defaults import default_lr
+from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.run import config_from_table
 from vitft.system.errors import UsageError
 
@@ -20,6 +20,24 @@ from vitft.system.errors import UsageError
 )
 def test_wider_models_take_smaller_steps(freeze: str, width: int, lr: float) -> None:
     assert default_lr(freeze, width) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "images", "size"),
+    [
+        pytest.param("none", 20, 8, id="never below 8"),
+        pytest.param("head,none", 639, 8, id="39 steps of 16"),
+        pytest.param("lora", 640, 16, id="40 steps of 16"),
+        pytest.param("blocks:4", 1279, 16, id="39 steps of 32"),
+        pytest.param("none", 1280, 32, id="40 steps of 32"),
+        pytest.param("none", 10**6, 32, id="never above 32"),
+        pytest.param("head", 100, 32, id="a head does not depend on the images"),
+        pytest.param("pre_logits", 100, 32, id="nor does pre_logits"),
+    ],
+)
+def test_few_images_are_trained_in_small_batches(freeze: str, images: int, size: int) -> None:
+    assert default_batch_size(freeze, images, batch_norm=False) == size
+    assert default_batch_size(freeze, images, batch_norm=True) == 32
 
 
 def test_training_everything_augments_and_decays_by_layer() -> None:

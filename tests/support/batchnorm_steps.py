@@ -16,7 +16,7 @@ def main(out: Path) -> None:
     with process_group() as group:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Identity(), nn.BatchNorm1d(3), nn.Linear(3, 2))
-        spec = OptimSpec(solver="sgd", lr=0.1, epochs=1, ema=0.5)
+        spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, epochs=1, ema=0.5)
         trainer = Trainer(model, spec, steps_per_epoch=1, group=group)
         inputs, own = torch.randn(8, 3), group.batch_slice(8)
         trainer.step(Batch(inputs[own], torch.arange(8)[own] % 2, 8))

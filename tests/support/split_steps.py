@@ -34,7 +34,14 @@ def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, 
     suffix = cut_model(model, freeze).suffix
     solver: Literal["sgd", "adamw"] = "sgd" if freeze.startswith("blocks") else "adamw"
     spec = OptimSpec(
-        solver=solver, lr=0.01, weight_decay=0.1, ema=0.9, clip=0.5, micro_batch=2, epochs=1
+        solver=solver,
+        lr=0.01,
+        batch_size=max(SIZES),
+        weight_decay=0.1,
+        ema=0.9,
+        clip=0.5,
+        micro_batch=2,
+        epochs=1,
     )
     trained = shard_module(suffix, group) if split else suffix
     return suffix, Trainer(trained, spec, steps_per_epoch=STEPS, group=group, sharded=split)

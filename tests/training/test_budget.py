@@ -14,6 +14,7 @@ import torch
 
 from tests.conftest import tiny_home
 from vitft.cli.main import main
+from vitft.config import defaults
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.features import mixture
 from vitft.metrics.budget_results import TrialResults
@@ -44,6 +45,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def twelve_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all trials on the small data have 12 epochs of 2 steps, which is fast."""
+    monkeypatch.setattr(defaults, "BATCH_SIZES", (32, 32))
     for module, name in ((trial, "MAX_STEPS"), (budget, "FIRST_STEPS"), (budget, "MIN_STEPS")):
         monkeypatch.setattr(module, name, 2 * MAX_EPOCHS)
 

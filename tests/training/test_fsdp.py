@@ -105,7 +105,7 @@ def test_sharding_on_one_process_is_reported_as_without_effect(
 
 @pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
 def test_every_rank_takes_the_same_number_of_passes(own: int, sizes: list[int]) -> None:
-    spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=2)
+    spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, micro_batch=2)
     trainer = Trainer(
         nn.Linear(1, 2), spec, steps_per_epoch=1, group=ProcessGroup(0, 3), sharded=True
     )

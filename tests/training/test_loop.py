@@ -41,7 +41,7 @@ def run(
     **options: Any,
 ) -> Trainer:
     """Train a model to its end."""
-    spec = spec or OptimSpec(solver="adamw", lr=0.1, epochs=2)
+    spec = spec or OptimSpec(batch_size=32, solver="adamw", lr=0.1, epochs=2)
     trainer = Trainer(model, spec, steps_per_epoch=steps_per_epoch, **options)
     for epoch in range(spec.epochs):
         for batch in batches(epoch, 0):
@@ -72,7 +72,7 @@ def test_the_first_loss_of_a_zeroed_head_is_the_log_of_the_class_count(
         tiny_vit,
         lambda *_: iter([Batch(images, labels)]),
         steps_per_epoch=1,
-        spec=OptimSpec(solver="adamw", lr=0.01, epochs=1),
+        spec=OptimSpec(batch_size=32, solver="adamw", lr=0.01, epochs=1),
         on_step=steps.append,
     )
 
@@ -85,7 +85,7 @@ def test_a_linear_problem_is_learnt(solver: str) -> None:
 
     run(
         model,
-        spec=OptimSpec(solver=solver, lr=0.5, epochs=10),  # type: ignore[arg-type]
+        spec=OptimSpec(batch_size=32, solver=solver, lr=0.5, epochs=10),  # type: ignore[arg-type]
     )
 
     logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
@@ -97,7 +97,7 @@ def test_steps_are_numbered_and_warmed_up() -> None:
 
     run(
         nn.Linear(3, 3),
-        spec=OptimSpec(solver="adamw", epochs=2, warmup=0.25, lr=1.0),
+        spec=OptimSpec(batch_size=32, solver="adamw", epochs=2, warmup=0.25, lr=1.0),
         on_step=steps.append,
     )
 
@@ -119,7 +119,9 @@ def test_the_same_batches_give_the_same_weights() -> None:
 def test_gradients_are_clipped_to_their_norm() -> None:
     model = nn.Linear(3, 3)
     before = model.weight.detach().clone()
-    spec = OptimSpec(solver="sgd", lr=1.0, momentum=0.0, warmup=0.0, epochs=1, clip=1e-3)
+    spec = OptimSpec(
+        batch_size=32, solver="sgd", lr=1.0, momentum=0.0, warmup=0.0, epochs=1, clip=1e-3
+    )
 
     run(model, lambda *_: [next(toy_batches(0))], steps_per_epoch=1, spec=spec)
 
@@ -142,7 +144,9 @@ def test_bf16_changes_the_products_and_not_the_weights() -> None:
     assert model.weight.dtype == torch.float32
 
 
-FULL = OptimSpec(solver="adamw", lr=0.05, epochs=3, weight_decay=0.1, ema=0.9, clip=1.0)
+FULL = OptimSpec(
+    batch_size=32, solver="adamw", lr=0.05, epochs=3, weight_decay=0.1, ema=0.9, clip=1.0
+)
 
 
 @pytest.mark.parametrize("stop", range(12))
@@ -185,7 +189,7 @@ def test_the_seed_decides_what_dropout_drops() -> None:
 def test_the_micro_batch_changes_only_the_last_bits() -> None:
     def weights(micro_batch: int) -> Tensor:
         torch.manual_seed(0)
-        spec = OptimSpec(solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
+        spec = OptimSpec(batch_size=32, solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
         return run(nn.Linear(3, 3), spec=spec).parameters["weight"]
 
     torch.testing.assert_close(weights(3), weights(8), atol=1e-6, rtol=0)
@@ -206,7 +210,7 @@ class Greedy(nn.Linear):
 
 
 def test_out_of_memory_leads_to_the_weights_of_smaller_micro_batches() -> None:
-    spec = OptimSpec(solver="adamw", lr=0.1, epochs=2)
+    spec = OptimSpec(batch_size=32, solver="adamw", lr=0.1, epochs=2)
     greedy = run(Greedy(2), spec=spec)
     modest = run(Greedy(8), spec=replace(spec, micro_batch=2))
 
@@ -245,7 +249,9 @@ def test_the_state_holds_the_trained_weights_while_the_average_is_swapped_in() -
 
 def test_a_constant_schedule_stays_at_its_peak() -> None:
     steps: list[StepResult] = []
-    spec = OptimSpec(solver="sgd", lr=1.0, epochs=2, warmup=0.25, schedule="constant")
+    spec = OptimSpec(
+        batch_size=32, solver="sgd", lr=1.0, epochs=2, warmup=0.25, schedule="constant"
+    )
 
     run(nn.Linear(3, 3), spec=spec, on_step=steps.append)
 
@@ -255,7 +261,7 @@ def test_a_constant_schedule_stays_at_its_peak() -> None:
 def test_a_class_with_zero_weight_is_not_learnt() -> None:
     model = nn.Linear(3, 3)
 
-    spec = OptimSpec(solver="adamw", lr=0.5, epochs=9)
+    spec = OptimSpec(batch_size=32, solver="adamw", lr=0.5, epochs=9)
     run(model, spec=spec, loss=TrainingLoss(class_weights=torch.tensor([1.5, 1.5, 0.0])))
 
     logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
@@ -268,7 +274,9 @@ def test_label_smoothing_limits_the_probabilities() -> None:
     def spread(smoothing: float) -> float:
         torch.manual_seed(0)
         model = nn.Linear(3, 3)
-        spec = OptimSpec(solver="adamw", lr=0.3, epochs=20, label_smoothing=smoothing)
+        spec = OptimSpec(
+            batch_size=32, solver="adamw", lr=0.3, epochs=20, label_smoothing=smoothing
+        )
         run(model, spec=spec)
         logits, _ = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
         return logits.softmax(dim=-1).max().item()
@@ -308,7 +316,10 @@ class SteepModel(nn.Linear):
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_gradient_that_is_not_finite_is_refused_like_a_loss(precision: str, clip: float) -> None:
-    model, spec = SteepModel(3, 3), OptimSpec(solver="adamw", lr=0.1, epochs=20, clip=clip)
+    model, spec = (
+        SteepModel(3, 3),
+        OptimSpec(batch_size=32, solver="adamw", lr=0.1, epochs=20, clip=clip),
+    )
     before = model.weight.detach().clone()
 
     with pytest.raises(DivergedError, match="the gradient is not finite at step"):
@@ -319,7 +330,7 @@ def test_a_gradient_that_is_not_finite_is_refused_like_a_loss(precision: str, cl
 
 def test_a_gradient_that_overflows_in_fp16_skips_a_step_and_training_continues() -> None:
     model = nn.Linear(3, 3)
-    spec = OptimSpec(solver="sgd", lr=0.1, epochs=1)
+    spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, epochs=1)
     trainer = Trainer(model, spec, steps_per_epoch=4, precision="fp16")
     trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": 3e38})
     before = model.weight.detach().clone()

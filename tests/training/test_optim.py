@@ -82,7 +82,7 @@ def test_the_optimiser_updates_only_trainable_parameters(
 ) -> None:
     freeze_model(tiny_vit, "head")
     before = {n: p.clone() for n, p in tiny_vit.named_parameters()}
-    optimizer = make_optimizer(tiny_vit, OptimSpec(solver=solver, lr=0.1))  # type: ignore[arg-type]
+    optimizer = make_optimizer(tiny_vit, OptimSpec(batch_size=32, solver=solver, lr=0.1))  # type: ignore[arg-type]
 
     tiny_vit(torch.randn(2, 3, 16, 16))[:, 0].sum().backward()
     optimizer.step()

@@ -292,7 +292,7 @@ def test_a_micro_batch_of_several_labels_has_the_gradient_of_the_whole_batch() -
     for size in (6, 2):
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 3)
-        spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=size, warmup=0.0)
+        spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, micro_batch=size, warmup=0.0)
         step = Trainer(model, spec, steps_per_epoch=1, loss=TrainingLoss(several=True)).step(batch)
         weights.append(model.weight.detach().clone())
         assert 0 <= step.correct <= 6

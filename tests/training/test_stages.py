@@ -478,14 +478,15 @@ def test_resuming_a_finished_run_is_reported(
     assert "already finished" in capsys.readouterr().err
 
 
-def test_the_default_learning_rate_is_resolved_and_written(
+def test_the_default_learning_rate_and_batch_size_are_resolved_and_written(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, dict[str, Any]] = {"train": {"freeze": "none"}, "optim": {"epochs": 1}}
 
     done = start(few, tiny_weights, tmp_path / "run", settings)
 
-    assert read_toml(done.run / "config.toml")["optim"]["lr"] == 5e-4
+    optim = read_toml(done.run / "config.toml")["optim"]
+    assert (optim["lr"], optim["batch_size"]) == (5e-4, 8)
 
 
 def test_latest_resumes_the_run_that_has_not_finished(

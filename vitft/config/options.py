@@ -173,7 +173,11 @@ FINETUNE_OPTIONS = (
         "number of passes over the training images",
         default="20 for a head, 10 for more layers, 100 from scratch",
     ),
-    Option("optim.batch_size", "number of images per step", default="32, or 256 from scratch"),
+    Option(
+        "optim.batch_size",
+        "number of images per step",
+        default="8 to 32 by the number of images, or 256 from scratch",
+    ),
     Option(
         "optim.lr",
         "peak learning rate",

@@ -257,8 +257,9 @@ class OptimSpec:
     """Weight decay of matrices; norms, biases, position embeddings and tokens are not decayed."""
     epochs: PositiveInt = 20
     """Number of passes over the training images."""
-    batch_size: PositiveInt = 32
-    """Number of images per step, over all processes and micro-batches."""
+    batch_size: Annotated[int | None, Range(ge=1)] = None
+    """Number of images per step, over all processes and micro-batches; default: 8 to 32, depending
+    on the trained layers and the number of training images."""
     micro_batch: WholeNumber = 0
     """Number of images per forward pass; 0 to use the whole batch unless memory runs out."""
     clip: NotNegative = 0.0
@@ -274,6 +275,12 @@ class OptimSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
+
+    @property
+    def images_per_step(self) -> int:
+        """The batch size, which must have been resolved."""
+        assert self.batch_size is not None, "the batch size has not been resolved"
+        return self.batch_size
 
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")

@@ -91,7 +91,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
 
     If several views of each image are cached, the epochs cycle through the views.
     """
-    size, data = optim.batch_size, inputs.data
+    size, data = optim.images_per_step, inputs.data
     if not caches_views(inputs.cut, train):
         return fresh_training_batches(inputs, train, size)
     rows, views = data.manifest.train, training_views(data.transform, train, optim)

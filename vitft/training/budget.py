@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
-from vitft.features.cut import last_block_size
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
 from vitft.metrics.budget_results import BudgetResults, StartTrials, TrialResults
@@ -45,7 +44,7 @@ MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
 reports and for variations in machine speed."""
 
-FIRST_STEPS = 100
+FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
 LONGER = 1.5
 """A candidate is tried again only for at least this many times as many epochs."""
@@ -319,4 +318,5 @@ def with_choice(context: RunContext, found: BudgetResults) -> Config:
     every = {candidate.layers: candidate for candidate in layers_to_try(model)}
     if found["chosen"] not in every:
         return replace(config, train=replace(config.train, budget=""))
-    return every[found["chosen"]].config(config, found["epochs"], width=last_block_size(model))
+    images = len(context.inputs.data.manifest.train)
+    return every[found["chosen"]].config(config, found["epochs"], model, images)

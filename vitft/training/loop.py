@@ -104,7 +104,7 @@ class Trainer:
         self.average = WeightAverage({**self.parameters, **self.statistics}, spec.ema)
         self.forward = torch.compile(model) if compiled else model
         self.limit = BatchLimit(
-            spec.micro_batch or spec.batch_size,
+            spec.micro_batch or spec.images_per_step,
             fix="use a smaller --image-size, a smaller model or --set train.checkpointing=true",
         )
         self.seed, self.precision = seed, precision

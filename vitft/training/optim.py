@@ -4,14 +4,32 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
-from vitft.models.timm_model import TimmModel
+from vitft.features.cut import last_block_size
+from vitft.models.timm_model import Model, TimmModel
+
+
+def with_step_defaults(spec: OptimSpec, freeze: str, model: Model, images: int) -> OptimSpec:
+    """Return the settings with the default learning rate and batch size in place of missing ones.
+
+    Args:
+        spec: Settings for SGD or AdamW.
+        freeze: Trained layers in the notation of `train.freeze`.
+        model: Model to train.
+        images: Number of training images.
+    """
+    lr = default_lr(freeze, last_block_size(model)) if spec.lr is None else spec.lr
+    batch_norm = bool(running_statistics(model))
+    size = spec.batch_size or default_batch_size(freeze, images, batch_norm=batch_norm)
+    return replace(spec, lr=lr, batch_size=size)
 
 
 def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0.0) -> float:

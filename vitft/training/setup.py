@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.defaults import FINE_TUNING, default_lr
+from vitft.config.defaults import FINE_TUNING
 from vitft.config.labels import check_several_labels
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec, layers_text
@@ -56,6 +56,7 @@ from vitft.training.extraction import (
     shared_grey_range,
 )
 from vitft.training.like import check_matches, former_split
+from vitft.training.optim import with_step_defaults
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +128,10 @@ def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = F
     if config.optim.solver == "lbfgs" and not folder.labels:
         pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
     model, precision = pipeline.model, pipeline.precision
-    if config.optim.lr is None and config.optim.solver != "lbfgs":
-        lr = default_lr(config.train.freeze, model.feature_size)
-        config = replace(config, optim=replace(config.optim, lr=lr))
+    if config.optim.solver != "lbfgs":
+        images = len(expected_training_labels(folder, config.data))
+        optim = with_step_defaults(config.optim, config.train.freeze, model, images)
+        config = replace(config, optim=optim)
     if config.train.shard:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
     trained = count_parameters(model, pipeline.trained)
@@ -335,10 +337,10 @@ def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
         return "fitted by L-BFGS without a training loop"
     spec = config.optim
     images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
-    steps = math.ceil(images / spec.batch_size)
+    steps = math.ceil(images / spec.images_per_step)
     return (
         f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
-        f"{count(steps, 'step')} per epoch, {count(spec.batch_size, 'image')} per step"
+        f"{count(steps, 'step')} per epoch, {count(spec.images_per_step, 'image')} per step"
     )
 
 

@@ -113,7 +113,9 @@ class StepStage:
         images = epoch_size(self.data.manifest.train, self.config.train)
         total = images * optim.epochs
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
-        done = epochs * images + min(images, steps * optim.batch_size)  # last batches are smaller
+        done = epochs * images + min(
+            images, steps * optim.images_per_step
+        )  # last batches are smaller
         with (
             one_thread(when=self.inputs.cut.pooled),
             console.Progress("training", total, done=done) as self.progress,
@@ -284,7 +286,7 @@ def make_trainer(
     return Trainer(
         shard_module(cut.suffix, data.group) if sharded else cut.suffix,
         optim,
-        steps_per_epoch=math.ceil(epoch_size(data.manifest.train, train) / optim.batch_size),
+        steps_per_epoch=math.ceil(epoch_size(data.manifest.train, train) / optim.images_per_step),
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.config.defaults import default_lr
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
 from vitft.data.split import Manifest
 from vitft.data.transforms import eval_view
-from vitft.features.cut import last_block_size
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import LinearHead, solve_by_method
 from vitft.features.mixture import HeadMethod
@@ -30,6 +28,7 @@ from vitft.training.batches import epoch_size, training_batches
 from vitft.training.dataset import StageInputs
 from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head, read_last_block
+from vitft.training.optim import with_step_defaults
 from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import with_stage_data
 from vitft.training.stages import RunContext, make_trainer, validation_logits
@@ -43,11 +42,12 @@ TRIAL_FOLDS = 5
 """Number of folds into which the training images are divided; each trial holds out one of them."""
 MAX_EPOCHS, MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
-MIN_STEPS = 40
+MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
 still behind the head."""
-TIMED_STEPS = 3
-"""Maximum number of timed steps. The first step is slower and counts only if there is no other."""
+TIMED_IMAGES = 96
+"""Maximum number of images in timed steps. The first step is slower and counts only if there is no
+other."""
 TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
 FORWARD = 1 / 3
@@ -63,13 +63,22 @@ class LayerSettings:
     optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
-    def config(self, config: Config, epochs: int, *, width: int) -> Config:
-        """Return the settings of a run that fits the head and then trains this candidate."""
+    def config(self, config: Config, epochs: int, model: Model, images: int) -> Config:
+        """Return the settings of a run that fits the head and then trains this candidate.
+
+        Args:
+            config: Settings of the run with a time budget.
+            epochs: Number of epochs.
+            model: Model to train.
+            images: Number of training images of the run, which determines the batch size.
+        """
         freeze = f"head,{self.layers}"
-        optim = {"solver": "adamw", "lr": default_lr(freeze, width), "epochs": epochs, **self.optim}
+        optim = {"solver": "adamw", "lr": None, "epochs": epochs, **self.optim}
         train = {"freeze": freeze, "views": 0, "budget": "", **self.train}
         return replace(
-            config, optim=replace(config.optim, **optim), train=replace(config.train, **train)
+            config,
+            optim=with_step_defaults(replace(config.optim, **optim), freeze, model, images),
+            train=replace(config.train, **train),
         )
 
 
@@ -149,8 +158,9 @@ class Trial:
 
     def config(self, epochs: int) -> Config:
         """Return the settings of a run that trains this candidate for `epochs` epochs."""
-        width = last_block_size(self.context.best.model)
-        return self.candidate.config(self.context.config, epochs, width=width)
+        return self.candidate.config(
+            self.context.config, epochs, self.context.best.model, self.images
+        )
 
     def inputs(self, config: Config, manifest: Manifest) -> tuple[StageInputs, Model]:
         """Return inputs for the images of `manifest`, and the copy of the model that is trained.
@@ -183,7 +193,7 @@ class Trial:
         """
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
-        few = stratified_subset(labels, TIMED_STEPS * config.optim.batch_size, config.train.seed)
+        few = stratified_subset(labels, TIMED_IMAGES, config.train.seed)
         rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
         started = time.monotonic()
         inputs, _ = self.inputs(config, replace(manifest, rows=rows))
@@ -223,7 +233,7 @@ class Trial:
         """Return the number of epochs with at least that many steps."""
         config = self.config(1)
         images = epoch_size(self.held_out.manifest.train, config.train)
-        return math.ceil(steps / math.ceil(images / config.optim.batch_size))
+        return math.ceil(steps / math.ceil(images / config.optim.images_per_step))
 
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
         """Return the largest number of epochs, up to a maximum, that fits into `seconds`.
