@@ -45,7 +45,7 @@ MAX_EPOCHS, MAX_STEPS = 12, 200
 MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
 still behind the head."""
-TIMED_IMAGES = 96
+TIMED_STEP_IMAGES = 96
 """Maximum number of images in timed steps. The first step is slower and counts only if there is no
 other."""
 TIMED_FRACTION = 0.05
@@ -193,7 +193,7 @@ class Trial:
         """
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
-        few = stratified_subset(labels, TIMED_IMAGES, config.train.seed)
+        few = stratified_subset(labels, TIMED_STEP_IMAGES, config.train.seed)
         rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
         started = time.monotonic()
         inputs, _ = self.inputs(config, replace(manifest, rows=rows))
