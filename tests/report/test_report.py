@@ -823,6 +823,14 @@ def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any
     assert config_from_table(read_back) == config
 
 
+def test_the_command_leaves_out_settings_without_effect() -> None:
+    config = config_from_table({"data": {"path": "photos"}, "weights": {"name": "demo"}})
+    table = tomllib.loads(to_toml(config))
+    table["optim"]["batch_size"] = 32  # the default that earlier versions wrote for every run
+
+    assert command_of(table) == "vitft finetune --data photos --weights demo"
+
+
 def test_settings_of_another_version_give_no_command() -> None:
     assert command_of({"data": {"path": "x"}, "future": {"key": 1}}) == ""
     assert command_of({"data": "x"}) == ""

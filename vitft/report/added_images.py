@@ -41,7 +41,7 @@ def find_added(first: Run, second: Run) -> AddedImages | None:
         fewer, more = trained if is_second else reversed(trained)
         enough = len(more - fewer) >= max(1, FEW * len(fewer))
         if fewer and enough and len(fewer - more) <= LOST * len(fewer):
-            different = different_keys([effective_settings(first), effective_settings(second)])
+            different = different_keys([effective_settings(run.config) for run in (first, second)])
             return AddedImages(
                 is_second=is_second,
                 images=len(more - fewer),

@@ -89,7 +89,7 @@ def fixes_effects(
 
 def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
-    tables = [effective_settings(run) for run in (first, second)]
+    tables = [effective_settings(run.config) for run in (first, second)]
     fixes = [(t.get("data.fixes") or "", t.get("data.fixes_digest") or "") for t in tables]
     if fixes[0] == fixes[1]:
         return None

@@ -16,13 +16,13 @@ from vitft.system.text import shell_join, shell_quote
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the command that repeats a run, or an empty string if its settings are invalid.
 
-    Apart from the data and the weights, the command includes only settings that differ from their
-    defaults.
+    Apart from the data and the weights, the command includes only settings that have an effect and
+    differ from their defaults.
     """
     try:
         config = with_former_defaults(dict(config))
         config_from_table(config)
-        settings = dotted(config)
+        settings = effective_settings(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shell_quote(str(v))}" for key, v in given.items()]
         # The defaults of other settings depend on these three.
@@ -51,14 +51,17 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
 
 
-def effective_settings(run: Run) -> dict[str, Any]:
-    """Return the settings of a run that had an effect, by dotted name.
+def effective_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that have an effect, by dotted name.
 
-    The settings of the training loop, such as the epochs, have none if L-BFGS fitted the head.
+    The settings of the training loop, such as the epochs, have none if L-BFGS fits the head.
     """
-    solver, stages = run.setting("optim", "solver"), str(run.setting("train", "freeze"))
-    unused = without_effect(str(solver), len(stages.split(",")))
-    return {key: value for key, value in dotted(run.config).items() if key not in unused}
+    settings = dotted(config)
+    if not {"optim.solver", "train.freeze"} <= settings.keys():
+        return settings
+    stages = str(settings["train.freeze"]).split(",")
+    unused = without_effect(str(settings["optim.solver"]), len(stages))
+    return {key: value for key, value in settings.items() if key not in unused}
 
 
 def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -78,7 +81,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
     The value is None in a run where the setting is unset or had no effect.
     """
-    tables = [effective_settings(run) for run in runs]
+    tables = [effective_settings(run.config) for run in runs]
     return [(key, [table.get(key) for table in tables]) for key in different_keys(tables)]
 
 
