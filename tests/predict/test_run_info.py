@@ -62,6 +62,10 @@ def test_the_line_names_the_file_if_there_are_several_models_in_the_folder(run: 
     assert read(run).line().startswith("run flowers-3 (model.safetensors, not model.onnx): ")
     named = read(run, str(run / "model.safetensors"))
     assert named.line().startswith("run flowers-3: ")  # the user chose the file
+    folder = run.rename(run.with_name("flowers.safetensors"))
+    assert "(model.safetensors, not model.onnx): " in read(folder, str(folder)).line()
+    exported = RunInfo.read(str(folder), folder / "model.onnx", 3, {"name": "roses"})
+    assert exported.line().startswith("run roses (exported; model.onnx, not model.safetensors): ")
 
 
 def test_the_latest_run_is_called_by_its_own_name(run: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.find import model_files
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
-from vitft.system.rundir import MODEL, RunEnvironment, read_environment
+from vitft.system.rundir import MODEL, RunEnvironment, read_environment, run_path
 from vitft.system.text import count, days_and_hours, interval, listing, percent
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,9 @@ class RunInfo:
     """Whether the end of the run is unknown and `trained_at` is the time of the file instead."""
     status: str = ""
     """Status of a run that has not finished, e.g. `interrupted`; otherwise empty."""
-    beside: str = ""
-    """Text such as `model.safetensors, not model.onnx` if there are several models in the folder of
-    the model; otherwise empty."""
+    chosen_file: str = ""
+    """Text such as `model.safetensors, not model.onnx` if the folder of the model contains several
+    models and the user did not name the file; otherwise empty."""
     rounded: bool = False
     """Whether the weights were rounded to 8 bits after the accuracy had been measured."""
 
@@ -122,7 +122,7 @@ class RunInfo:
             is_file_age=ended is None,
             status="" if status == "finished" else status,
             rounded=facts.get("rounded", False),
-            beside=other_models(run, checkpoint),
+            chosen_file=chosen_among(run, checkpoint),
         )
 
     def line(self, now: float | None = None) -> str:
@@ -141,8 +141,8 @@ class RunInfo:
             accuracy = (
                 f"mean average precision {percent(self.mean_ap)}{bounds and f' ({bounds})'} {on}"
             )
-        name = f"{self.name} (exported)" if self.is_export else self.name
-        name += f" ({self.beside})" if self.beside else ""
+        remarks = [*filter(None, ["exported" * self.is_export, self.chosen_file])]
+        name = f"{self.name} ({'; '.join(remarks)})" if remarks else self.name
         old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"
         chance = f"; at chance level: the model {self.at_chance}" if self.at_chance else ""
         unfinished = f"; the run has not finished (status: {self.status})" if self.status else ""
@@ -199,10 +199,10 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
 
 
-def other_models(run: str | None, checkpoint: Path) -> str:
+def chosen_among(run: str | None, checkpoint: Path) -> str:
     """Return `FILE, not OTHER FILE` for a model found in a folder with several; otherwise ""."""
     others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
-    is_named = run is not None and Path(run).suffix == checkpoint.suffix
+    is_named = run is not None and run_path(run).is_file()
     return f"{checkpoint.name}, not {listing(others)}" if others and not is_named else ""
 
 
