@@ -195,12 +195,12 @@ def describe_choice(choice: HeadChoice) -> str:
             f"{percent(last)})"
         )
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-    if best["cv_top1"] < last:
+    if best["cv_top1"] <= last:
         return (
-            f"the head reads the last {count(choice['blocks'], 'block')}: the loss decides, "
-            f"{best['cv_loss']:.3f} compared with {alone['cv_loss']:.3f} for the last block alone "
-            f"(cross-validated on the training images), although the accuracy is "
-            f"{percent(best['cv_top1'])} compared with {percent(last)}"
+            f"the head reads the last {count(choice['blocks'], 'block')}, because the loss is "
+            f"lower: {best['cv_loss']:.3f} compared with {alone['cv_loss']:.3f} for the last block "
+            f"alone (cross-validated on the training images; accuracy {percent(best['cv_top1'])} "
+            f"compared with {percent(last)})"
         )
     return (
         f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "
