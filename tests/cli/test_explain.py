@@ -162,6 +162,10 @@ def test_a_misspelt_path_is_answered_with_the_path_that_was_meant(
     error = f"error: {wrong} does not exist\n  fix: check the path: did you mean {meant}?\n"
     assert error in capsys.readouterr().err
 
+    assert main(["explain", "a.png", "b.png", "--run", str(run)]) == 3
+    error = "error: a.png and b.png do not exist\n  fix: check the paths\n"
+    assert error in capsys.readouterr().err
+
     assert main(["explain", wrong, meant, "--run", str(run)]) == 3
     captured = capsys.readouterr()
     assert f"warning: {wrong} not found: did you mean {meant}?" in captured.err

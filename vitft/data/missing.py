@@ -11,6 +11,7 @@ from vitft.data.unused import is_surely_no_image
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
 from vitft.system.near_paths import near_paths
+from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,11 @@ def check_some_exist(names: Sequence[str]) -> None:
     """
     if not names or not all(map(is_missing, names)):
         return warn_of_misspelt(names)
-    more = f" (nor the other {len(names) - 1:,})" if len(names) > 1 else ""
     near = " or ".join(probably_meant(names[0]))
+    several = len(names) > 1
     raise DataError(
-        f"{names[0]} does not exist{more}",
-        fix=f"check the path{f': did you mean {near}?' if near else ''}",
+        f"{listing(names, most=2)} {'do' if several else 'does'} not exist",
+        fix=f"check the path{'s' * several}{f': did you mean {near}?' if near else ''}",
     )
 
 
