@@ -410,7 +410,7 @@ def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> 
         pytest.param(
             "path,action,label,new_label,reason\na/1.png,drop,,,truncated\n",
             "is a table of decisions on images (vitft check), not a table of labels",
-            "use the images with --data, and this table with --fixes ",
+            "pass the folder or the table of the images as data, and this table with --fixes ",
             id="decisions",
         ),
     ],

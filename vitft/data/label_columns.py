@@ -13,7 +13,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.label_sets import JOINER, join_labels
 from vitft.data.table import TableReader
 from vitft.system.errors import DataError
-from vitft.system.text import listing
+from vitft.system.text import listing, shell_quote
 
 SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
@@ -75,7 +75,8 @@ def refuse_decisions(reader: TableReader, header: Sequence[str]) -> None:
     if {"path", "action", "new_label"} <= {cell.strip().lower() for cell in header}:
         raise DataError(
             f"{reader.path} is a table of decisions on images (vitft check), not a table of labels",
-            fix=f"use the images with --data, and this table with --fixes {reader.path}",
+            fix="pass the folder or the table of the images as data, and this table with "
+            f"--fixes {shell_quote(str(reader.path))}",
         )
 
 
