@@ -62,7 +62,9 @@ def test_few_shared_images_cannot_tell_which_run_is_more_accurate(tmp_path: Path
 
     result = compared(*runs)
 
-    assert result.conclusions() == ["3 shared images cannot tell whether A or B is more accurate"]
+    assert result.conclusions() == [
+        "3 shared images are too few to tell whether A or B is more accurate"
+    ]
     assert result.next_step().startswith("The surest answer comes from labelled photos that no")
 
 

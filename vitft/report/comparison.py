@@ -199,9 +199,10 @@ class RunComparison:
         """Return a sentence that states which of two runs is more accurate, if either is."""
         worse, better = self.letters[pair.first], self.letters[pair.second]
         if self.needed_disagreements > self.shared:
+            verb = "is" if self.shared == 1 else "are"
             return (
-                f"{count(self.shared, 'shared image')} cannot tell whether {worse} or {better} is "
-                "more accurate"
+                f"{count(self.shared, 'shared image')} {verb} too few to tell whether {worse} or "
+                f"{better} is more accurate"
             )
         if pair.difference < 0:
             better, worse = worse, better
