@@ -176,7 +176,7 @@ FINETUNE_OPTIONS = (
     Option(
         "optim.batch_size",
         "number of images per step",
-        default="8 to 32 by the number of images, or 256 from scratch",
+        default="8 to 32, depending on the number of images, or 256 from scratch",
     ),
     Option(
         "optim.lr",
