@@ -90,10 +90,10 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
 
     results = read_results(run / "eval.json")
     head = results.get("head") if results else None
-    beside = ""
+    comment = ""
     if head and head["last_block_top1"] is not None:
-        beside = f"  # --onnx keeps the head on {head['blocks']} blocks"
-    steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{beside}"]
+        comment = f"  # --onnx keeps the head on {head['blocks']} blocks"
+    steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{comment}"]
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit and (found := undecided_findings(audit, kept_paths(config.data))):
         steps.insert(0, f"decide on {found} in {run / 'report.html'}")

@@ -235,7 +235,7 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     Args:
         bad: Number of unreadable files.
         good: Number of readable files.
-        different: Number of readable files without identical copies.
+        different: Number of different readable files: identical copies count once.
     """
     parts = [f"{count(good + bad, 'file')}, {bad:,} unreadable"] * (bad > 0)
     copies = count(good - different, "identical copy", "identical copies")
