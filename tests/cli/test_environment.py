@@ -30,7 +30,8 @@ def vitft(
 ) -> subprocess.CompletedProcess[bytes]:
     code = f"import sys\n{before}\nfrom vitft.__main__ import run\nsys.argv[0] = 'vitft'\nrun()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        # -P: as for the installed command, the working directory is not in sys.path
+        [sys.executable, "-P", "-c", code, *arguments],
         cwd=cwd,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
