@@ -13,7 +13,7 @@ from tests.support.export_run import figures
 from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
-    print_cross_validation,
+    print_growth,
     print_weakest,
     print_weakest_label,
     suggest_next_steps,
@@ -38,7 +38,7 @@ def test_the_weakest_class_names_the_images_on_which_it_was_measured(
     validated = {"rose": {"images": 8, "recall": 0.75}, "lily": {"images": 9, "recall": 1.0}}
     labels = {"per_label": {"rose": {"ap": 0.75}, "lily": {"ap": None}}}
 
-    print_cross_validation(cast("CrossValidation", crossed), knn_top1=0.8, with_weakest=True)
+    print_growth(cast("CrossValidation", crossed), with_weakest=True)
     print_weakest(cast("dict[str, ClassMetrics]", validated))
     print_weakest_label(cast("LabelResults", labels), 17)
 

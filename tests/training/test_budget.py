@@ -21,7 +21,7 @@ from vitft.metrics.budget_results import TrialResults
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.report.run_files import read_run
-from vitft.report.summary import summary_sentences
+from vitft.report.summary import key_figures, summary_sentences
 from vitft.system.errors import UsageError
 from vitft.training import budget, trial
 from vitft.training.best import RunningMetrics
@@ -216,6 +216,61 @@ def test_a_trial_has_enough_steps_and_its_winner_is_tried_for_more_epochs(
     done = run(home, "run")
 
     assert [t["epochs"] for t in results_of(done.run)["budget"]["trials"]] == [4, MAX_EPOCHS]
+
+
+@pytest.mark.parametrize(
+    ("affordable", "epochs"),
+    [
+        pytest.param(100, 8, id="twice as many as in the trial"),
+        pytest.param(6, 6, id="as time allows"),
+        pytest.param(0, 4, id="never fewer than in the trial"),
+    ],
+)
+def test_time_that_is_left_goes_into_longer_training_of_the_choice(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch, affordable: int, epochs: int
+) -> None:
+    monkeypatch.setattr(budget, "FIRST_STEPS", 7)  # 4 epochs of 2 steps
+    monkeypatch.setattr(budget, "MIN_STEPS", 5)
+    monkeypatch.setattr(budget, "LONGER", 100)
+    judged(monkeypatch, **BETTER)
+    original = Trial.results
+
+    def results(self: Trial, *args: Any) -> TrialResults:
+        monkeypatch.setattr(Trial, "final_seconds", lambda _, n: 1e9 * (n > affordable))
+        return original(self, *args)
+
+    monkeypatch.setattr(Trial, "results", results)
+
+    found = results_of(run(home, "run").run)
+
+    assert [trial["epochs"] for trial in found["budget"]["trials"]] == [4]
+    assert found["budget"]["epochs"] == epochs
+    assert found["epochs"] == 1 + epochs
+
+
+def test_a_run_that_is_late_trains_fewer_epochs_and_says_how_many(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged(monkeypatch, **BETTER)
+    original = budget.try_candidates
+    monkeypatch.setattr(
+        budget, "try_candidates", lambda *given: {**original(*given), "seconds": 0.0}
+    )
+    given = ["--data", str(home / "data"), "--weights", str(home / "w.safetensors")]
+
+    assert main(["finetune", *given, "--budget", "5m", "--out", str(home / "run")]) == 0
+
+    shown = capsys.readouterr()
+    assert "stopped after 1 of 12 epochs: training is slower than expected" in shown.err
+    assert "the run trained all layers for 1 epoch\n" in shown.out
+    assert results_of(home / "run")["budget"]["epochs"] == 1
+    assert results_of(home / "run")["epochs"] == 2  # the fitted head counts as the first
+    assert "the head alone, before further training: cross-validated accuracy" in shown.out
+    assert "with twice as many images" not in shown.out
+    names = [figure.name for figure in key_figures(read_run(home / "run"))]
+    assert "cross-validated accuracy of the head alone, before further training" in names
+    page = (home / "run" / "report.html").read_text()
+    assert "Because this run trained more than a head" not in page
 
 
 def test_a_resumed_run_does_not_try_more_epochs_twice(

@@ -22,6 +22,7 @@ from vitft.metrics.results import (
 from vitft.metrics.verdict import (
     describe_skipped,
     describe_start,
+    model_cross_validation,
     selected_epoch,
     start_trials,
     verdict,
@@ -64,17 +65,17 @@ def print_summary(
     print_selection(metrics, config)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(calibration_text(calibration))
-    cross_validation = metrics.get("cross_validation")
     if "labels" in metrics:
         print_weakest_label(metrics["labels"], metrics["images"])
-    elif cross_validation:
-        print_cross_validation(
-            cross_validation,
-            knn_top1=metrics["knn_top1"],
-            with_weakest=not chance_level(metrics),
-        )
-    elif not chance_level(metrics):
-        print_weakest(metrics["per_class"])
+    elif own := model_cross_validation(metrics):
+        output.result(cross_validation_text(own, knn_top1=metrics["knn_top1"]))
+        print_growth(own, with_weakest=not chance_level(metrics))
+    else:
+        if earlier := metrics.get("cross_validation"):
+            text = cross_validation_text(earlier, knn_top1=metrics["knn_top1"])
+            output.result(f"the head alone, before further training: {text}")
+        if not chance_level(metrics):
+            print_weakest(metrics["per_class"])
     output.result(f"run: {run}")
     output.rule()
     if status == "finished":
@@ -191,17 +192,19 @@ def calibration_text(calibration: CalibrationMetrics) -> str:
     return f"{error} (95% interval {interval(bounds)}), {before} before calibration"
 
 
-def print_cross_validation(
-    results: CrossValidation, *, knn_top1: float, with_weakest: bool
-) -> None:
-    """Print the cross-validated accuracy, the expected gain from more images, and weak classes."""
+def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
+    """Describe the cross-validated accuracy of a head, and that of nearest neighbours."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
-    output.result(
+    return (
         f"cross-validated accuracy on {images} images: {percent(results['top1'])} "
         f"({interval(results['top1_interval'])}); nearest neighbours on the "
         f"validation images: {percent(knn_top1)}"
     )
+
+
+def print_growth(results: CrossValidation, *, with_weakest: bool) -> None:
+    """Print the expected gain from more images, and the weakest classes in cross-validation."""
     if (gain := results["gain_from_twice"]) is not None:
         output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")
     ranks = ("weakest class", "second-weakest class") if with_weakest else ()

@@ -50,6 +50,15 @@ def verdict(results: RunResults) -> str:
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how})."
 
 
+def model_cross_validation(results: RunResults) -> CrossValidation | None:
+    """Return the cross-validation of a run, or None if its model is not the cross-validated head.
+
+    The results of a fitted head are kept even if the run then trained further layers.
+    """
+    is_head = results.get("best_epoch") == 1  # the fitted head counts as the first epoch
+    return results.get("cross_validation") if is_head else None
+
+
 def better_estimate(results: RunResults) -> CrossValidation | None:
     """Return the cross-validation of a run if it tells more about the model than the validation.
 
@@ -59,13 +68,12 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
     The result is None for multi-label models, which cross-validation scores without their
     thresholds.
     """
-    more, calibration = results.get("cross_validation"), results.get("calibration")
+    more, calibration = model_cross_validation(results), results.get("calibration")
     if not more or "labels" in results or not more.get("top1_interval"):
         return None
-    is_final = results.get("best_epoch") == 1  # the fitted head counts as the first epoch
     is_comparable = bool(calibration and calibration.get("cross_validated"))
     are_many = more["images"] >= MORE_IMAGES * results["images"]
-    return more if is_final and is_comparable and are_many else None
+    return more if is_comparable and are_many else None
 
 
 def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:

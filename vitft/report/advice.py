@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.values import Interval
+from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
 from vitft.report.run_decisions import former_fixes, has_own_split
@@ -213,7 +214,7 @@ def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
     """Return the recalls of the weakest classes in cross-validation, lowest first."""
-    more = run.results.get("cross_validation")
+    more = model_cross_validation(run.results)
     if not more:
         return []
     recalls, top1 = [], more["top1"]
@@ -248,7 +249,7 @@ def error_exponent(run: Run) -> float | None:
 
     The exponent is derived from the gain that `gain_from_twice` computed with this law.
     """
-    more = run.results.get("cross_validation")
+    more = model_cross_validation(run.results)
     if not more:
         return None
     gain, curve = more.get("gain_from_twice"), more.get("curve") or []
@@ -285,7 +286,7 @@ def equivalent_images(
 
 def more_images(run: Run) -> Advice | None:
     """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
-    more = run.results.get("cross_validation")
+    more = model_cross_validation(run.results)
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
         return None

@@ -124,7 +124,7 @@ def run_page(run: Run) -> dict[str, object]:
         "audit": run.audit,
         "decisions": run_decisions(run, thumbnails),
         "max_findings": MAX_FINDINGS,
-        "labels_checked": set(freeze.split(",")) <= {"head", "pre_logits"},
+        "labels_checked": freeze.split(",")[0] in ("head", "pre_logits"),
         "charts": {
             "learning": learning_section(run),
             "confidence": confidence_section(run),

@@ -12,7 +12,13 @@ from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import describe_skipped, describe_start, selected_epoch, start_trials
+from vitft.metrics.verdict import (
+    describe_skipped,
+    describe_start,
+    model_cross_validation,
+    selected_epoch,
+    start_trials,
+)
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -227,6 +233,8 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if more := results.get("cross_validation"):
         scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")
+        if not model_cross_validation(results):
+            name = "cross-validated accuracy of the head alone, before further training"
         fractions.append((name, more["top1"], bounds, f"{scored} trained on it"))
     if results.get("balanced") is not None:
         bounds, meaning = results.get("balanced_interval"), "mean recall of all classes"

@@ -48,6 +48,8 @@ FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
 LONGER = 1.5
 """A candidate is tried again only for at least this many times as many epochs."""
+FURTHER = 2.0
+"""The chosen layers are trained for at most this many times as many epochs as in their trial."""
 SLIGHT_EVIDENCE = 1.0
 """Difference of the held-out losses, in standard errors, within which a trial tells little."""
 
@@ -140,10 +142,12 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
             f"only the head is trained: {count(images, 'training image')} are too few for trials"
         )
     else:
-        Search(context, method, found).run()
-    best = best_trial(found["trials"])
-    chosen, epochs = (best["layers"], best["epochs"]) if best else ("head", 0)
-    return {**found, "chosen": chosen, "epochs": epochs, "used": used_seconds(context)}
+        search = Search(context, method, found)
+        search.run()
+        if (best := best_trial(found["trials"])) is not None:
+            found["chosen"], found["epochs"] = best["layers"], search.final_epochs(best)
+    chosen = found["chosen"] or "head"
+    return {**found, "chosen": chosen, "used": used_seconds(context)}
 
 
 class Search:
@@ -223,6 +227,18 @@ class Search:
         trial = self.prepare(self.candidates[before["layers"]], fold=folds_of(before))
         place = self.found["trials"].index(before)
         self.record(pooled(before, trial.run(before["epochs"])), place)
+
+    def final_epochs(self, best: TrialResults) -> int:
+        """Return for how many epochs to train the layers of the best trial.
+
+        Layers that gained in a trial usually gain more from longer training, so time that is left
+        goes into at most `FURTHER` times as many epochs as in the trial.
+        """
+        trial, tried = self.prepare(self.candidates[best["layers"]]), best["epochs"]
+        most = min(round(FURTHER * tried), trial.most_epochs())
+        left = self.remaining()
+        fitting = [n for n in range(tried, most + 1) if trial.final_seconds(n) <= left]
+        return max(fitting, default=tried)
 
     def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
         """Return a trial of a candidate; the times of its steps are measured only once."""

@@ -147,14 +147,20 @@ class StepStage:
                 return
 
     def is_last_in_budget(self) -> bool:
-        """Return whether another epoch would exceed the time budget of the run."""
+        """Return whether another epoch would exceed the time budget of the run.
+
+        If so, the results of the budget then state the number of epochs that were trained. The
+        final evaluation and the report are expected to take no longer than an epoch.
+        """
         budget = self.context.budget
         if budget is None or self.epochs == self.config.optim.epochs:
             return False
         now = time.monotonic()
-        is_late = 2 * now - self.epoch_started > self.context.started + budget["seconds"]
+        ends = now + 2 * (now - self.epoch_started)
+        is_late = ends > self.context.started + budget["seconds"]
         if not self.data.group.broadcast(is_late):
             return False
+        self.context.budget = {**budget, "epochs": self.epochs}
         log.info(
             f"stopped after {self.epochs} of {self.config.optim.epochs} epochs: training is slower "
             "than expected, and another epoch would exceed the time budget"

@@ -241,11 +241,12 @@ class Trial:
         The time includes the trial and the final training (see the method `seconds`). The result is
         0 if there is not enough time for one epoch.
         """
-        most = max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
-        return max(
-            (n for n in range(1, most + 1) if self.seconds(n, after=after) <= seconds),
-            default=0,
-        )
+        epochs = range(1, self.most_epochs() + 1)
+        return max((n for n in epochs if self.seconds(n, after=after) <= seconds), default=0)
+
+    def most_epochs(self) -> int:
+        """Return the maximum number of epochs of a trial and of the final training."""
+        return max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
 
     def run(self, epochs: int) -> TrialResults:
         """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
