@@ -24,6 +24,7 @@ def main(*notebooks: str) -> None:
     for name in notebooks:
         path = Path(name).resolve()
         notebook = json.loads(path.read_text(encoding="utf-8"))
+        print(f"{name}:", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             execute(notebook)
         text = json.dumps(notebook, ensure_ascii=False, indent=1)
@@ -32,14 +33,16 @@ def main(*notebooks: str) -> None:
 
 
 def execute(notebook: dict[str, Any]) -> None:
-    """Execute the code cells of a notebook in order, and replace their outputs."""
+    """Execute the code cells of a notebook in order, and replace their outputs.
+
+    Each cell is announced on stderr.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
-    number = 0
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            number += 1
-            cell["outputs"] = execute_cell("".join(cell["source"]), names, number)
-            cell["execution_count"] = number
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(cells, start=1):
+        print(f"cell {number} of {len(cells)}", file=sys.stderr, flush=True)
+        cell["outputs"] = execute_cell("".join(cell["source"]), names, number)
+        cell["execution_count"] = number
 
 
 def execute_cell(source: str, names: dict[str, Any], number: int) -> list[Cell]:

@@ -66,6 +66,19 @@ def test_a_notebook_runs_and_shows_what_it_showed_when_it_was_written(
     assert any("text/html" in types for cell in kinds(written) for _, types in cell)
 
 
+def test_each_cell_of_a_notebook_is_announced_before_it_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sources = ["1", "import sys; print('second', file=sys.stderr)"]
+    cells = [{"cell_type": "code", "source": [source]} for source in sources]
+
+    EXECUTE({"cells": [{"cell_type": "markdown", "source": ["text"]}, *cells]})
+
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == ["cell 1 of 2", "cell 2 of 2", "second"]
+    assert not shown.out
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_small_and_without_traces_of_a_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
