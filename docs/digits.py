@@ -5,9 +5,13 @@ python docs/digits.py digits.npz
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 digits = load_digits()
-np.savez(sys.argv[1], x=np.round(digits.images * (255 / 16)).astype(np.uint8), y=digits.target)
+path = Path(sys.argv[1])
+path = path if path.suffix == ".npz" else Path(f"{path}.npz")  # as numpy.savez names it
+np.savez(path, x=np.round(digits.images * (255 / 16)).astype(np.uint8), y=digits.target)
+print(f"{path}: {len(digits.target):,} images of 8 x 8 pixels in 10 classes")

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -32,6 +31,7 @@ from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel, load_run_model, validation_files
 from vitft.explain.model_figures import position_similarity
 from vitft.explain.patches import patch_figure
+from vitft.report.svg import epoch_ticks
 
 PAGE = Path(__file__).with_name("tutorials.md")
 RUNS = ("digits", "first", "pre", "post")
@@ -134,11 +134,12 @@ def curves(
     axes: Axes, lines: Mapping[str, tuple[Sequence[float], str, str]], **how: object
 ) -> None:
     """Draw accuracies in percent by epoch; a line is its values, colour and style."""
+    epochs: Sequence[float] = ()
     for label, (values, colour, style) in lines.items():
         epochs = how.get("epochs", range(1, len(values) + 1))
         axes.plot(epochs, values, style, color=colour, label=label, linewidth=1.8)
     axes.set(ylim=(0, 100), xlabel="epoch", ylabel="accuracy, %")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xticks(epoch_ticks(list(epochs)))
     axes.grid(color="#d1d9e0", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)

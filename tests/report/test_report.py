@@ -779,6 +779,22 @@ def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[flo
     assert svg.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "ticks"),
+    [
+        pytest.param(range(1, 21), [5, 10, 15, 20], id="a round number"),
+        pytest.param(range(1, 19), [5, 10, 15, 18], id="the last epoch after the last round one"),
+        pytest.param(range(1, 17), [5, 10, 16], id="no room for both"),
+        pytest.param([1], [1], id="a single epoch"),
+        pytest.param([1, 2, 3], [1, 2, 3], id="few epochs"),
+    ],
+)
+def test_an_axis_of_epochs_ends_with_a_tick_at_the_last_epoch(
+    epochs: range | list[int], ticks: list[float]
+) -> None:
+    assert svg.epoch_ticks(list(epochs)) == pytest.approx(ticks)
+
+
 def test_overlapping_tick_labels_are_left_out() -> None:
     penalties = [10.0**-k for k in range(5)] + [3 * 10.0**-k for k in range(1, 5)]
 

@@ -7,7 +7,7 @@ from html import escape
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin
 from vitft.metrics.values import Interval
-from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
+from vitft.report.svg import Axis, Chart, Series, axis_limits, epoch_ticks, round_ticks
 from vitft.system.text import interval, percent
 
 NO_MARKERS = (False, False)
@@ -32,7 +32,7 @@ def epoch_chart(
         for name, colour, ys, dashes in lines
     ]
     low, high = axis_limits(epochs)
-    ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
+    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
     x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
     return with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
 
@@ -157,7 +157,7 @@ def overlaid_curves(
         axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
     else:
         low, high = axis_limits(places)
-        ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
+        ticks = [(value, f"{value:g}") for value in epoch_ticks(places)]
         axis = Axis(low=low, high=high, ticks=ticks, title=x)
     title = "accuracy" if is_percent else "loss (nats)"
     return with_y_axis(label, axis, series, title=title, is_percent=is_percent)

@@ -77,6 +77,14 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
     return [round(step * i, 12) for i in range(first, last + 1)]
 
 
+def epoch_ticks(epochs: Sequence[float]) -> list[float]:
+    """Return ticks for an axis of epochs: round values and the last epoch."""
+    values = round_ticks(*axis_limits(epochs), integer=True)
+    last = max(epochs)
+    step = values[1] - values[0] if len(values) > 1 else 0.0
+    return [value for value in values if last - value >= 0.6 * step and value < last] + [last]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """A chart of several series, with a label as the text alternative for screen readers."""
