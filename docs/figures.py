@@ -35,13 +35,16 @@ from vitft.report.svg import epoch_ticks
 
 PAGE = Path(__file__).with_name("tutorials.md")
 RUNS = ("digits", "first", "pre", "post")
+SEED_RUNS = tuple(f"{name}{seed}" for seed in (1, 2) for name in ("pre", "post"))
+"""The runs of the norms with further training seeds, which the page has, too."""
 BLUE, ORANGE, GREY = "#0969da", "#bc4c00", "#818b98"
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure without the date and the version of matplotlib."""
+    """Write a figure without the date and the version of matplotlib, and print its path."""
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     figure.savefig(path, dpi=150, metadata=metadata, bbox_inches="tight")
+    print(path, flush=True)
 
 
 def picture(axes: Axes, image: NDArray[np.generic], title: str = "", **how: object) -> None:
@@ -66,6 +69,7 @@ def draw_patches(runs: Path, out: Path) -> None:
         # A fifth of the bytes. The median cut, the default, turns rare colours into others.
         few = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3)
         few.save(out / name, optimize=True)
+        print(out / name, flush=True)
 
 
 def draw_positions(run: Path, out: Path) -> None:
@@ -169,10 +173,18 @@ def draw_norms(runs: Path, out: Path) -> None:
     figure = Figure(figsize=(6, 3.2))
     axes = figure.subplots()
     for name, label, colour in (("pre", "pre-norm", BLUE), ("post", "post-norm", ORANGE)):
-        for run in sorted(runs.glob(f"{name}*")):  # a line per seed
+        for run in norm_runs(runs, name):
             curves(axes, {label: (accuracy(run, "val"), colour, "-")})
             label = "_"  # once in the legend
     save(figure, out / "teach_norm.svg")
+    if missing := [name for name in SEED_RUNS if not (runs / name / "eval.json").is_file()]:
+        names = ", ".join(str(runs / name) for name in missing)
+        print(f"teach_norm.svg has fewer training seeds than docs/teach.md: no run {names}")
+
+
+def norm_runs(runs: Path, name: str) -> list[Path]:
+    """Return the finished runs of a norm, one per training seed."""
+    return [path.parent for path in sorted(runs.glob(f"{name}*/eval.json"))]
 
 
 def recorded(section: str) -> list[tuple[list[int], dict[str, list[float]]]]:

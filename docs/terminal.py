@@ -225,7 +225,7 @@ def main() -> None:
     lines, tops = shown_lines(session)
     target = Path(__file__).with_suffix(".svg")
     target.write_text(picture(lines, tops, session[-1][0]))
-    print(f"{target.name}: {session[-1][0]:.0f} s, {len(lines)} lines")  # noqa: T201
+    print(f"{target.name}: {session[-1][0]:.0f} s, {len(lines)} lines")
 
 
 if __name__ == "__main__":
