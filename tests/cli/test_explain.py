@@ -190,6 +190,11 @@ def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
         assert "run vitft evaluate --data digits.npz" in shown
         assert "a NumPy archive without labelled images, not an image" in shown
         assert main([command, "digits.npz/all/0/00000.bmp", "--run", str(run)]) == 0
+        for wrong in ("all/0/00099.bmp", "3/00003.bmp", "train/0/00000.bmp"):
+            assert main([command, f"digits.npz/{wrong}", "--run", str(run)]) == 3
+            shown = " ".join(capsys.readouterr().out.split())
+            form = "name an image digits.npz/all/CLASS/INDEX.bmp (INDEX from 00000 to 00003)"
+            assert form in shown
         assert main([command, "torchvision:MNIST", "--run", str(run)]) == 3
         assert "run vitft evaluate --data torchvision:MNIST" in capsys.readouterr().out
 

@@ -30,6 +30,7 @@ Split = Literal["train", "val", "test", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
+BELOW_NPZ = re.compile(r"(?P<root>[^\0]+?\.npz)/.*", re.S | re.I)
 DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
 
 
@@ -150,15 +151,27 @@ def array_member(path: str) -> bytes | None:
     return encode_bmp(part.images[number])
 
 
-def other_class_reason(path: str) -> str:
-    """Return what is wrong with the path of an image in an array dataset that has another class.
+def wrong_member_reason(path: str) -> str:
+    """Return what is wrong with the path of an image that an array dataset does not contain.
 
     The result is empty for any other path.
     """
-    found = find_member(path)
-    if found is None or found[0] == path:
+    if found := find_member(path):
+        right = shell_quote(found[0])
+        return f"not found: the path of image {found[2]}, with its class, is {right}"
+    match = MEMBER.fullmatch(path) or BELOW_NPZ.fullmatch(path)
+    try:
+        arrays = None if match is None else find_arrays(Path(match["root"]))
+    except DataError:
         return ""
-    return f"not found: the path of image {found[2]}, with its class, is {shell_quote(found[0])}"
+    if match is None or arrays is None:
+        return ""
+    forms = [
+        f"{match['root']}/{part.name}/CLASS/INDEX.bmp (INDEX from 00000 to "
+        f"{len(part.images) - 1:05})"
+        for part in arrays.parts
+    ]
+    return f"not found: name an image {' or '.join(forms)}"
 
 
 def find_member(path: str) -> tuple[str, ArrayPart, int] | None:

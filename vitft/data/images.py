@@ -36,7 +36,7 @@ from PIL import (
     features,
 )
 
-from vitft.data.arrays import array_member, no_image_reason, other_class_reason
+from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
 from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, to_rgb
 from vitft.data.remote.members import copy_member
 from vitft.data.signatures import (
@@ -146,7 +146,7 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
             inside = array_member(name) if inside is None else inside
             if inside is not None:
                 return inside
-            if reason := other_class_reason(name):
+            if reason := wrong_member_reason(name):
                 raise ImageError(name, reason) from error
         reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({describe_os_error(error)})")
         raise ImageError(name, reason) from error
