@@ -6,13 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 pytest.importorskip("matplotlib")
 
+from matplotlib import colormaps
+
 from tests.support.limits import HANG_S
-from vitft.report.plots import AccuracyCurve, accuracy_curves_png, drawable
+from vitft.report.plots import (
+    AccuracyCurve,
+    accuracy_curves_png,
+    distance_png,
+    drawable,
+    filters_png,
+)
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures.py"
 
@@ -63,3 +72,23 @@ def test_the_figure_of_norms_says_which_training_seeds_it_lacks(
     first, second = capsys.readouterr().out.splitlines()
     assert first == str(tmp_path / "teach_norm.svg")
     assert second.endswith(f"no run {tmp_path / 'post2'}")
+
+
+def test_a_white_filter_has_a_frame() -> None:
+    png = filters_png(np.ones((2, 2, 2, 3), np.float32), np.full(2, 0.5, np.float32), "m")
+
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    rows = pixels[len(pixels) // 2 :]  # below the title
+    assert (rows.min(axis=-1) < 200).any(axis=0).sum() > 100
+
+
+def test_the_heads_in_the_figure_of_distances_have_a_legend() -> None:
+    distance = np.full((3, 4), 2.0, np.float32) + np.arange(4, dtype=np.float32)
+
+    png = distance_png(distance, images=5, uniform=3.0, title="m")
+
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    legend = pixels[:, round(0.8 * pixels.shape[1]) :].reshape(-1, 3)
+    for colour in colormaps["viridis"](np.linspace(0, 0.95, 4)):
+        wanted = np.round(255 * colour[:3])
+        assert (np.abs(legend - wanted).max(axis=-1) <= 2).any()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -48,9 +49,12 @@ def filters_png(
     rows = -(-len(components) // columns)
     figure = Figure(figsize=(0.95 * columns + 0.3, 0.95 * rows + 0.9), layout="constrained")
     for i, axes in enumerate(np.atleast_1d(figure.subplots(rows, columns)).flat):
-        axes.set_axis_off()
         if i < len(components):
             axes.imshow(components[i], interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set(color="#818b98", linewidth=0.6)  # a filter may have white corners
+        else:
+            axes.set_axis_off()
     detail = f"first {count(len(components), 'principal component')}, "
     add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
     return to_png(figure)
@@ -79,7 +83,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
-    """Return a PNG of mean attention distances by block, with one marker per head.
+    """Return a PNG of mean attention distances by block, with one marker per head and their legend.
 
     Args:
         distance: Mean attention distances (L, H) in pixels.
@@ -90,19 +94,21 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    blocks = np.repeat(np.arange(depth), heads)
-    axes.axhline(uniform, color="#777777", linestyle="--", linewidth=1)
-    axes.annotate(
-        "uniform attention", (depth - 1, uniform), (0, 3), textcoords="offset points",
-        ha="right", va="bottom", color="#555555", fontsize=8,
-    )  # fmt: skip
-    axes.scatter(blocks, distance.ravel(), s=26, c=np.tile(np.arange(heads), depth), cmap="viridis")
-    axes.plot(np.arange(depth), distance.mean(axis=1), color="#333333", linewidth=1, zorder=0)
+    blocks = np.arange(depth)
+    axes.axhline(
+        uniform, color="#777777", linestyle="--", linewidth=1, label="uniform attention", zorder=0
+    )
+    axes.plot(
+        blocks, distance.mean(axis=1), color="#333333", linewidth=1, label="mean of heads", zorder=0
+    )
+    colours = colormaps["viridis"](np.linspace(0, 0.95, heads))
+    for head, colour in enumerate(colours):
+        axes.scatter(blocks, distance[:, head], s=26, color=colour, label=f"head {head}")
+    figure.legend(loc="outside right upper", ncols=-(-heads // 20), fontsize=8, frameon=False)
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    detail = f"one marker per head; line: mean over heads; {count(images, 'image')}"
-    add_title(figure, title, detail)
+    add_title(figure, title, f"mean over {count(images, 'image')}")
     return to_png(figure)
 
 
