@@ -132,11 +132,12 @@ def test_the_methods_of_the_command_are_those_of_explain(
     ("options", "message"),
     [
         ({"method": "rollot"}, "did you mean rollout"),
-        ({"method": "rollout", "about": "red"}, "--class has no effect with --method rollout"),
-        ({"block": 1}, "--block has no effect with --method relevance"),
-        ({"method": "attention", "block": 99}, "no block 99"),
+        ({"method": "rollout", "about": "red"}, '^about has no effect with method="rollout"'),
+        ({"block": 1}, '^block has no effect .*\n.* or use method="attention"$'),
+        ({"method": "attention", "block": 99}, "no block 99\n  fix: use a block from 0 to 1$"),
+        ({"method": "attention", "head": 0, "fusion": "max"}, "^fusion combines .* but head "),
         ({"method": "attention", "layer": 1}, "unknown option 'layer'"),
-        ({"size": 0}, "invalid --size 0"),
+        ({"size": 0}, "invalid size 0"),
     ],
 )
 def test_wrong_options_of_explain_are_refused(

@@ -25,7 +25,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
 from vitft.explain.attribution import scale_maps
 from vitft.explain.heatmaps import enlarged, overlay, with_legend
-from vitft.explain.method import MethodOptions, check_picture_side, chosen_method
+from vitft.explain.method import MethodOptions, check_picture_side, chosen_method, parameter
 from vitft.explain.model import class_index
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
@@ -294,8 +294,8 @@ class Trained:
             RunError: The values of the map are not finite.
         """
         predictor = self.require_torch("explanations")
-        chosen = chosen_method(method, options, about=about)
-        check_picture_side(size)
+        chosen = chosen_method(method, options, about=about, spell=parameter)
+        check_picture_side(size, parameter)
         target = None if about is None else torch.tensor([class_index(about, self.classes)])
         name = picture_name(0, image)
         view = self.view(name, image)

@@ -389,7 +389,7 @@ def test_models_of_every_architecture_are_explained(
         pytest.param(["x.png", "--fusion", "max"], "--fusion has no effect", id="idle"),
         pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class has", id="class"),
         pytest.param(
-            ["x.png", "--method", "rollout", "--discard", "1"], "invalid --discard 1.0", id="1"
+            ["x.png", "--method", "rollout", "--discard", "1"], "invalid discard 1.0", id="1"
         ),
         pytest.param(["x.png", "--block", "1"], "--block has no effect", id="block"),
         pytest.param(["--patches"], "no images given", id="patches of nothing"),

@@ -284,8 +284,8 @@ def test_attention_of_a_block_and_head_is_a_row_of_its_map() -> None:
         pytest.param({"name": "attention", "block": -1}, "no block -1", id="negative"),
         pytest.param({"name": "gradcam"}, "'gradcam'.*\n.*rollout", id="method"),
         pytest.param({"fusion": "sum"}, "'sum'.*\n.*max", id="fusion"),
-        pytest.param({"discard": 1.0}, "invalid --discard 1.0", id="discard everything"),
-        pytest.param({"discard": float("nan")}, "invalid --discard nan", id="nan"),
+        pytest.param({"discard": 1.0}, "invalid discard 1.0", id="discard everything"),
+        pytest.param({"discard": float("nan")}, "invalid discard nan", id="nan"),
     ],
 )
 def test_invalid_methods_are_refused(options: dict[str, Any], message: str) -> None:

@@ -148,7 +148,7 @@ def test_a_structure_without_positions_is_refused() -> None:
 def test_methods_that_need_attention_are_refused_for_timm_models() -> None:
     model = random_timm("test_resnet")
 
-    with pytest.raises(UsageError, match="--method rollout needs the attention weights"):
+    with pytest.raises(UsageError, match="the method rollout needs the attention weights"):
         explain(model, images(model), Method(name="rollout"))
 
 

@@ -129,17 +129,17 @@ def check_method(model: Model, method: Method) -> None:
             "relevance needs a model with classes, but these weights have none",
             fix="fine-tune the weights first"
             if isinstance(model, TimmModel)
-            else "use --method rollout or --method attention, or fine-tune the weights first",
+            else "use the method rollout or attention, or fine-tune the weights first",
         )
     if method.name == "relevance":
         return
-    config = require_vit(model, f"--method {method.name}").config
+    config = require_vit(model, f"the method {method.name}").config
     wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
     for part, number, count in wanted:
         if number is not None and not 0 <= number < count:
             raise UsageError(
                 f"the model has no {part} {number}",
-                fix=f"use --{part} with an integer from 0 to {count - 1}",
+                fix=f"use a {part} from 0 to {count - 1}",
             )
 
 

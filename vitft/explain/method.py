@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from vitft.system.errors import UsageError
 
@@ -51,9 +51,26 @@ class Method:
                 raise unknown_choice(kind, value, known)
         if not 0 <= self.discard < 1:
             raise UsageError(
-                f"invalid --discard {self.discard}",
-                fix="use a number of at least 0 and less than 1, e.g. --discard 0.9",
+                f"invalid discard {self.discard}",
+                fix="use a number of at least 0 and less than 1, e.g. 0.9",
             )
+
+
+class Spelling(Protocol):
+    """Function that spells an option, and its value if there is one, as the user writes it."""
+
+    def __call__(self, name: str, value: str = "") -> str: ...
+
+
+def option(name: str, value: str = "") -> str:
+    """Spell an option of the command line, e.g. `--method rollout`."""
+    return f"--{name} {value}".rstrip()
+
+
+def parameter(name: str, value: str = "") -> str:
+    """Spell a parameter of `vitft.load(...).explain`, e.g. `method="rollout"`."""
+    name = "about" if name == "class" else name
+    return f'{name}="{value}"' if value else name
 
 
 class MethodOptions(TypedDict, total=False):
@@ -66,11 +83,16 @@ class MethodOptions(TypedDict, total=False):
 
 
 def chosen_method(
-    name: str | None, options: Mapping[str, Any], *, about: str | None = None
+    name: str | None,
+    options: Mapping[str, Any],
+    *,
+    about: str | None = None,
+    spell: Spelling = option,
 ) -> Method:
     """Return the method with a name (default: relevance) and those options that are not None.
 
-    `about` is the name of the class to explain, which only relevance uses.
+    `about` is the name of the class to explain, which only relevance uses; `spell` spells the
+    options in errors.
 
     Raises:
         UsageError: The method is unknown, an option is unknown, invalid or has no effect, or two
@@ -86,22 +108,23 @@ def chosen_method(
     for key in (*["class"] * (about is not None), *given):
         if method.name not in used[key]:
             raise UsageError(
-                f"--{key} has no effect with --method {method.name}",
-                fix=f"remove it, or use --method {' or '.join(used[key])}",
+                f"{spell(key)} has no effect with {spell('method', method.name)}",
+                fix=f"remove it, or use {' or '.join(spell('method', m) for m in used[key])}",
             )
     if "fusion" in given and "head" in given:
         raise UsageError(
-            "--fusion combines all heads, but --head selects one", fix="use only one of them"
+            f"{spell('fusion')} combines all heads, but {spell('head')} selects one",
+            fix="use only one of them",
         )
     return replace(method, **given)
 
 
-def check_picture_side(side_px: int | None) -> None:
+def check_picture_side(side_px: int | None, spell: Spelling = option) -> None:
     """Raise a UsageError unless a picture can have a shorter side of this length, or None."""
     if side_px is not None and not 1 <= side_px <= MAX_SIDE_PX:
         raise UsageError(
-            f"invalid --size {side_px}",
-            fix=f"use an integer from 1 to {MAX_SIDE_PX}, e.g. --size 800",
+            f"invalid {spell('size')} {side_px}",
+            fix=f"use an integer from 1 to {MAX_SIDE_PX}, e.g. 800",
         )
 
 

@@ -70,7 +70,7 @@ def class_index(name: str, classes: Sequence[str]) -> int:
         f"the model has no class {name!r}",
         fix=f"use one of its classes, e.g. {', '.join(near)}"
         if near
-        else "remove --class and use --method rollout, because the model has no classes",
+        else "name no class and use the method rollout, because the model has no classes",
     )
 
 
