@@ -189,7 +189,7 @@ def test_tensors_of_another_model_are_refused() -> None:
 
 
 def test_what_needs_our_attention_says_so() -> None:
-    with pytest.raises(UsageError, match=r"the method rollout needs the attention weights of vitft"):
+    with pytest.raises(UsageError, match=r"--method rollout needs the attention weights of vitft"):
         require_vit(random_model(), "--method rollout")
 
 
