@@ -66,6 +66,7 @@ def test_few_shared_images_cannot_tell_which_run_is_more_accurate(tmp_path: Path
         "3 shared images are too few to tell whether A or B is more accurate"
     ]
     assert result.next_step().startswith("The surest answer comes from labelled photos that no")
+    assert f"`vitft evaluate --data NEW --run {runs[0]}`" in result.next_step()
 
 
 def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> None:
@@ -450,7 +451,9 @@ def test_the_conclusion_comes_first_with_a_next_step_and_one_direction(
     assert pair.split()[3] in shown.partition(" on the shared images")[0]
     assert "A - B" not in shown
     step = " ".join(" ".join(lines[: lines.index("")]).split())
-    assert step.endswith("vitft evaluate --data NEW --run a and vitft evaluate --data NEW --run b")
+    assert step.endswith(
+        "`vitft evaluate --data NEW --run a` and `vitft evaluate --data NEW --run b`"
+    )
     page = (here / "compare.html").read_text()
     assert "vitft evaluate --data NEW --run a" in page
 

@@ -123,6 +123,7 @@ def test_predictions_are_a_list_with_a_short_repr_and_a_table(
     markup = without_style(predictions._repr_html_())
     assert markup.count("<img") == 1
     assert markup.count("<svg") == 2
+    assert "/<wbr>red/<wbr>000.png</th>" in markup  # broken between folders only
 
 
 def test_only_the_predictions_in_the_table_keep_their_image(

@@ -182,7 +182,12 @@ def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatc
     [
         pytest.param("one two three", ["one two", "  three"], id="between words"),
         pytest.param("see /a/long/path", ["see", "  /a/long/path"], id="a path stays whole"),
-        pytest.param("run vitft predict", ["run vitft predict"], id="a command stays one line"),
+        pytest.param("next: vitft predict", ["next: vitft predict"], id="a command stays one line"),
+        pytest.param(
+            "one two three vitft predict x",
+            ["one two", "  three", "  vitft predict x"],
+            id="a command after text has a line of its own",
+        ),
         pytest.param(
             "run `vitft demo x` or wait",
             ["run", "  `vitft demo x`", "  or wait"],

@@ -220,7 +220,8 @@ class RunComparison:
     def next_step(self) -> str:
         """Return a sentence with the commands that compare the runs most reliably."""
         runs = [str(run.path) for run in self.runs] if len(self.runs) == 2 else ["RUN"]
-        commands = [shell_join(["vitft", "evaluate", "--data", "NEW", "--run", r]) for r in runs]
+        command = ("vitft", "evaluate", "--data", "NEW", "--run")
+        commands = [f"`{shell_join([*command, run])}`" for run in runs]
         return (
             "The surest answer comes from labelled photos that no run has seen: "
             f"{' and '.join(commands)}{' for each run' * (len(runs) == 1)}"

@@ -49,14 +49,18 @@ def between_words(text: str, console: "Console", *, indent: str = "  ") -> str:
     """Break a line between words so that it fits a terminal; further lines are indented.
 
     In a file or a pipe, the line is not broken. Commands are not broken either, so that they can be
-    copied: a command in backquotes is one word, and a line with any other command stays as it is. A
-    word that is too long, such as a path, stays in one piece.
+    copied: a command in backquotes is one word. Any other command and the text after it are moved
+    to a line of their own, unless only one word, such as `next:`, precedes it. A word that is too
+    long, such as a path, stays in one piece.
     """
     if not console.is_terminal or len(text) <= console.width:
         return text
     held = re.sub("`[^`]*`", lambda command: command[0].replace(" ", HELD_SPACE), text)
-    if "vitft " in held:
-        return text
+    before, command, after = held.partition("vitft ")
+    if command:
+        if len(before.split()) < 2:
+            return text
+        held = before + (command + after).replace(" ", HELD_SPACE)
     return textwrap.fill(
         held,
         console.width,
