@@ -15,6 +15,7 @@ from vitft.cli.main import main
             "images are given with --data: {finetune --data photos --epochs 3}",
         ),
         ("train --data photos", "use finetune"),
+        ("patches x.jpg", "use explain --patches"),
         ("validate --data photos", "use evaluate"),
         ("evaluate photos", "images are given with --data: {evaluate --data photos}"),
         ("predict --input new", "images are given without an option: {predict new}"),
@@ -42,3 +43,11 @@ def test_a_missing_or_superfluous_option_is_answered_with_the_command(
 
     wanted = fix.replace("{", "vitft ").removesuffix("}")
     assert f"\n  fix: {wanted}\n" in capsys.readouterr().err
+
+
+def test_a_misspelt_recipe_is_answered_with_the_one_that_was_probably_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["finetune", "--recipe", "cifar-10"]) == 2
+
+    assert "\n  fix: did you mean cifar10? Use a TOML file, or one of" in capsys.readouterr().err

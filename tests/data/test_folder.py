@@ -259,6 +259,7 @@ def test_a_mistyped_folder_is_corrected(tmp_path: Path) -> None:
     assert f"fix: check the path: did you mean {tmp_path}/flower_photos?" in text
     assert f"did you mean {tmp_path}/flower_photos?" in problem(tmp_path / "flower_photo" / "train")
     assert "fix: check the path" in problem(tmp_path / "zzz")
+    assert f"data file not found: {tmp_path}/mnist.npz" in problem(tmp_path / "mnist.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["flower_photos"]
 
 

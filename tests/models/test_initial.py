@@ -198,8 +198,26 @@ def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
 
 
 def test_patches_that_do_not_tile_the_images_are_refused(colours: Path) -> None:
-    with pytest.raises(UsageError, match=r"patch size \(7 pixels\)"):
+    with pytest.raises(UsageError, match=r"patches of 7 x 7 pixels.*\n.*patch_size=4, or"):
         initial_for(settings(colours, model={"patch_size": 7}), scan(colours))
+
+
+@pytest.mark.parametrize(
+    ("image_size", "patch", "said"),
+    [
+        pytest.param((8, 8), 3, "model.patch_size=2 or 4, .* a multiple of 3", id="both sides"),
+        pytest.param((8, 8), 16, "model.patch_size=8, or", id="larger than the image"),
+        pytest.param((12, 8), 3, "model.patch_size=2 or 4, or", id="only one side is divided"),
+        pytest.param((7, 7), 2, "model.patch_size=7, or", id="a prime number"),
+    ],
+)
+def test_settings_alone_show_that_patches_do_not_tile_the_images(
+    image_size: tuple[int, int], patch: int, said: str
+) -> None:
+    weights = {"name": "none", "image_size": list(image_size)}
+
+    with pytest.raises(UsageError, match=said):
+        config_from_table({"weights": weights, "model": {"patch_size": patch}})
 
 
 def test_statistics_for_other_channels_are_refused(digits: Path) -> None:

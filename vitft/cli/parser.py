@@ -36,6 +36,8 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "test": ("evaluate",),
     "val": ("evaluate",),
     "validate": ("evaluate",),
+    "patches": ("explain --patches",),
+    "attention": ("explain --method attention",),
 }
 """Options and commands of other tools, with those of vitft that are suggested for them, if there is
 one of these. Names of settings are in `config.names.ALIASES`."""

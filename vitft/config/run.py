@@ -4,6 +4,7 @@ import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class Config:
             UsageError: These settings are incompatible.
         """
         is_new, freeze = self.weights.name == "none", self.train.freeze
+        if is_new and self.weights.image_size:
+            check_patches(self.weights.image_size, self.model.patch_size)
         require(
             not is_new or freeze == "none",
             f"train.freeze={freeze} would freeze randomly initialised weights",
@@ -140,6 +143,25 @@ class Config:
     def solves(self, stage: str) -> bool:
         """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
+
+
+def check_patches(image_size: tuple[int, int], patch: int) -> None:
+    """Check that patches of a side in pixels cover images (height, width) exactly.
+
+    Raises:
+        UsageError: They do not; the fix names the next smaller and larger sides that do.
+    """
+    sides = [
+        side for side in range(1, min(image_size) + 1) if not any(s % side for s in image_size)
+    ]
+    near = [*(s for s in sides[1:] if s < patch)][-1:] + [s for s in sides if s > patch][:1]
+    require(
+        patch in sides,
+        f"images of {image_size[0]} x {image_size[1]} pixels cannot be cut into patches of "
+        f"{patch} x {patch} pixels (model.patch_size)",
+        fix=f"use --set model.patch_size={' or '.join(map(str, near or sides))}, or another "
+        f"--image-size, a multiple of {patch}",
+    )
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
@@ -238,9 +260,12 @@ def read_recipe(name: str) -> dict[str, Any]:
         folder = resource("recipes")
         path = folder / f"{name}.toml"
         if not path.exists():
-            names = ", ".join(sorted(p.stem for p in folder.glob("*.toml")))
+            names = sorted(p.stem for p in folder.glob("*.toml"))
+            near = get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+            meant = f"did you mean {near[0]}? U" if near else "u"
             raise UsageError(
-                f"unknown recipe {name!r}", fix=f"use a TOML file, or one of the recipes {names}"
+                f"unknown recipe {name!r}",
+                fix=f"{meant}se a TOML file, or one of the recipes {', '.join(names)}",
             )
     table = with_former_defaults(read_toml(path))
     table.pop("recipe", None)

@@ -199,7 +199,8 @@ def check_is_folder(root: Path) -> None:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"
-    raise DataError(f"data folder not found: {root}", fix=fix)
+    kind = "file" if root.suffix.lower() in (".npz", *TABLE_SUFFIXES) else "folder"
+    raise DataError(f"data {kind} not found: {root}", fix=fix)
 
 
 def may_be_data(entry: "os.DirEntry[str]") -> bool:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
+from vitft.config.run import check_patches
 from vitft.config.sections import ModelSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
@@ -121,8 +122,10 @@ def new_model(
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
     waves = shape.pop("positions") == "waves"
+    image_size = weights.image_size or checked_size(folder, own_size)
+    check_patches(image_size, spec.patch_size)
     config = ViTConfig(
-        image_size=weights.image_size or checked_size(folder, own_size),
+        image_size=image_size,
         num_classes=len(folder.outputs),
         drop_path=drop_path,
         **shape,
