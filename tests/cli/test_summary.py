@@ -73,6 +73,30 @@ def test_a_calibration_error_of_zero_is_not_called_perfect(ece: float, text: str
 
 
 @pytest.mark.parametrize(
+    ("low", "text"),
+    [
+        (
+            0.0,
+            "7.9% (95% interval 0.0 to 15.0%), not measurably different before calibration (0.0%)",
+        ),
+        (0.03, "7.9% (95% interval 3.0 to 15.0%), 0.0% before calibration"),
+    ],
+)
+def test_calibration_is_only_said_to_be_worse_if_it_measurably_is(low: float, text: str) -> None:
+    calibration: CalibrationMetrics = {
+        "ece": 0.079,
+        "ece_interval": (low, 0.15),
+        "ece_binned": 0.08,
+        "ece_before": 0.0,
+        "temperature": 1.3,
+        "note": None,
+        "bins": [],
+    }
+
+    assert calibration_text(calibration) == f"calibration error {text}"
+
+
+@pytest.mark.parametrize(
     ("best", "freeze", "planned", "words"),
     [
         pytest.param(5, "none", 20, "epoch 5 of 20", id="interrupted"),

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import tomli_w
@@ -10,11 +12,12 @@ import tomli_w
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
+from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
-from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.comparison import RunComparison, SharedImage, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
     disputed_groups,
@@ -22,7 +25,7 @@ from vitft.report.comparison_page import (
     write_comparison,
 )
 from vitft.report.reproduce import different_settings
-from vitft.report.run_files import read_run
+from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.structure import structured
 from vitft.system.text import points
@@ -556,3 +559,18 @@ def test_hostile_names_stay_text_in_a_comparison(
     answer = capsys.readouterr().out
     assert "\x1b" not in answer
     assert json.loads(answer)["runs"][1]["name"] == folders[1]
+
+
+def test_images_with_different_wrong_predictions_are_counted_apart() -> None:
+    def image(*predicted: str) -> SharedImage:
+        ones = tuple(1.0 for _ in predicted)
+        return SharedImage(sha256="", path="x", label="a", predicted=predicted, probabilities=ones)
+
+    images = [image("a", "b"), image("b", "c"), image("b", "b"), image("a", "a")]
+    runs = cast("list[Run]", [None, None])
+    comparison = RunComparison(runs=runs, names="AB", notes=(), images=images, pairs=())
+
+    assert disputed_text(comparison) == (
+        " with the 2 images on which the runs disagree (1 of them with different wrong predictions)"
+    )
+    assert disputed_text(replace(comparison, images=images[2:])) == ""

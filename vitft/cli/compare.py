@@ -48,16 +48,25 @@ def compare_command(args: argparse.Namespace) -> int:
     else:
         print_comparison(comparison)
     if out is None:
-        disputed = sum(image.disputed for image in comparison.images)
-        output.note(
-            f"add --out compare.html for a page with the {count(disputed, 'image')} on which the "
-            "runs disagree"
-            if disputed
-            else "add --out compare.html for a page"
-        )
+        output.note(f"add --out compare.html for a page{disputed_text(comparison)}")
     else:
         output.note(f"page: {out}")
     return 0
+
+
+def disputed_text(comparison: "RunComparison") -> str:
+    """Return what the page shows of the images on which the runs disagree, or "" if there are none.
+
+    Images that all runs classify wrongly, but as different classes, are counted as well, because
+    the table of the pairs does not contain them.
+    """
+    disputed = [image for image in comparison.images if image.disputed]
+    runs = range(len(comparison.runs))
+    wrong = sum(not any(image.is_correct(run) for run in runs) for image in disputed)
+    if not disputed:
+        return ""
+    also = f" ({wrong:,} of them with different wrong predictions)" if wrong else ""
+    return f" with the {count(len(disputed), 'image')} on which the runs disagree{also}"
 
 
 def print_comparison(comparison: "RunComparison") -> None:

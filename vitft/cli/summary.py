@@ -188,8 +188,10 @@ def calibration_text(calibration: CalibrationMetrics) -> str:
     error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
     if not is_measurable(calibration["ece"]):
         return f"{error} (too small to be measured on these images)"
-    before = percent(calibration["ece_before"])
-    return f"{error} (95% interval {interval(bounds)}), {before} before calibration"
+    before, shown = calibration["ece_before"], f"{error} (95% interval {interval(bounds)})"
+    if before is not None and bounds[0] <= before < calibration["ece"]:
+        return f"{shown}, not measurably different before calibration ({percent(before)})"
+    return f"{shown}, {percent(before)} before calibration"
 
 
 def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
