@@ -14,6 +14,31 @@ from vitft.cli.main import main
             "finetune photos --epochs 3",
             "images are given with --data: {finetune --data photos --epochs 3}",
         ),
+        (
+            "finetune data=photos epochs=3",
+            "write options with --: {finetune --data photos --epochs 3}",
+        ),
+        (
+            "finetune photos imgsz=96 lr0=0.1 optimizer=AdamW patience=5 optim.clip=1 name=x",
+            "write options with --: {finetune --data photos --image-size 96 --lr 0.1 "
+            "--solver adamw --set optim.patience=5 --set optim.clip=1 --out x}",
+        ),
+        (
+            "finetune --data photos model=a.safetensors project=out plots=True",
+            "leave out plots=True and write options with --: "
+            "{finetune --data photos --weights a.safetensors --out out}",
+        ),
+        (
+            "finetune --data photos --set optim.clip=1 group_duplicates=True",
+            "write options with --: {finetune --data photos --set optim.clip=1 --group-duplicates}",
+        ),
+        ("finetune --data=photos plots=1", "leave out plots=1: {finetune --data=photos}"),
+        ("finetune a=b", "images are given with --data: {finetune --data a=b}"),
+        ("evaluate photos model=a", "write options with --: {evaluate --data photos --run a}"),
+        (
+            "evaluate data=photos model=runs/a",
+            "write options with --: {evaluate --data photos --run runs/a}",
+        ),
         ("train --data photos", "use finetune"),
         ("patches x.jpg", "use explain --patches"),
         ("validate --data photos", "use evaluate"),
@@ -37,7 +62,8 @@ def test_a_missing_or_superfluous_option_is_answered_with_the_command(
     fix: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
+    for name in ("photos", "a=b"):
+        (tmp_path / name).mkdir()
 
     assert main(typed.split()) == 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from vitft.system.errors import UsageError
-from vitft.system.text import shell_join
+from vitft.system.text import listing, shell_join
 
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
@@ -25,6 +25,8 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--ckpt": ("--run", "--weights"),
     "--output-dir": ("--out",),
     "--save-dir": ("--out",),
+    "--project": ("--out",),
+    "--name": ("--out",),
     "--resume-from-checkpoint": ("--resume",),
     "--web": ("--html",),
     "--webpage": ("--html",),
@@ -81,7 +83,10 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2]
         if unknown.startswith("-"):
             return self.without_option(unknown)
-        if message.endswith("required: --data") and self.typed[1:]:
+        is_missing = message.endswith("required: --data")
+        if (unknown or is_missing) and (fix := self.without_pairs()):
+            return fix
+        if is_missing and self.typed[1:]:
             unknown = self.typed[1]
         if not unknown or unknown.startswith("-"):
             return ""
@@ -91,6 +96,22 @@ class Parser(argparse.ArgumentParser):
         at = self.typed.index(unknown)
         words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
         return f"{text} with {option[0]}: {shell_join(['vitft', *words])}"
+
+    def without_pairs(self) -> str:
+        """Return a fix if arguments are written as KEY=VALUE, or ""."""
+        from vitft.cli.pairs import translate_pairs
+
+        actions = self._option_string_actions
+        words, dropped = translate_pairs(self.typed, actions, self.settable)
+        if words == [*self.typed]:
+            return ""
+        first = next(iter(words[1:]), "-")
+        has_data = any(word.partition("=")[0] == "--data" for word in words)
+        if "--data" in actions and not has_data and not first.startswith("-"):
+            words[1:1] = ["--data"]
+        acts = [f"leave out {listing(dropped)}"] * bool(dropped)
+        acts += ["write options with --"] * bool({*self.typed} - {*words, *dropped})
+        return f"{' and '.join(acts)}: {shell_join(['vitft', *words])}"
 
     def option_for(self, word: str) -> tuple[str, tuple[str, ...]]:
         """Return what a superfluous argument probably is, and the option and value to write.

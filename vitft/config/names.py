@@ -31,7 +31,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "data.val_rate": ("val_split", "validation_split", "val_size", "val_ratio", "test_size"),
     "train.seed": ("random_state", "random_seed", "manual_seed"),
     "weights.name": ("model_name", "pretrained", "checkpoint", "backbone", "arch"),
-    "weights.image_size": ("img_size", "input_size", "resolution"),
+    "weights.image_size": ("img_size", "imgsz", "input_size", "resolution"),
     "weights.fit": ("crop_mode", "resize_mode", "letterbox"),
     "weights.crop": ("crop_pct", "crop_fraction", "center_crop"),
     "model.width": ("embed_dim", "hidden_size", "hidden_dim", "dim"),
@@ -40,7 +40,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "model.registers": ("reg_tokens", "num_register_tokens"),
     "model.layer_scale": ("init_values", "layerscale_value"),
     "optim.solver": ("optimizer", "optimiser", "opt"),
-    "optim.lr": ("learning_rate", "lrate", "base_lr", "blr", "eta"),
+    "optim.lr": ("learning_rate", "lrate", "base_lr", "lr0", "blr", "eta"),
     "optim.schedule": ("scheduler", "lr_scheduler", "lr_scheduler_type", "sched"),
     "optim.final_lr": ("min_lr", "eta_min"),
     "optim.warmup": ("warmup_ratio", "warmup_steps", "warmup_epochs"),
@@ -71,10 +71,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 """Names that other tools use for the settings."""
 
 
-def find_setting(name: str) -> str | None:
+def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     """Return the setting that an unknown name most likely means, or None if no name is similar.
 
-    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
+    A name is similar if difflib's ratio is at least `cutoff`. The last part of the name is matched
+    first: `train.lr` means `optim.lr`, not `train.flip`.
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
@@ -83,7 +84,7 @@ def find_setting(name: str) -> str | None:
     for setting, aliases in ALIASES.items():
         for alias in aliases:
             known.setdefault(alias, []).append(setting)
-    near = [last] if last in known else get_close_matches(last, known, n=1)
+    near = [last] if last in known else get_close_matches(last, known, n=1, cutoff=cutoff)
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
 
