@@ -23,10 +23,15 @@ def named_device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:  # torch lists all types that it was ever built for
-        fix = "use --device auto, cpu, cuda, cuda:0 or mps"
-        if name.lower().startswith(("gpu", "nvidia")):
-            fix = "use --device cuda for the first NVIDIA GPU, or mps for that of a Mac"
+        fix = f"use --device {usable_devices()}"
         raise UsageError(f"cannot use device {name!r}: unknown name", fix=fix) from error
+
+
+def usable_devices() -> str:
+    """Return the devices of this machine, as in `auto, cpu or cuda:0`."""
+    names = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    names += ["mps"] * torch.backends.mps.is_available()
+    return " or ".join([", ".join(names[:-1]), names[-1]])
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
@@ -50,7 +55,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
             f"cannot use device {wanted!r}: {str(error).splitlines()[0]}",
-            fix="use --device auto, cpu, cuda or cuda:0",
+            fix=f"use --device {usable_devices()}",
         ) from error
     return device
 
