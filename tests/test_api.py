@@ -254,6 +254,7 @@ def test_options_and_settings_are_applied(
         freeze="blocks:1", epochs=1, lr=1e-3, solver="adamw", settings={"optim.batch_size": 8},
     )  # fmt: skip
 
+    assert "<title>" in (result.run / "report.html").read_text(encoding="utf-8")
     text = (result.run / "config.toml").read_text()
     for line in ('freeze = "blocks:1"', "lr = 0.001", 'solver = "adamw"', "batch_size = 8"):
         assert line in text

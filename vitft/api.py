@@ -35,6 +35,7 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.report.notebook import Explanation, Predictions, trained_card
+from vitft.report.run_page import report_of_new_run
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
 from vitft.training.checks import check_request
@@ -129,8 +130,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
             docs/settings.md.
 
     Returns:
-        The run directory and its metrics. After Ctrl-C, the best weights so far are saved and
-        `interrupted` is set.
+        The run directory, with report.html, and its metrics. After Ctrl-C, the best weights so far
+        are saved, and `interrupted` is set.
 
     Raises:
         VitftError: The run failed; the command would print the same error.
@@ -140,7 +141,10 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     config = requested_config(None if recipe is None else os.fspath(recipe), named)
     config = replace(config, data=demo_data(config.data))
     config, run = check_request(config, None if out is None else os.fspath(out))
-    return run_finetuning(config, out=run)
+    result = run_finetuning(config, out=run)
+    if result.figures:
+        report_of_new_run(result.run)
+    return result
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":

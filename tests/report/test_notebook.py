@@ -55,7 +55,11 @@ def test_a_result_is_shown_with_its_interval_mistakes_charts_and_the_next_call(
     assert markup.count('<figure class="card') == round((1 - top1) * result.figures["images"])
     assert markup.count("<svg") >= 1
     assert "vitft.load(" in markup
-    assert "vitft report --run" in markup
+    page = result.run / "report.html"
+    assert f"The report: <code>{page}</code>" in markup
+
+    page.unlink()
+    assert f"The report: <code>vitft report --run {result.run}</code>" in str(result._repr_html_())
 
 
 def test_a_result_whose_directory_is_gone_is_shown_as_text(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
-    if os.environ.get("RANK", "0") == "0" and result.figures:  # only in one process of torchrun
+    if result.figures:
         print_report(result.run)
     if result.everything_s is not None:
         command = command_of(tomllib.loads(to_toml(config)))  # with lists in place of tuples

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.system.errors import RunError, VitftError
+from vitft.system.errors import RunError
 
 
 def add_report(parser: Parser) -> None:
@@ -30,13 +30,11 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def print_report(run: Path) -> None:
-    """Write the report at the end of a run and print its path, or a warning if this fails."""
-    from vitft.report.run_page import write_report
+    """Write the report at the end of a run and print its path."""
+    from vitft.report.run_page import report_of_new_run
 
-    try:
-        output.result(f"report: {write_report(run)}")
-    except VitftError as error:
-        output.warn(f"the report was not written: {error.problem}")
+    if (page := report_of_new_run(run)) is not None:
+        output.result(f"report: {page}")
 
 
 def new_page(name: str) -> Path:

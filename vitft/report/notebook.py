@@ -111,7 +111,7 @@ def result_card(folder: Path) -> str:
         RunError: A file of the run is damaged.
     """
     run = read_run(folder)
-    wrong = mistakes(run.predictions)
+    wrong, page = mistakes(run.predictions), folder / "report.html"
     has_results = bool(run.results)
     with_classes = has_results and not run.several
     texts = [weakest_sentence(run) if with_classes else "", cautions(run)]
@@ -123,7 +123,7 @@ def result_card(folder: Path) -> str:
         figures=key_figures(run),
         texts=[text for text in texts if text],
         call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
-        page=f"vitft report --run {shell_quote(str(folder))}",
+        page=str(page) if page.is_file() else f"vitft report --run {shell_quote(str(folder))}",
         mistakes=wrong[:MAX_MISTAKES],
         num_mistakes=len(wrong),
         sections=[section for section in sections if section],

@@ -3,6 +3,8 @@
 A section without data is None or empty, and is omitted from the page and its table of contents.
 """
 
+import logging
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +29,11 @@ from vitft.report.reproduce import command_of, digests, environment_rows
 from vitft.report.run_decisions import run_decisions
 from vitft.report.run_files import Run, Thumbnails, read_run
 from vitft.report.summary import key_figures, summary_sentences
+from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent
+
+log = logging.getLogger(__name__)
 
 MAX_UNFOLDED, MAX_MISTAKES = 24, 300
 """Maximum number of mistakes shown unfolded, and maximum number shown in total."""
@@ -79,6 +84,20 @@ class Confusion:
     pairs: list[ConfusionCell]
     more: int
     """Number of confused pairs that are not shown."""
+
+
+def report_of_new_run(run: Path) -> Path | None:
+    """Write the report at the end of a run and return its path, or None with a warning.
+
+    Under torchrun, only the main process writes it, and the others return None.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    try:
+        return write_report(run)
+    except VitftError as error:
+        log.warning(f"the report was not written: {error.problem}")
+    return None
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
