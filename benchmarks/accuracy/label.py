@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.config.sections import TrainSpec
-from vitft.data.label_table import AUDIT, PICKED
+from vitft.data.chosen import AUDIT, PICKED
 from vitft.serve.access import access_for
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.app import make_label_app

@@ -398,6 +398,18 @@ def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> 
     assert "data.split_column" not in " ".join(audited.notes)
 
 
+def test_the_audit_sample_is_not_suggested_until_every_class_is_in_both_parts(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "path,label,chosen\na.png,red,picked\nb.png,red,audit\nc.png,blue,confirmed\n"
+        "d.png,blue,picked\n"
+    )
+
+    assert read_label_table(table, DataSpec()).notes == ()
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "fix"),
     [

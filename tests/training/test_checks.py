@@ -13,8 +13,11 @@ from tests.support.limits import HANG_S
 from tests.support.run_files import ENVIRONMENT, make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table
+from vitft.config.sections import DataSpec
 from vitft.data.demo import draw_demo
 from vitft.data.fixes import Fix, write_fixes
+from vitft.data.scan import scan
+from vitft.data.split import check_folder_classes
 from vitft.system.errors import DataError, RunError
 from vitft.training.checks import check_request
 
@@ -124,6 +127,37 @@ def test_a_class_left_with_one_image_is_refused_before_any_image_is_read(
 
     with pytest.raises(DataError, match=r"too few readable images .*: green \(1\)"):
         check(data, table, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "fix"),
+    [
+        (
+            "chosen",
+            ("picked", "audit"),
+            "more pictures under Measure accuracy in `vitft label`, or",
+        ),
+        ("split", ("train", "val"), "remove these classes; --set data.split_column=none ignores"),
+    ],
+)
+def test_a_class_without_validation_images_in_a_column_is_answered_with_the_column(
+    data: Path, tmp_path: Path, column: str, values: tuple[str, str], fix: str
+) -> None:
+    rows = [
+        f"{path.relative_to(data)},{path.parent.name},{values[path.name == last]}"
+        for path in sorted(data.rglob("*.png"))
+        for last in ["000.png" if path.parent.name != "green" else ""]
+    ]
+    table = data / "labels.csv"
+    table.write_text("\n".join([f"path,label,{column}", *rows]))
+    spec = DataSpec(path=str(table), split_column=column)
+
+    with pytest.raises(DataError) as caught:
+        check_folder_classes(scan(table, spec))
+
+    assert "in 1 of 3 classes: green (6 + 0)" in str(caught.value)
+    assert f"a training and a validation image in the column {column}" in str(caught.value)
+    assert fix in str(caught.value)
 
 
 def test_a_class_of_one_file_is_refused_without_importing_torch(data: Path, tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ class Folder:
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None
     """Table that lists the files, if any."""
+    split_column: str = ""
+    """Column of the table that gives the split, if any."""
     shown: str = ""
     """Name of the data in messages, if it is neither a folder nor a table of the user."""
     labels: tuple[str, ...] = ()

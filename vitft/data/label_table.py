@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
+from vitft.data.chosen import CHOSEN, CHOSEN_PARTS, SKIPPED, note_on_chosen
 from vitft.data.label_columns import (
     SEVERAL_NAMES,
     WEIGHT_COLUMNS,
@@ -45,14 +46,6 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 SHARD_NAMES = ("cls", "txt")
 """Names of the column of the class if there is no usual one, in WebDataset's convention."""
-CHOSEN = "chosen"
-"""Name of the column in which `vitft label` records how it chose each image."""
-PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
-"""Values of the column `chosen`: chosen as informative, confirmed together with others, drawn at
-random, and skipped, i.e. without a label.
-"""
-CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
-"""Subset to which each value of the column `chosen` assigns an image if it serves as the split."""
 SETTING_OF: Mapping[str, str] = {
     "path": "data.path_column",
     "label": "data.label",
@@ -277,8 +270,8 @@ class RowParser:
     """Number of rows that repeat an earlier row."""
     skipped: int = 0
     """Number of images that the user skipped in `vitft label`; they have no label."""
-    audited: int = 0
-    """Number of images that `vitft label` drew at random."""
+    chosen: list[tuple[str, str]] = field(default_factory=list)
+    """Label of each image, and how `vitft label` chose it (see `data.chosen`)."""
 
     def add(self, cells: Sequence[str]) -> None:
         """Check a row and add it.
@@ -294,7 +287,7 @@ class RowParser:
             )
         path = path_in(self.root, self.cell(cells, "path"))
         labels = tuple(self.text(cells[i], i) for i in self.labels)
-        label, chosen = " ".join(cell.strip() for cell in labels), self.chosen(cells)
+        label, chosen = " ".join(cell.strip() for cell in labels), self.how_chosen(cells)
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
@@ -324,9 +317,9 @@ class RowParser:
             self.check_same(first, row)
             self.repeated += 1
         else:
-            self.audited += chosen == AUDIT
+            self.chosen.append((label, chosen))
 
-    def chosen(self, cells: Sequence[str]) -> str:
+    def how_chosen(self, cells: Sequence[str]) -> str:
         """Return how `vitft label` chose the image of a row, or an empty string if it did not."""
         pairs = zip(self.header, cells, strict=True)
         return next((cell for name, cell in pairs if name.strip().lower() == CHOSEN), "")
@@ -404,11 +397,8 @@ def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
         notes.append(f"{count(rows.repeated, 'repeated line')} of the table left out")
     if rows.skipped:
         notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
-    if rows.audited and "split" not in columns:
-        notes.append(
-            f"vitft label drew {count(rows.audited, 'image')} at random; to validate only on "
-            f"images drawn at random, use --set data.split_column={CHOSEN}"
-        )
+    if "split" not in columns and (note := note_on_chosen(rows.chosen)):
+        notes.append(note)
     weights = [cell for cell in rows.header if cell.strip().lower() in WEIGHT_COLUMNS]
     if weights and weights[0] not in columns.values():
         notes.append(

@@ -116,6 +116,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         bad=tuple(sorted((row.path, reason) for row, reason in missing)),
         notes=(*table.notes, *([note] if twins else [])),
         table=source,
+        split_column=table.columns["split"].strip() if len(parts) > 1 else "",
         shown=table.copy.data if table.copy else "",
         labels=table.labels,
     )

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Self, cast, get_args
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
+from vitft.data.chosen import CHOSEN
 from vitft.data.draw import (
     FormerSplit,
     draw_groups,
@@ -280,7 +281,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
             unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
-        raise lacking_images(lacking, len(manifest.outputs), unread)
+        raise lacking_images(lacking, checked.folder, unread)
     if not manifest.val:
         raise DataError(
             "the reference split leaves no images for validation",
@@ -301,16 +302,28 @@ def check_folder_classes(folder: Folder) -> None:
         elif not train or not (val or folder.reference):
             lacking.append(f"{name} ({train} + {val})")
     if lacking:
-        raise lacking_images(lacking, len(folder.outputs))
+        raise lacking_images(lacking, folder)
 
 
-def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> DataError:
+def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
     """Return the error for classes without enough images for training and validation."""
+    fix = "provide at least 2 readable images per class (in at least 2 groups), or remove the "
+    fix += "classes with fewer"
+    column = folder.split_column
+    if folder.layout == "split":
+        where = f" in the column {column}" if column else ""
+        fix = f"give every class a training and a validation image{where}, or remove these classes"
+    if column == CHOSEN:
+        fix = f"give every class a training and a validation image{where}: answer more "
+        fix += (
+            "pictures under Measure accuracy in `vitft label`, or leave out --set data.split_column"
+        )
+    elif column:
+        fix += "; --set data.split_column=none ignores the column"
     return DataError(
-        f"too few readable images for training and validation in {len(names)} of {classes} "
-        f"classes: {listing(names)}{unread}",
-        fix="provide at least 2 readable images per class (in at least 2 groups), or remove the "
-        "classes with fewer",
+        f"too few readable images for training and validation in {len(names)} of "
+        f"{len(folder.outputs)} classes: {listing(names)}{unread}",
+        fix=fix,
     )
 
 

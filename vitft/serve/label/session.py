@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitft.data.label_table import AUDIT, CONFIRMED, PICKED, SKIPPED
+from vitft.data.chosen import AUDIT, CONFIRMED, PICKED, SKIPPED
 from vitft.metrics.intervals import wilson_interval
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.chooser import first_pictures, random_order, unsure_pictures
