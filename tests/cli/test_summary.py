@@ -136,9 +136,9 @@ def test_the_proposed_training_of_all_layers_repeats_the_settings_of_the_run(
 @pytest.mark.parametrize(
     ("kept", "first"),
     [
-        pytest.param(0, "decide on 2 probable label errors and 1 group of duplicates in {page}"),
-        pytest.param(1, "decide on 1 probable label error in {page}"),
-        pytest.param(2, "vitft predict IMAGE ..."),
+        pytest.param(0, "decide on 2 probable label errors and 2 groups of duplicates in {page}"),
+        pytest.param(1, "decide on 1 probable label error and 1 group of duplicates in {page}"),
+        pytest.param(10, "vitft predict IMAGE ..."),
     ],
 )
 def test_undecided_findings_are_the_first_next_step(

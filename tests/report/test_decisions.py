@@ -17,7 +17,8 @@ from tests.report.test_report import check_harmless
 from tests.support.chromium import Chromium
 from tests.support.run_files import FLOWERS, HOSTILE, make_run
 from vitft.cli.main import main
-from vitft.config.run import config_from_table, read_toml, to_toml
+from vitft.cli.summary import suggest_next_steps
+from vitft.config.run import checked_run_config, config_from_table, read_toml, to_toml
 from vitft.data.fixes import Fix, write_fixes
 from vitft.report.run_decisions import run_decisions
 from vitft.report.run_files import Thumbnails, folder_uri, read_run
@@ -272,6 +273,34 @@ def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     assert "In total: 78 findings on 77 files." in page.text  # 75 drawn, a copy and a torn file
     assert "Labels were not checked." in page.text
     assert f"vitft finetune --data {data} --fixes ~/Downloads/fixes.csv" in page.text
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_run_and_its_page_count_the_same_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int
+) -> None:
+    run = make_run(tmp_path / "run")
+    audit = json.loads((run / "audit.json").read_text())
+    others = read_run(run).rows[-2:]
+    members = [{"path": row.path, "label": "rose", "split": "train"} for row in others]
+    near = {"kind": "near", "members": members, "across_split": False, "labels_differ": False}
+    audit["duplicates"].append(near)
+    audit["mislabels"].append({**audit["mislabels"][0], "path": others[0].path})
+    (run / "audit.json").write_text(json.dumps(audit))
+    fixes = [Fix(path=item["path"], action="keep") for item in audit["mislabels"][:kept]]
+    write_fixes(tmp_path / "fixes.csv", fixes)
+    digest = hashlib.sha256((tmp_path / "fixes.csv").read_bytes()).hexdigest()
+    with_fixes(run, tmp_path / "fixes.csv", digest)
+
+    suggest_next_steps(run, checked_run_config(run), which="")
+    page = check_harmless(write_report(run).read_text()).text
+
+    (step,) = re.findall(r"decide on (.*) in", " ".join(capsys.readouterr().err.split()))
+    labels, groups = (int(number) for number in re.findall(r"\d+", step))
+    beside = f", besides {kept} already decided: keep" * kept
+    assert f"Probable label errors ({labels}{beside})" in page
+    assert f"Duplicates ({groups}{beside})" in page
+    assert labels == groups == 2 - kept  # the kept image is also one of two identical files
 
 
 def test_names_that_break_pages_and_tables_stay_text(tmp_path: Path) -> None:

@@ -121,23 +121,6 @@ def class_imbalance(labels: Iterable[str]) -> Imbalance:
     return {"largest": largest, "smallest": smallest, "ratio": largest[1] / smallest[1]}
 
 
-def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
-    """Return the numbers of findings that call for a decision, as text; empty if there are none.
-
-    These are probable label errors, and duplicates that are identical files, are in different
-    subsets or have different labels. Images in `kept`, the paths that fixes keep, are decided.
-    """
-    labels = sum(item["path"] not in kept for item in audit["mislabels"])
-    groups = sum(
-        sum(member["path"] not in kept for member in group["members"]) > 1
-        for group in audit["duplicates"]
-        if group["kind"] == "exact" or group["across_split"] or group["labels_differ"]
-    )
-    found = [count(labels, "probable label error")] * bool(labels)
-    found += [count(groups, "group of duplicates", "groups of duplicates")] * bool(groups)
-    return " and ".join(found)
-
-
 def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     """Return a one-line summary of findings that affect training, or an empty string.
 

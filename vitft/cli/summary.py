@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitft.check.audit import undecided_findings
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
@@ -88,6 +87,7 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
     `which` is the option that selects the run; empty if it is the latest one.
     """
     from vitft.data.fixes import kept_paths
+    from vitft.report.decisions import undecided_findings
 
     results = read_results(run / "eval.json")
     head = results.get("head") if results else None

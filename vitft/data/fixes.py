@@ -163,6 +163,11 @@ def kept_paths(spec: DataSpec) -> set[str]:
         fixes = read_fixes(Path(spec.fixes), spec.fixes_digest) if spec.fixes else []
     except DataError:
         return set()
+    return paths_kept_by(fixes)
+
+
+def paths_kept_by(fixes: Iterable[Fix]) -> set[str]:
+    """Return the paths of the images that the rows of an applied table keep."""
     kept = [fix.path for fix in fixes if fix.action == "keep"]
     return {*kept, *(path[1:] for path in kept if path.startswith("'"))}
 

@@ -7,11 +7,11 @@ content that `data.fixes.write_fixes` would write.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix
+from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix, paths_kept_by
 from vitft.data.table import quote_cell
 from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
 from vitft.system.console import visible
@@ -62,11 +62,13 @@ class FindingSection:
     id: str
     title: str
     number: str
-    """Number and kind of the findings, such as `3 probable label errors`."""
+    """Number and kind of the undecided findings, such as `3 probable label errors`."""
     text: str
     groups: Sequence[CardGroup]
     more: int
     """Number of findings that are not shown."""
+    kept: int = 0
+    """Number of findings that earlier fixes keep; `number` does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +179,12 @@ def make_decisions(
     """
     proposed = [] if several else list(fixes)
     table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
+    open_labels, open_groups = undecided_numbers(audit, paths_kept_by(former))
     sections = [
         one
         for one in (
-            mislabel_section(audit["mislabels"], table, several=several),
-            duplicate_section(audit["duplicates"], table),
+            mislabel_section(audit["mislabels"], table, several=several, undecided=open_labels),
+            duplicate_section(audit["duplicates"], table, undecided=open_groups),
             remark_section("odd", "Unusual images", audit["odd"], table),
             remark_section("bad", "Unreadable files", audit["bad"], table),
         )
@@ -202,6 +205,36 @@ def make_decisions(
     )
 
 
+def undecided_numbers(audit: AuditResults, kept: Collection[str] = ()) -> tuple[int, int]:
+    """Return the numbers of probable label errors and of groups of duplicates to decide on.
+
+    Images in `kept`, the paths that earlier fixes keep, are decided. A group is decided if at most
+    one of its images is not.
+    """
+    labels = sum(item["path"] not in kept for item in audit["mislabels"])
+    groups = sum(
+        sum(member["path"] not in kept for member in group["members"]) > 1
+        for group in audit["duplicates"]
+    )
+    return labels, groups
+
+
+def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
+    """Return the numbers of label errors and duplicates to decide on, as text; empty if none."""
+    texts = zip(undecided_numbers(audit, kept), (labels_text, groups_text), strict=True)
+    return " and ".join(text(number) for number, text in texts if number)
+
+
+def labels_text(number: int) -> str:
+    """Return a number of probable label errors as text."""
+    return count(number, "probable label error")
+
+
+def groups_text(number: int) -> str:
+    """Return a number of groups of duplicates as text."""
+    return count(number, "group of duplicates", "groups of duplicates")
+
+
 def files_sentence(audit: AuditResults) -> str:
     """Return a sentence with the numbers of findings and of their files, if these differ."""
     single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
@@ -217,7 +250,7 @@ def files_sentence(audit: AuditResults) -> str:
 
 
 def mislabel_section(
-    found: Sequence[Mislabel], table: DecisionTable, *, several: bool
+    found: Sequence[Mislabel], table: DecisionTable, *, several: bool, undecided: int
 ) -> FindingSection | None:
     """Return the section on probable label errors, or None if there are none."""
     if not found:
@@ -236,15 +269,18 @@ def mislabel_section(
     return FindingSection(
         id="mislabels",
         title="Probable label errors",
-        number=count(len(found), "probable label error"),
+        number=labels_text(undecided),
         text=f"A model that was not trained on these images {what}. Look at each image before you "
         "change its label, because difficult images are also listed.",
         groups=[CardGroup(cards=cards)],
         more=len(found) - len(cards),
+        kept=len(found) - undecided,
     )
 
 
-def duplicate_section(found: Sequence[CopyGroup], table: DecisionTable) -> FindingSection | None:
+def duplicate_section(
+    found: Sequence[CopyGroup], table: DecisionTable, *, undecided: int
+) -> FindingSection | None:
     """Return the section on duplicates, or None if there are none.
 
     Groups across subsets or with different labels come first.
@@ -271,11 +307,12 @@ def duplicate_section(found: Sequence[CopyGroup], table: DecisionTable) -> Findi
     return FindingSection(
         id="duplicates",
         title="Duplicates",
-        number=count(len(found), "group of duplicates", "groups of duplicates"),
+        number=groups_text(undecided),
         text="Duplicates across training and validation make the accuracy look better than it is. "
         "Keep only one of identical files.",
         groups=groups,
         more=len(found) - len(groups),
+        kept=len(found) - undecided,
     )
 
 
