@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import vitft.serve.label
 from tests.support.limits import HANG_S
 from tests.support.serving import Client, Reply
 from vitft.cli.label import paths_in_table, print_next
@@ -297,7 +298,8 @@ for (const key of keys) {
     classes: elements.classes.children.map((one) => one.textContent),
     tiles: elements.tiles?.children.map((one) => one.children[0].attributes["aria-pressed"]) ?? [],
     accept: elements.accept.hidden ? "" : elements.accept.textContent,
-    accuracy: elements.accuracy.textContent, progress: elements.progress.textContent,
+    status: elements.status?.own ?? "", accuracy: elements.accuracy.textContent,
+    progress: elements.progress.textContent,
   });
 }
 console.log(JSON.stringify(shown));
@@ -335,6 +337,7 @@ def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: P
     assert shown[3]["progress"].replace("\xa0", " ") == (
         "3 pictures of 30 labelled, 1 skipped, 1 file unreadable."
     )
+    assert shown[3]["status"] == f"Skipped. Next picture: {shown[3]['name']}"
     assert [row["label"] for row in first] == ["red", "green"]  # two undone: skip and new class
     assert shown[5]["name"] == shown[2]["name"] or shown[5]["name"] == shown[1]["name"]
     assert not any(step["problem"] for step in shown)
@@ -349,6 +352,31 @@ def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: P
     assert rows(table)[-1]["chosen"] == "audit"
     assert "not measured" not in measured[-1]["accuracy"]
     assert "not a random sample" in measured[-1]["accuracy"]
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [(0.4, "unsure between daisy and roses"), (0.01, "to confirm: probably daisy")],
+)
+def test_the_reason_for_a_picture_fits_the_probabilities_shown(second: float, reason: str) -> None:
+    page = (Path(vitft.serve.label.__file__).parent / "page" / "page.js").read_text()
+    parts = [r"const UNSURE_FROM = .*", r"function describeUnsure[^]*?\n}"]
+    code = "\n".join(
+        found[0] for part in parts if (found := re.search(part.replace("[^]", r"[\s\S]"), page))
+    )
+    guesses = [{"class": "daisy", "probability": 1 - second}]
+    guesses.append({"class": "roses", "probability": second})
+
+    done = subprocess.run(
+        [str(NODE), "-e", f"{code}\nconsole.log(describeUnsure(...{json.dumps(guesses)}))"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+
+    assert done.stdout.strip() == reason
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")

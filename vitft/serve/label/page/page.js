@@ -9,6 +9,7 @@ const REASONS = {
   again: "asked again",
   rest: "one of the rest",
 };
+const UNSURE_FROM = 0.1; // probability of the second class
 let mode = "mixed", state = null, group = null, busy = false;
 
 const percent = (fraction) => (100 * fraction).toFixed(0) + "%";
@@ -83,13 +84,17 @@ function classButton(one, i) {
   return button;
 }
 
+function announceNext(done) {
+  announce(done + ". " + (state.question ? "Next picture: " + state.question.path : "No more pictures"));
+}
+
 function choose(name) {
   if (mode === "several") return run(() => openGroup(name));
   if (!state.question) return undefined;
   return run(async () => {
     const before = state.question.picture;
     await send("answer", { picture: before, label: name });
-    announce(name + ". " + (state.question ? "Next picture: " + state.question.path : "No more pictures"));
+    announceNext(name);
   });
 }
 
@@ -149,6 +154,12 @@ function showGroup() {
   }));
 }
 
+// A picture is also chosen because it is similar to unsure ones; its own prediction may be clear.
+function describeUnsure(first, second) {
+  if (!first) return REASONS.unsure;
+  return second && second.probability >= UNSURE_FROM ? "unsure between " + first.class + " and " + second.class : "to confirm: probably " + first.class;
+}
+
 function showQuestion() {
   const { question } = state, photo = at("photo"), accept = at("accept");
   at("skip").disabled = !question;
@@ -164,8 +175,7 @@ function showQuestion() {
   photo.alt = visible(question.path);
   at("name").textContent = visible(question.path) + (question.copies ? " (" + number(question.copies, "identical file") + ")" : "");
   const [first, second] = question.guesses;
-  const both = question.reason === "unsure" && second ? " between " + first.class + " and " + second.class : "";
-  at("reason").textContent = visible(REASONS[question.reason] + both);
+  at("reason").textContent = visible(question.reason === "unsure" ? describeUnsure(first, second) : REASONS[question.reason]);
   if (first) {
     accept.hidden = false;
     accept.disabled = false;
@@ -216,7 +226,10 @@ function change(name) {
   });
 }
 
-const skip = () => (mode !== "several" && state.question ? run(() => send("skip", { picture: state.question.picture })) : undefined);
+const skip = () => (mode !== "several" && state.question ? run(async () => {
+  await send("skip", { picture: state.question.picture });
+  announceNext("Skipped");
+}) : undefined);
 const undo = () => (state.undo ? run(async () => {
   const what = state.undo;
   await send("undo", {});
