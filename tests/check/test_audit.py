@@ -118,7 +118,7 @@ def test_near_duplicates_and_doubtful_labels_are_kept_with_a_reason() -> None:
     assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "undecided", "mislabel")
     assert (fix.label, fix.new_label) == ("dog", "cat")
     assert "nearly identical to cat/1.jpg (label cat" in fix.reason
-    assert "probably cat" in fix.reason
+    assert "probably cat; set the action to move, keep or drop" in fix.reason
 
 
 @pytest.mark.parametrize(

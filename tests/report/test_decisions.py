@@ -275,6 +275,21 @@ def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     assert f"vitft finetune --data {data} --fixes ~/Downloads/fixes.csv" in page.text
 
 
+def test_an_unreadable_file_can_only_be_dropped_or_left_undecided(
+    here: Path, tmp_path: Path
+) -> None:
+    assert main(["check", str(drawn(tmp_path))]) == 0
+
+    html = (here / "check.html").read_text()
+
+    cards = re.findall(r'<figure class="card decide".*?</figure>', html, re.DOTALL)
+    (torn,) = (card for card in cards if "torn.png" in card)
+    (copy, *_) = (card for card in cards if "copy.png" in card)
+    assert re.findall(r'value="(\w+)"', torn) == ["undecided", "drop"]
+    assert re.findall(r'value="(\w+)"', copy) == ["keep", "drop"]
+    assert ("<select" in torn, "<select" in copy) == (False, True)
+
+
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_run_and_its_page_count_the_same_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int

@@ -55,7 +55,7 @@ def propose_fixes(
             action=UNDECIDED,
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; set the action to move or keep",
+            reason=f"probably {entry['suggested']}; set the action to move, keep or drop",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )

@@ -40,6 +40,8 @@ class DecisionCard:
     label_probability: float | None = None
     suggested_probability: float | None = None
     detail: str = ""
+    is_readable: bool = True
+    """Whether the file can be used; an unreadable one can only be dropped or left undecided."""
     thumbnail: str = ""
     """Data URI, or an empty string if there is no thumbnail."""
 
@@ -328,7 +330,9 @@ def remark_section(
         "bad": "These files are not used. The table drops damaged ones so that they do not stop a "
         "run, but not those that only need a library: install it and check again.",
     }
-    cards = [table.card(item["path"], detail=item["reason"]) for item in shown]
+    cards = [
+        table.card(item["path"], detail=item["reason"], is_readable=kind != "bad") for item in shown
+    ]
     return FindingSection(
         id=kind,
         title=title,

@@ -43,7 +43,7 @@ if (decisions) {
   function recall() {
     try { chosen = new Map(JSON.parse(localStorage.getItem("vitft-" + key)) ?? []); } catch { chosen = new Map(); }
     for (const [file, { action, target }] of chosen) {
-      const known = files[file] && ["keep", "drop", "move"].includes(action) && (action !== "move" || classes[target]);
+      const known = files[file] && ["keep", "drop", "move", "undecided"].includes(action) && (action !== "move" || classes[target]);
       if (!known) chosen.delete(file);
     }
   }
