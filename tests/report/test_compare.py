@@ -189,6 +189,8 @@ def test_without_shared_images_the_error_names_what_differs(tmp_path: Path) -> N
     assert error.value.problem.endswith(
         "the runs differ in data (flowers and digits.npz) and data.seed (0 and 1)"
     )
+    commands = [f"`vitft evaluate --data NEW --run {run}`" for run in (here, there)]
+    assert error.value.fix.endswith(" and ".join(commands))
 
 
 def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:

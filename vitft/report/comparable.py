@@ -6,7 +6,7 @@ from string import ascii_uppercase
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import resume_command
-from vitft.system.text import listing
+from vitft.system.text import listing, shell_join
 
 
 def check_runs(runs: Sequence[Run]) -> None:
@@ -49,5 +49,16 @@ def nothing_shared(runs: Sequence[Run]) -> UsageError:
     differ = f"; the runs differ in {listing(differences)}" if differences else ""
     return UsageError(
         f"cannot compare: no validation image is shared by all runs{differ}",
-        fix="compare runs on the same data; with the same --seed, they hold out the same images",
+        fix="evaluate each run on the same labelled photos, which no run has seen: "
+        f"{' and '.join(evaluate_commands(runs))}",
     )
+
+
+def evaluate_commands(runs: Sequence[Run]) -> list[str]:
+    """Return the commands that evaluate two runs on new images, in backquotes.
+
+    For more than two runs, the result is a single command with the placeholder RUN.
+    """
+    names = [str(run.path) for run in runs] if len(runs) == 2 else ["RUN"]
+    command = ["vitft", "evaluate", "--data", "NEW", "--run"]
+    return [f"`{shell_join([*command, name])}`" for name in names]

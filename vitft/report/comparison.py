@@ -17,7 +17,7 @@ from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_inter
 from vitft.metrics.values import Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
-from vitft.report.comparable import check_runs, nothing_shared
+from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
 from vitft.report.fixed_images import data_notes, fixes_notes
 from vitft.report.fixes_effect import (
     FixesEffect,
@@ -28,7 +28,7 @@ from vitft.report.fixes_effect import (
 )
 from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, percent, points, shell_join
+from vitft.system.text import count, interval, listing, percent, points
 
 Proportion = tuple[float, Interval]
 
@@ -219,12 +219,9 @@ class RunComparison:
 
     def next_step(self) -> str:
         """Return a sentence with the commands that compare the runs most reliably."""
-        runs = [str(run.path) for run in self.runs] if len(self.runs) == 2 else ["RUN"]
-        command = ("vitft", "evaluate", "--data", "NEW", "--run")
-        commands = [f"`{shell_join([*command, run])}`" for run in runs]
         return (
             "The surest answer comes from labelled photos that no run has seen: "
-            f"{' and '.join(commands)}{' for each run' * (len(runs) == 1)}"
+            f"{' and '.join(evaluate_commands(self.runs))}{' for each run' * (len(self.runs) != 2)}"
         )
 
     @property
