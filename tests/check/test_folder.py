@@ -486,7 +486,10 @@ def test_a_check_says_how_many_label_errors_it_shares_with_the_run(tmp_path: Pat
 
     said = compare_with_run(audit, str(run))
 
-    assert "lists 1 probable label error, 0 of them listed here too" in said
+    assert (
+        "lists 1 probable label error, 0 of them listed here too; the lists differ because" in said
+    )
+    assert "Decide on the page of this check" in said
 
 
 def test_a_run_on_another_folder_is_refused(

@@ -338,6 +338,7 @@ def compare_with_run(found: AuditResults, run: str) -> str:
     if ours == theirs:
         return f"{lists}, the same as here"
     return (
-        f"{lists}, {len(ours & theirs):,} of them listed here too: this check fits heads of its "
-        "own, which read the last block and hold out near-duplicates together"
+        f"{lists}, {len(ours & theirs):,} of them listed here too; the lists differ because the "
+        "run and this check trained different classifiers to find them. Decide on the page of this "
+        "check, which also keeps near-duplicates from confirming each other's label"
     )
