@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -258,6 +259,32 @@ def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path)
     assert differ["optim.l2"] == [0.0, None]
 
 
+def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, found in (("a", {"top1": 0.625, "top1_interval": [0.5, 0.75]}), ("b", None)):
+        run = make_run(here / name)
+        results = json.loads((run / "eval.json").read_text())
+        results["cross_validation"] |= found or {}
+        if found is None:
+            del results["cross_validation"]
+        (run / "eval.json").write_text(json.dumps(results))
+
+    assert main(["compare", "a", "b", "--format", "json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert main(["compare", "a", "b", "--out", "page.html"]) == 0
+    printed = capsys.readouterr().out
+
+    assert [run["cross_validated"] for run in runs] == [0.625, None]
+    assert [run["cross_validated_interval"] for run in runs] == [[0.5, 0.75], None]
+    assert "cross-validated" in printed
+    assert re.search(r"A a .* 62\.5% +50\.0 to 75\.0%\n", printed)
+    assert re.search(r"B b .* –\s*\n", printed)
+    page = (here / "page.html").read_text(encoding="utf-8")
+    shown = re.findall(r'data-label="cross-validated accuracy">([^<]*)<small>([^<]*)<', page)
+    assert shown == [("62.5%", "50.0 to 75.0%"), ("–", "")]
+
+
 def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,9 +324,10 @@ def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
 
 def test_without_changes_of_the_data_nothing_is_said_of_fixes(tmp_path: Path) -> None:
     plain, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)
-    results = json.loads((other / "eval.json").read_text())
-    del results["cross_validation"]  # e.g. after training more layers on few images
-    (other / "eval.json").write_text(json.dumps(results))
+    for run in (plain, other):
+        results = json.loads((run / "eval.json").read_text())
+        del results["cross_validation"]  # e.g. after training more layers on few images
+        (run / "eval.json").write_text(json.dumps(results))
 
     result = compared(plain, other)
 

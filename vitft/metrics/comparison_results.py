@@ -20,7 +20,7 @@ class ComparedRun(TypedDict):
     images: int | None  # number of validation images
     top1: float | None
     top1_interval: Interval | None
-    cross_validated: float | None  # None if any of the runs has no cross-validated accuracy
+    cross_validated: float | None  # None if the run has no cross-validated accuracy
     cross_validated_interval: Interval | None
     shared_right: int  # number of shared images that the run classifies correctly
     shared_interval: Interval | None

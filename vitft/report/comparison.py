@@ -120,17 +120,21 @@ class RunComparison:
             )
             for i, run in enumerate(self.runs)
         ]
-        more = [(percent(top1), interval(bounds)) for top1, bounds in self.cross_validated]
+        more = [
+            (percent(found[0]), interval(found[1])) if found else ("–", "")
+            for found in self.cross_validated
+        ]
         return [row + cells for row, cells in zip(rows, more, strict=True)] if more else rows
 
     @cached_property
-    def cross_validated(self) -> list[Proportion]:
-        """Cross-validated accuracy and interval of each run; empty if any run has none."""
+    def cross_validated(self) -> list[Proportion | None]:
+        """Cross-validated accuracy and interval of each run, or None; empty if no run has them."""
         found = [run.results.get("cross_validation") for run in self.runs]
-        known = [more for more in found if more and more.get("top1_interval")]
-        if len(known) < len(self.runs):
-            return []
-        return [(more["top1"], more["top1_interval"]) for more in known]
+        known = [
+            (more["top1"], more["top1_interval"]) if more and more.get("top1_interval") else None
+            for more in found
+        ]
+        return known if any(known) else []
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each pair of runs."""
