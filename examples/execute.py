@@ -6,12 +6,12 @@ A notebook runs in a new, temporary folder. The text and HTML of each cell's las
 written to the notebook. Magics, shell commands and rich outputs of other types are not supported.
 """
 
+import argparse
 import ast
 import contextlib
 import io
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -80,4 +80,6 @@ def lines(text: str) -> list[str]:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # outputs then repeat
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Execute notebooks and keep their outputs.")
+    parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK")
+    main(*parser.parse_args().notebooks)

@@ -4,6 +4,8 @@ import html
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ MOST_BYTES = 300_000
 
 def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_the_program_that_executes_notebooks_has_a_help_text() -> None:
+    program = [sys.executable, str(ROOT / "examples" / "execute.py"), "--help"]
+
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0
+    assert "NOTEBOOK" in done.stdout
 
 
 def kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:
