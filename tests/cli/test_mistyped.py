@@ -51,6 +51,14 @@ from vitft.cli.main import main
         ("label --data photos", "images are given without an option: {label photos}"),
         ("check --folder photos", "images are given without an option: {check photos}"),
         ("export photos --html", "the model is given with --run: {export --run photos --html}"),
+        ("export --format onnx", "use --onnx: {export --onnx}"),
+        ("export --format=torch_export", "use --torch-export: {export --torch-export}"),
+        ("export format=onnx", "write options with --: {export --format onnx}"),
+        (
+            "export --format engine",
+            "use {export --onnx: an ONNX graph for onnxruntime and other tools (any batch size); "
+            "see docs/export.md",
+        ),
         ("export --html page.html", "the output is named with --out: {export --html --out page}"),
     ],
 )

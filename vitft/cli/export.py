@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
+from vitft.export.plan import EXPORT_FORMATS, FOREIGN_FORMATS, NUM_COMPARED, ExportPlan, plan_export
+from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, shell_quote
@@ -24,6 +25,7 @@ def add_export(parser: Parser) -> None:
         formats.add_argument(
             f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
         )
+    parser.add_argument("--format", action=FormatByName, help=argparse.SUPPRESS)
     graphs = parser.add_argument_group("ONNX and PyTorch graphs")
     graphs.add_argument(
         "--with-preprocessing",
@@ -58,6 +60,24 @@ def add_export(parser: Parser) -> None:
     )
     add_hub_options(parser)
     parser.set_defaults(command=export_command)
+
+
+class FormatByName(argparse.Action):
+    """Argparse action for `--format NAME` of other tools, which raises an error with the option."""
+
+    def __call__(self, _parser: object, _namespace: object, value: object, *_: object) -> None:
+        """Raise a UsageError that suggests the option for the format."""
+        name = str(value).lower().replace("_", "-")
+        problem = "export has one option for each format, and no --format"
+        if name in EXPORT_FORMATS:
+            raise UsageError(problem, fix=f"use --{name}: vitft export --{name}")
+        if name in FOREIGN_FORMATS:
+            found = FOREIGN_FORMATS[name]
+            raise UsageError(
+                f"export does not write {value}",
+                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]}; see docs/export.md",
+            )
+        raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 
 def add_hub_options(parser: Parser) -> None:
