@@ -266,7 +266,11 @@ def test_the_reference_of_an_older_run_is_read_with_unknown_power(
     assert found is not None
     assert found.limit == pytest.approx(reference.limit)
     assert found.power() == ""
-    assert "% of images of unknown classes similar to these" in reference.power()
+    share = f"{100 * reference.unknown:.0f}%"
+    assert reference.power() == (
+        f"of similar-looking images of other classes, about {share} are marked as unlike "
+        "the training images"
+    )
 
 
 def test_the_reference_is_saved_with_the_run_and_read_back(

@@ -138,10 +138,8 @@ def test_the_power_is_logged_and_stated_with_every_prediction(
         f"about {power} of images of unknown classes similar to these (95% interval" in caplog.text
     )
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
-    flagged = (
-        "of images of unknown classes similar to these are flagged as unlike the training images"
-    )
-    assert described.endswith(f"; about {power} {flagged}")
+    resembling = "; of similar-looking images of other classes, about"
+    assert described.endswith(f"{resembling} {power} are marked as unlike the training images")
 
 
 @pytest.mark.parametrize("stages", ["head", "none"])

@@ -100,8 +100,13 @@ class Reference:
         )
 
     def power(self) -> str:
-        """Return the output of `power_text`, or an empty string if `unknown` was not measured."""
-        return "" if math.isnan(self.unknown) else power_text(self.unknown)
+        """Return how many images of unknown classes are noticed, or "" if it was not measured."""
+        if math.isnan(self.unknown):
+            return ""
+        return (
+            "of similar-looking images of other classes, about "
+            f"{percent(self.unknown, 0)} are marked as unlike the training images"
+        )
 
 
 def power_text(unknown: float) -> str:

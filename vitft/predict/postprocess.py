@@ -107,7 +107,7 @@ class Postprocess:
         if self.reference is None:
             return f"{self.run.line()}; no images are flagged as unlike the training images"
         power = self.reference.power()
-        note = f"; {power} are flagged as unlike the training images" if power else ""
+        note = f"; {power}" if power else ""
         return self.run.line() + note
 
     def __call__(

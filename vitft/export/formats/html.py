@@ -342,7 +342,7 @@ def page_facts(
     accuracy = accuracy_sentence(results) if results else "Not measured."
     clause = chance_level(results) if results else ""
     power = reference.power() if reference else ""
-    flagged = f"{power} are flagged.".capitalize() if power else (
+    flagged = f"{power}.".capitalize() if power else (
         "Flagged; how many images of unknown classes are flagged was not measured."
         if reference else "Not flagged: the run has no statistics of the training images."
     )  # fmt: skip
