@@ -126,20 +126,31 @@ def test_a_run_without_the_note_says_so_everywhere(
     assert f"does not flag images that are unlike the training images: {reason}." in page
 
 
-def test_the_power_is_logged_and_stated_with_every_prediction(
-    many: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("freeze", "is_trained"), [("head", False), ("none", True)])
+def test_the_power_is_logged_and_for_frozen_features_stated_with_every_prediction(
+    many: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    freeze: str,
+    is_trained: bool,
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="vitft")
 
-    audit = train(many, tiny_weights, tmp_path / "run", "none")
+    audit = train(many, tiny_weights, tmp_path / "run", freeze)
 
     power = f"{100 * audit['out_of_distribution']['unknown_class']:.0f}%"
     assert (
         f"about {power} of images of unknown classes similar to these (95% interval" in caplog.text
     )
+    too_high = "may be too high, because the features were trained on these classes"
+    assert (too_high in caplog.text) == is_trained
+    assert (too_high in write_report(tmp_path / "run").read_text()) == is_trained
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
     resembling = "; of similar-looking images of other classes, about"
-    assert described.endswith(f"{resembling} {power} are marked as unlike the training images")
+    marked = f"{resembling} {power} are marked as unlike the training images"
+    assert described.endswith(marked) == (not is_trained)
+    assert ("other classes" in described) == (not is_trained)
 
 
 @pytest.mark.parametrize("stages", ["head", "none"])

@@ -67,7 +67,7 @@ class Reference:
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
     """Fraction of left-out classes' images with squared distances above `limit`; NaN if not
-    measured."""
+    measured, or if the features were trained on these classes."""
 
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
@@ -107,6 +107,10 @@ class Reference:
             "of similar-looking images of other classes, about "
             f"{percent(self.unknown, 0)} are marked as unlike the training images"
         )
+
+
+TOO_HIGH = "may be too high, because the features were trained on these classes"
+"""What is said of the rate for left-out classes if the features were trained on them."""
 
 
 def power_text(unknown: float) -> str:
@@ -158,7 +162,9 @@ def fit_reference(
     results["held_out"] = len(rows)
     results["false_alarms"] = expected_false_alarms(len(rows))
     found = fit_classes(features, labels).arrays()
-    unknown = math.nan if results["unknown_class"] is None else results["unknown_class"]
+    unknown = results["unknown_class"]
+    if unknown is None or results["features_trained"]:  # then it may be too high
+        unknown = math.nan
     reference = found | {
         "limit": limit_of(folds.distances()),
         "unknown": unknown,

@@ -8,7 +8,7 @@ from pathlib import Path
 from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
-from vitft.features.ood import power_text
+from vitft.features.ood import TOO_HIGH, power_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
@@ -170,7 +170,8 @@ def describe_unlike(run: Run) -> str:
         f"{text}, but this is not fully reliable. When {left_out} were left out one at a "
         f"time, {power} were flagged (95% interval: "
         f"{interval(found['unknown_class_interval'], 0)}; by class: "
-        f"{interval(found['unknown_class_range'], 0)}). About "
+        f"{interval(found['unknown_class_range'], 0)}). "
+        f"{f'This rate {TOO_HIGH}. ' * found['features_trained']}About "
         f"{percent(found['false_alarms'], 0)} of images from known classes are also flagged."
     )
 

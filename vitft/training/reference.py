@@ -16,6 +16,7 @@ from vitft.data.split import Row
 from vitft.features.folds import stratified_subset
 from vitft.features.ood import (
     REFERENCE_FILE,
+    TOO_HIGH,
     Features,
     fit_reference,
     no_reference,
@@ -93,6 +94,7 @@ def describe_reference(results: OodResults) -> str:
     return (
         f"{text}, {power} (95% interval {bounds}; by class, with {left_out} left out in turn: "
         f"{by_class})"
+        f"{f'; the rate {TOO_HIGH}' * results['features_trained']}"
     )
 
 

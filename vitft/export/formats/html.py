@@ -343,7 +343,7 @@ def page_facts(
     clause = chance_level(results) if results else ""
     power = reference.power() if reference else ""
     flagged = f"{power}.".capitalize() if power else (
-        "Flagged; how many images of unknown classes are flagged was not measured."
+        "Flagged; how many images of unknown classes are flagged is not known."
         if reference else "Not flagged: the run has no statistics of the training images."
     )  # fmt: skip
     licensed = licence_sentence(card, licence, str)
