@@ -83,7 +83,7 @@ def test_a_white_filter_has_a_frame() -> None:
 
 
 def test_the_heads_in_the_figure_of_distances_have_a_legend() -> None:
-    distance = np.full((3, 4), 2.0, np.float32) + np.arange(4, dtype=np.float32)
+    distance = np.full((3, 4), np.arange(2, 6), np.float32)
 
     png = distance_png(distance, images=5, uniform=3.0, title="m")
 

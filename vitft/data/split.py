@@ -310,8 +310,8 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
     fix = "provide at least 2 readable images per class (in at least 2 groups), or remove the "
     fix += "classes with fewer"
     column = folder.split_column
+    where = f" in the column {column}" if column else ""
     if folder.layout == "split":
-        where = f" in the column {column}" if column else ""
         fix = f"give every class a training and a validation image{where}, or remove these classes"
     if column == CHOSEN:
         fix = f"give every class a training and a validation image{where}: answer more "
