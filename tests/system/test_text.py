@@ -11,7 +11,9 @@ from vitft.system.text import (
     csv_line,
     describe_os_error,
     duration,
+    duration_fix,
     listing,
+    parse_duration,
     shell_quote,
     whole_percent,
 )
@@ -44,6 +46,21 @@ def test_a_formula_is_escaped(name: str) -> None:
     (row,) = csv.reader(io.StringIO(csv_line([name, "-0.5", "plain, or not"]), newline=""))
 
     assert row == [f"'{name}", "-0.5", "plain, or not"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "fix"),
+    [
+        ("90s", 90, ""),
+        ("1.5h", 5400, ""),
+        ("3", None, "3m for minutes, or e.g. 90s or 2h"),
+        ("0", None, "e.g. 90s, 10m or 2h"),
+        ("soon", None, "e.g. 90s, 10m or 2h"),
+    ],
+)
+def test_a_duration_needs_a_unit(text: str, seconds: float | None, fix: str) -> None:
+    assert parse_duration(text) == seconds
+    assert not fix or duration_fix(text) == fix
 
 
 @pytest.mark.parametrize(

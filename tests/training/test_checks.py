@@ -217,9 +217,9 @@ def test_a_run_of_the_demo_is_resumed_with_the_same_data_option(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     draw_demo(tmp_path / "demo_flowers", per_class=6)
-    arguments = ["finetune", "--data", "demo", "--freeze", "none", "--max-time", "0.01"]
+    arguments = ["finetune", "--data", "demo", "--freeze", "none", "--max-time", "0.01s"]
     assert main([*arguments, "--out", "runs/a"]) == 0
 
-    assert main([*arguments[:3], "--resume", "runs/a", "--max-time", "0.01"]) == 0
+    assert main([*arguments[:3], "--resume", "runs/a", "--max-time", "0.01s"]) == 0
 
     assert "data folder not found" not in capsys.readouterr().err

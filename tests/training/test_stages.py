@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -267,7 +268,18 @@ def test_a_resumed_run_shows_its_data_and_its_earlier_epochs(
     assert len(before) == 1
     assert sum("earlier" in line for line in shown) == 1
     assert any("earlier" in line and first in line for line in shown)
-    assert sum(line.startswith("epoch ") for line in shown) == 1
+    (header,) = [line for line in shown if line.startswith("epoch ")]
+    columns = re.split(" {2,}", header)
+    assert columns == [
+        "epoch",
+        "train loss",
+        "train accuracy",
+        "val. loss",
+        "val. accuracy",
+        "time",
+    ]
+    earlier = next(line for line in shown if "earlier" in line)
+    assert len(earlier.removesuffix("  best")) == len(header) <= 74  # "  best" ends at 80
     assert sum(line.startswith("data: ") for line in shown) == 1
 
 
@@ -422,6 +434,7 @@ def test_a_moved_run_is_resumed_at_its_new_place(
         ),
         (["--recipe", "probe"], 2, "--resume cannot be combined with --recipe\n"),
         (["--max-time", "0"], 2, "invalid --max-time '0'"),
+        (["--max-time", "3"], 2, "invalid --max-time '3'\n  fix: use 3m for minutes, or e.g. 90s"),
         (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],
 )

@@ -19,7 +19,7 @@ from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.run_names import unfinished_run
 from vitft.system.rundir import BASE, LATEST, run_path
-from vitft.system.text import duration, parse_duration
+from vitft.system.text import duration, duration_fix, parse_duration
 
 
 def add_finetune(parser: Parser) -> None:
@@ -198,12 +198,12 @@ def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:
 
 
 def seconds_of(text: str) -> float:
-    """Return the number of seconds in a time such as `90s`, `10m`, `2h` or `90`.
+    """Return the number of seconds in a time such as `90s`, `10m` or `2h`.
 
     Raises:
         UsageError: The text is not a time, or the time is 0.
     """
     seconds = parse_duration(text)
     if not seconds:
-        raise UsageError(f"invalid --max-time {text!r}", fix="use e.g. 90s, 10m or 2h")
+        raise UsageError(f"invalid --max-time {text!r}", fix=f"use {duration_fix(text)}")
     return seconds

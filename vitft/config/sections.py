@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from vitft.config.schema import check_pattern, check_values, invalid, is_several, require
 from vitft.config.stages import is_valid, meant_stages
 from vitft.system.structure import Range
-from vitft.system.text import parse_duration
+from vitft.system.text import duration_fix, parse_duration
 
 Fraction = Annotated[float, Range(ge=0, le=1)]
 BelowOne = Annotated[float, Range(ge=0, lt=1)]
@@ -383,7 +383,7 @@ class TrainSpec:
             fix="use --freeze lora, or remove --keep-adapter",
         )
         if self.budget and self.budget_s == 0:
-            raise invalid("train.budget", self.budget, "a time such as 90s, 10m or 2h")
+            raise invalid("train.budget", self.budget, duration_fix(self.budget))
         if not {*self.trackers} <= {*TRACKERS} or len({*self.trackers}) != len(self.trackers):
             raise invalid("train.tracker", self.tracker, f"one or more of {', '.join(TRACKERS)}")
 

@@ -91,9 +91,15 @@ def duration(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds in a duration such as `90s`, `10m`, `2h` or `90`, or None if invalid."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
+    """Return the seconds in a duration such as `90s`, `10m` or `2h`, or None if invalid."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else None
+
+
+def duration_fix(text: str) -> str:
+    """Return what to write in place of an invalid duration: a number gets a unit."""
+    is_number = re.fullmatch(r"\d+(\.\d+)?", text.strip()) and float(text) > 0
+    return f"{text.strip()}m for minutes, or e.g. 90s or 2h" if is_number else "e.g. 90s, 10m or 2h"
 
 
 def days_and_hours(seconds: float) -> str:

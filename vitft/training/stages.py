@@ -241,14 +241,14 @@ class StepStage:
         if not self.has_header:
             if self.context.best.selects:
                 log.info(f"best on the validation images so far: {BEST_RULE}")
-            log.info("epoch      train loss  accuracy   validation loss  accuracy      time")
+            log.info("epoch      train loss  train accuracy  val. loss  val. accuracy      time")
             self.has_header = True
         number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
         best = self.context.best
         is_best = best.selects and best.epochs_since_best == 0 and when != "earlier"
         log.info(
-            f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>8}   "
-            f"{entry['val_loss']:>15.4f}  {percent(entry['val_top1']):>8}  {when:>8}"
+            f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>14}  "
+            f"{entry['val_loss']:>9.4f}  {percent(entry['val_top1']):>13}  {when:>8}"
             f"{'  best' * is_best}"
         )
 
