@@ -52,13 +52,16 @@ def test_the_weakest_class_names_the_images_on_which_it_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("ece", "text"),
+    ("ece", "images", "text"),
     [
-        (0.0001, "calibration error < 7.4% (too small to be measured on these images)"),
-        (0.05, "calibration error 5.0% (95% interval 0.0 to 7.4%), 9.0% before calibration"),
+        (0.0001, 19, "too few images to measure the calibration error"),
+        (0.0001, 20, "calibration error < 7.4% (too small to be measured on these images)"),
+        (0.05, 20, "calibration error 5.0% (95% interval 0.0 to 7.4%), 9.0% before calibration"),
     ],
 )
-def test_a_calibration_error_of_zero_is_not_called_perfect(ece: float, text: str) -> None:
+def test_a_calibration_error_of_zero_is_not_called_perfect(
+    ece: float, images: int, text: str
+) -> None:
     calibration: CalibrationMetrics = {
         "ece": ece,
         "ece_interval": (0.0, 0.074),
@@ -69,7 +72,7 @@ def test_a_calibration_error_of_zero_is_not_called_perfect(ece: float, text: str
         "bins": [],
     }
 
-    assert calibration_text(calibration) == text
+    assert calibration_text(calibration, images) == text
 
 
 @pytest.mark.parametrize(

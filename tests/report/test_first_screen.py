@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import make_run
-from vitft.report.chart_sections import learning_section
+from vitft.report.chart_sections import confidence_section, learning_section
 from vitft.report.charts import score_bar
 from vitft.report.first_screen import first_screen
 from vitft.report.run_files import Thumbnails, read_run
@@ -60,11 +60,25 @@ def test_a_calibration_error_of_zero_is_given_as_its_upper_bound(tmp_path: Path)
     path = make_run(tmp_path / "run")
     results = json.loads((path / "eval.json").read_text())
     results["calibration"] |= {"ece": 0.0001, "ece_interval": [0.0, 0.074]}
-    (path / "eval.json").write_text(json.dumps(results))
+    (path / "eval.json").write_text(json.dumps(results | {"images": 20}))
 
     (figure,) = (one for one in key_figures(read_run(path)) if one.name == "calibration error")
 
     assert (figure.value, figure.interval) == ("< 7.4%", "0.0 to 7.4%")
+
+
+def test_a_calibration_error_of_few_images_is_not_given(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    results = json.loads((path / "eval.json").read_text())
+    (path / "eval.json").write_text(json.dumps(results | {"images": 19}))
+
+    run = read_run(path)
+
+    assert "calibration error" not in [figure.name for figure in key_figures(run)]
+    section = confidence_section(run)
+    assert section is not None
+    assert section.text.startswith("Too few images to measure the calibration error. The logits")
+    assert "the difference was" not in section.text
 
 
 def test_the_learning_curve_has_an_interval_at_every_point(tmp_path: Path) -> None:

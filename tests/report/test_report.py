@@ -328,8 +328,8 @@ def test_the_page_of_a_run_without_label_check_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (None, "to the validation images;"),
-        (48, "images and the cross-validated predictions for 48 training images;"),
+        (None, "to the validation images."),
+        (48, "images and the cross-validated predictions for 48 training images."),
     ],
 )
 def test_the_page_states_on_which_images_the_temperature_rests(

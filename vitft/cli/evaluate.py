@@ -15,7 +15,15 @@ from vitft.predict.request import check_threshold
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
-from vitft.system.text import count, csv_line, interval, percent, percent_or_bound
+from vitft.system.text import (
+    MIN_CALIBRATION_IMAGES,
+    TOO_FEW_TO_CALIBRATE,
+    count,
+    csv_line,
+    interval,
+    percent,
+    percent_or_bound,
+)
 
 MOST_LISTED = 30
 """Maximum number of classes listed on the terminal."""
@@ -177,13 +185,17 @@ def print_tables(results: Mapping[str, Any]) -> None:
     low, high = results["loss_interval"]
     rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
     error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
-    rows.append(("calibration error", error, interval(calibration["ece_interval"])))
-    if calibration["ece_before"] is not None:
+    is_measured = results["images"] >= MIN_CALIBRATION_IMAGES
+    if is_measured:
+        rows.append(("calibration error", error, interval(calibration["ece_interval"])))
+    if is_measured and calibration["ece_before"] is not None:
         at = ""
         if calibration["temperature"] is not None:
             at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
         rows.append(("  before scaling", percent(calibration["ece_before"]), at))
     output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
+    if not is_measured:
+        output.note(TOO_FEW_TO_CALIBRATE)
     output.result("")
     print_classes(results["per_class"])
     if results.get("labels"):

@@ -28,6 +28,8 @@ from vitft.metrics.verdict import (
 )
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
+    MIN_CALIBRATION_IMAGES,
+    TOO_FEW_TO_CALIBRATE,
     count,
     interval,
     is_measurable,
@@ -63,7 +65,7 @@ def print_summary(
     print_test(metrics)
     print_selection(metrics, config)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
-        output.result(calibration_text(calibration))
+        output.result(calibration_text(calibration, metrics["images"]))
     if "labels" in metrics:
         print_weakest_label(metrics["labels"], metrics["images"])
     elif own := model_cross_validation(metrics):
@@ -182,8 +184,10 @@ def print_budget(budget: BudgetResults) -> None:
         output.note(describe_skipped(skipped))
 
 
-def calibration_text(calibration: CalibrationMetrics) -> str:
+def calibration_text(calibration: CalibrationMetrics, images: int) -> str:
     """Return the calibration error; one that is too small to be measured has no interval."""
+    if images < MIN_CALIBRATION_IMAGES:
+        return TOO_FEW_TO_CALIBRATE
     bounds = calibration["ece_interval"]
     error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
     if not is_measurable(calibration["ece"]):

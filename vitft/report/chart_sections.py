@@ -9,7 +9,14 @@ from vitft.metrics.results import CalibrationMetrics, LogLine
 from vitft.metrics.verdict import BEST_RULE, selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, percent, points
+from vitft.system.text import (
+    MIN_CALIBRATION_IMAGES,
+    TOO_FEW_TO_CALIBRATE,
+    count,
+    interval,
+    percent,
+    points,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +121,17 @@ def confidence_section(run: Run) -> ChartSection | None:
     if error < 0.0005:  # displayed as 0.0 points
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
+    is_measured = run.results["images"] >= MIN_CALIBRATION_IMAGES
+    if not is_measured:
+        text = f"{TOO_FEW_TO_CALIBRATE.capitalize()}."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
     if before is not None and temperature not in (None, 1.0):
         text += (
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-            f"{calibration_images(calibration)}; without it, the difference was "
-            f"{points(before).lstrip('+')}."
+            f"{calibration_images(calibration)}"
         )
+        without = f"; without it, the difference was {points(before).lstrip('+')}."
+        text += without if is_measured else "."
     return ChartSection(
         title="Is the confidence reliable?",
         text=text,

@@ -22,7 +22,15 @@ from vitft.metrics.verdict import (
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
-from vitft.system.text import count, duration, interval, listing, percent, percent_or_bound
+from vitft.system.text import (
+    MIN_CALIBRATION_IMAGES,
+    count,
+    duration,
+    interval,
+    listing,
+    percent,
+    percent_or_bound,
+)
 
 WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
     "head": "only a new linear head was trained",
@@ -244,7 +252,9 @@ def key_figures(run: Run) -> list[KeyFigure]:
         KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
         for name, v, ends, text in fractions
     ]
-    return [*figures, *calibration_figure(results.get("calibration"))]
+    if results["images"] >= MIN_CALIBRATION_IMAGES:
+        figures += calibration_figure(results.get("calibration"))
+    return figures
 
 
 def calibration_figure(calibration: CalibrationMetrics | None) -> list[KeyFigure]:

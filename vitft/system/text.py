@@ -35,6 +35,13 @@ def is_measurable(fraction: float) -> bool:
     return fraction >= 0.0005
 
 
+MIN_CALIBRATION_IMAGES = 20
+"""Minimum number of images for a calibration error to be shown. Of fewer images, one changes the
+accuracy by more than 5 points; even if all are right, up to 3 / 20 may be wrong in truth (the 95%
+bound), so a small error would be false comfort."""
+TOO_FEW_TO_CALIBRATE = "too few images to measure the calibration error"
+
+
 def percent_or_bound(fraction: float, bounds: Sequence[float]) -> str:
     """Format a nonnegative fraction; one that is too small to be measured as `< upper bound`."""
     return percent(fraction) if is_measurable(fraction) else f"< {percent(bounds[1])}"
