@@ -96,7 +96,7 @@ def test_calibration_is_only_said_to_be_worse_if_it_measurably_is(low: float, te
         "bins": [],
     }
 
-    assert calibration_text(calibration) == f"calibration error {text}"
+    assert calibration_text(calibration, images=100) == f"calibration error {text}"
 
 
 @pytest.mark.parametrize(
