@@ -158,7 +158,7 @@ WALKS = ("docs/first_hour.md", "docs/teach.md")
 OURS = {
     r" random:vit_tiny_patch16_224\b": "",  # with one architecture, the same as `none`
     r"\b(flower_photos|videos|DIR)\b": "photos",
-    r"\bvit_(tiny|base)_patch16_224(_in21k)?\b": "demo",
+    r"(?<!timm:)\bvit_(tiny|base)_patch16_224(_in21k)?\b": "demo",
     r"(?<=--weights )NAME\b": "demo",
     r"\b(RUN_BEFORE RUN_AFTER|pre post)\b": "runs/base runs/other",
     r"--like RUN_BEFORE\b": "--like runs/base",
