@@ -784,7 +784,7 @@ def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[flo
     [
         pytest.param(range(1, 21), [5, 10, 15, 20], id="a round number"),
         pytest.param(range(1, 19), [5, 10, 15, 18], id="the last epoch after the last round one"),
-        pytest.param(range(1, 17), [5, 10, 16], id="no room for both"),
+        pytest.param(range(1, 17), [5, 10, 16], id="two ticks too close"),
         pytest.param([1], [1], id="a single epoch"),
         pytest.param([1, 2, 3], [1, 2, 3], id="few epochs"),
     ],
