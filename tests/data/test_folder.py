@@ -288,7 +288,7 @@ def test_a_folder_in_another_place_is_found_by_its_name(
     assert "did you mean ../fotos?" in problem(Path("Fotos"))
     monkeypatch.chdir(tmp_path / "here")
     assert "did you mean ../Bilder?" in problem(Path("Bilder"))
-    assert problem(Path("Zebras")).endswith("fix: check the path")
+    assert "(it is relative to the current folder, " in problem(Path("Zebras"))
 
 
 def test_a_mistyped_dataset_is_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("Rose/close_up.jpg", ["Rose/close up.JPG"], id="underscore for blank"),
         pytest.param("Tulip/gardn.png", ["Tulip/garden.png"], id="missing letter"),
         pytest.param("garden.png", ["Tulip/garden.png"], id="in a folder below"),
+        pytest.param("source=Rose", ["Rose"], id="an argument of another tool"),
+        pytest.param("source=Lily", [], id="an argument of another tool that does not exist"),
         pytest.param("Rose/IMG_2042.jpg", [], id="another number of a camera"),
         pytest.param("Roses/999.jpg", ["Rose"], id="only the folder is known"),
         pytest.param("Rose/005.jpg", [], id="no such number"),

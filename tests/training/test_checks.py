@@ -155,7 +155,7 @@ def test_a_class_without_validation_images_in_a_column_is_answered_with_the_colu
     with pytest.raises(DataError) as caught:
         check_folder_classes(scan(table, spec))
 
-    assert "in 1 of 3 classes: green (6 + 0)" in str(caught.value)
+    assert "in 1 of 3 classes: green (6 for training, 0 for validation)" in str(caught.value)
     assert f"a training and a validation image in the column {column}" in str(caught.value)
     assert fix in str(caught.value)
 

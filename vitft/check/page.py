@@ -15,7 +15,7 @@ from vitft.report.run_files import folder_uri
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
-from vitft.system.text import listing
+from vitft.system.text import count, listing
 
 MAX_THUMBNAILS = 200
 """Maximum number of images shown on the page, to limit its size to about 3 MB."""
@@ -66,6 +66,7 @@ def write_check_page(
         "root": folder_uri(Path(folder.root).absolute()),
         "audit": audit,
         "counts": result.counts,
+        "has_counts": result.counts != count(audit["images"], "readable image"),
         "decisions": decisions,
         "labels_checked": result.labels_checked,
         "num_classes": len(folder.labels or {file.label for file in folder.files}),

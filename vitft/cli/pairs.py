@@ -2,14 +2,12 @@
 
 import argparse
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from vitft.cli.parser import FOREIGN_OPTIONS
 from vitft.config.names import find_setting
 from vitft.config.options import FINETUNE_OPTIONS, setting_words
-
-PAIR = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
+from vitft.system.near_paths import PAIR
 
 
 def translate_pairs(

@@ -22,7 +22,7 @@ from vitft.data.table import TABLE_SUFFIXES, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
-from vitft.system.near_paths import near_paths
+from vitft.system.near_paths import path_fix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
@@ -194,10 +194,9 @@ def check_is_folder(root: Path) -> None:
             f"{root} is a file, not a folder",
             fix=f"use the folder {root.parent}, or a table of labels ({', '.join(TABLE_SUFFIXES)})",
         )
-    near = [str(path) for path in near_paths(root, may_be_data)]
-    fix = f"check the path: did you mean {' or '.join(near)}?" if near else "check the path"
+    fix = path_fix(root, may_be_data)
     known = {name.lower(): name for name in CLASSES}
-    if str(root).lower() in known and not near:
+    if str(root).lower() in known and "did you mean" not in fix:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"

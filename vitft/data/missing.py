@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from vitft.data.download.web_image import is_url
 from vitft.data.unused import is_surely_no_image
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
 from vitft.system.near_paths import near_paths
+from vitft.system.redaction import redacted
 from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ def check_some_exist(names: Sequence[str]) -> None:
     """
     if not names or not all(map(is_missing, names)):
         return warn_of_misspelt(names)
+    if is_url(names[0]):
+        raise DataError(
+            f"{redacted(names[0])} is a web address, but this command reads local images",
+            fix="download the image first; `vitft predict` also reads web addresses",
+        )
     near = " or ".join(probably_meant(names[0]))
     several = len(names) > 1
     raise DataError(

@@ -273,7 +273,8 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
     for name in manifest.outputs:
         train, val = have[name, "train"], have[name, "val"]
         if not train or not (val or checked.folder.reference):
-            lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
+            whole = f"{name} ({train + val:,})"
+            lacking.append(whole if drawn_here else parts_text(name, train, val))
     if lacking:
         unread = ""
         if drawn_here and any(file.group for file in checked.good):
@@ -300,9 +301,14 @@ def check_folder_classes(folder: Folder) -> None:
             if train + val < (1 if folder.reference else 2):
                 lacking.append(f"{name} ({train + val})")
         elif not train or not (val or folder.reference):
-            lacking.append(f"{name} ({train} + {val})")
+            lacking.append(parts_text(name, train, val))
     if lacking:
         raise lacking_images(lacking, folder)
+
+
+def parts_text(name: str, train: int, val: int) -> str:
+    """Return a class with its numbers of images for training and validation."""
+    return f"{name} ({train:,} for training, {val:,} for validation)"
 
 
 def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:

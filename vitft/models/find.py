@@ -74,7 +74,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     if path.is_dir():
         names = (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE, PAGE_FILE)
         found = next((path / name for name in names if (path / name).is_file()), path)
-        if found.parent == path / "onnx" and len(inner := inner_models(path)) > 1:
+        if found.parent == path / "onnx" and len(inner := inner_models(path, graphs=True)) > 1:
             raise RunError(
                 f"{path} contains several models: {listing(folder.name for folder in inner)}",
                 fix=choose_folder(inner),
@@ -104,10 +104,10 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
         )
-    raise missing_model(run, path)
+    raise missing_model(run, path, graphs=graphs)
 
 
-def missing_model(run: str, path: Path) -> RunError:
+def missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry = entries_by_name().get(run)
     if entry is not None and entry.num_classes and entry.repo:
@@ -115,7 +115,7 @@ def missing_model(run: str, path: Path) -> RunError:
             f"no model in {run}, which is the name of pretrained weights",
             fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
         )
-    inner = inner_models(path)
+    inner = inner_models(path, graphs=graphs)
     return RunError(
         f"no model in {run}",
         fix=choose_folder(inner)
@@ -126,9 +126,12 @@ def missing_model(run: str, path: Path) -> RunError:
     )
 
 
-def inner_models(path: Path) -> list[Path]:
-    """Return the folders in a folder that contain a model for vitft, such as those of exports."""
-    names = (f"*/{MODEL}", f"*/{ONNX_FILE}", f"*/onnx/{ONNX_FILE}")
+def inner_models(path: Path, *, graphs: bool) -> list[Path]:
+    """Return the folders in a folder that contain a model for vitft, such as those of exports.
+
+    Folders that contain only an ONNX graph are included with `graphs`.
+    """
+    names = [f"*/{MODEL}", *[f"*/{ONNX_FILE}", f"*/onnx/{ONNX_FILE}"] * graphs]
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
 
 

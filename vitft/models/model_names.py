@@ -1,12 +1,19 @@
-"""Suggestions for names of models that do not exist. Does not import torch."""
+"""Names of models: those of weight files, and suggestions for unknown ones. Without torch."""
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from vitft.system.text import closest_names
 
 SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 """Letters of the sizes in the notation of papers, such as ViT-B/16."""
+
+
+def file_name(path: Path) -> str:
+    """Return the name of the weights in a file: its stem, or its folder's name for `model.*`."""
+    is_plain = path.stem in ("model", "pytorch_model")
+    return path.absolute().parent.name if is_plain else path.stem
 
 
 def similar_models(name: str, known: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 This module does not import torch.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.model_names import file_name
+from vitft.models.pretrained.locate import RANDOM, check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
 from vitft.system.rundir import FILE_NAME, plan_run
-from vitft.system.text import count
+from vitft.system.text import count, distinct_names
 
 BASELINES = ("pixels", "histogram")
 """Names of features that need no weights: small images and colour histograms."""
@@ -29,6 +31,7 @@ class FeatureSource:
     """A source of features to evaluate in a study: weights or a baseline."""
 
     name: str
+    """Name in tables and on the chart: short for weights in a file."""
     weights: str
     """Name of the weights as passed to `finetune`, or name of the baseline."""
 
@@ -132,10 +135,23 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
     if UNTRAINED in weights and untrained in weights:
         raise UsageError(f"--weights none and {untrained} are the same", fix="use only one of them")
+    names = distinct_names([name_in_tables(name) for name in weights], weights)
     return tuple(
-        FeatureSource(name=name, weights=untrained if name == UNTRAINED else name)
-        for name in weights
+        FeatureSource(name=name, weights=untrained if typed == UNTRAINED else typed)
+        for name, typed in zip(names, weights, strict=True)
     )
+
+
+def name_in_tables(weights: str) -> str:
+    """Return the name of weights in tables: without the folders of a file, `none` with a remark."""
+    if weights == UNTRAINED:
+        return "none (random weights)"
+    start = RANDOM if weights.startswith(RANDOM) else ""
+    bare = weights.removeprefix(start)
+    path = Path(bare).expanduser()
+    if not os.path.lexists(path):
+        return weights
+    return f"{start}{path.resolve().name if path.is_dir() else file_name(path)}"
 
 
 def fitting_shots(

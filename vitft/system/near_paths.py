@@ -14,20 +14,26 @@ MAX_FOUND = 3
 
 Accept = Callable[["os.DirEntry[str]"], bool]
 
+PAIR = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
+"""An argument as other tools write it, such as `source=photos`."""
+
 
 def near_paths(path: Path, accept: Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
-    First choice: the first part that is missing is replaced with a name in the same folder of
-    which it is probably a misspelling (see `is_misspelling`), and so on for the remaining parts,
-    as far as they exist there. Second choice: entries of the same name one or two levels below that
-    folder, or next to it, unless the name is a number, which other folders have too. Case and
-    Unicode normalisation do not matter.
+    First choice: the part after the equals sign in an argument such as `source=photos`. Second
+    choice: the first part that is missing is replaced with a name in the same folder of which it is
+    probably a misspelling (see `is_misspelling`), and so on for the remaining parts, as far as they
+    exist there. Third choice: entries of the same name one or two levels below that folder, or next
+    to it, unless the name is a number, which other folders have too. Case and Unicode normalisation
+    do not matter.
 
     Args:
         path: The path; symlinks and `..` are not resolved, so results look as the user wrote them.
         accept: Whether an entry may be suggested.
     """
+    if (pair := PAIR.fullmatch(str(path))) and (value := Path(pair[2])).exists():
+        return [value]
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -40,6 +46,20 @@ def near_paths(path: Path, accept: Accept) -> list[Path]:
     if without_suffix(path.name).isdecimal():
         return []
     return namesakes(parent, folded(path.name), accept)
+
+
+def path_fix(path: Path, accept: Accept, *, otherwise: str = "") -> str:
+    """Return the fix for a path that does not exist: what was probably meant, or where it would be.
+
+    Args:
+        path: The path.
+        accept: Whether an entry may be suggested.
+        otherwise: A second fix, e.g. `or choose another`, added if no suggestion is found.
+    """
+    if near := " or ".join(map(str, near_paths(path, accept))):
+        return f"check the path: did you mean {near}?"
+    where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"
+    return f"check the path{where}{f', {otherwise}' * bool(otherwise)}"
 
 
 def misspelt_name(name: str, known: Iterable[str]) -> str | None:

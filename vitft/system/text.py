@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -70,6 +71,15 @@ def listing(names: Iterable[str], most: int = 6) -> str:
     if len(every) > most + 1:
         every = [*every[:most], f"{len(every) - most:,} more"]
     return " and ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else "".join(every)
+
+
+def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, ...]:
+    """Return the names, with its mark added to each name that occurs more than once."""
+    uses = Counter(names)
+    return tuple(
+        name if uses[name] == 1 else f"{name} ({mark})"
+        for name, mark in zip(names, marks, strict=False)
+    )
 
 
 def closest_names(name: str, known: Iterable[str], *, most: int = 5) -> list[str]:

@@ -15,7 +15,8 @@ import vitft
 from vitft.cli.main import main
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
-from vitft.models.pretrained.published import file_name, imagenet_classes, label_set
+from vitft.models.model_names import file_name
+from vitft.models.pretrained.published import imagenet_classes, label_set
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.registry import architecture_config
 from vitft.system.errors import RunError

@@ -10,6 +10,7 @@ from pathlib import Path
 from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
+from vitft.system.near_paths import path_fix
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
@@ -77,9 +78,16 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     if not is_name or name.endswith(os.sep) or path.suffix.lower() in FILE_SUFFIXES:
         raise WeightsError(
             f"weights not found: {path}",
-            fix="check the path, or choose a name from `vitft weights list`",
+            fix=path_fix(
+                path, may_be_weights, otherwise="or choose a name from `vitft weights list`"
+            ),
         )
     return find_entry(name)  # raises an error that suggests similar names
+
+
+def may_be_weights(entry: "os.DirEntry[str]") -> bool:
+    """Return whether an entry is a folder or, by its suffix, a weight file."""
+    return entry.is_dir() or entry.name.lower().endswith(WEIGHT_SUFFIXES)
 
 
 def parse_prefixed_name(name: str) -> CatalogEntry | None:

@@ -7,20 +7,13 @@ weights says which of ImageNet's label sets they were trained on, and the head h
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, find_entry
 from vitft.models.registry import architecture_config
 from vitft.models.timm_config import timm_modules
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError, WeightsError
-
-
-def file_name(path: Path) -> str:
-    """Return the name of the weights in a file: its stem, or its folder's name for `model.*`."""
-    is_plain = path.stem in ("model", "pytorch_model")
-    return path.absolute().parent.name if is_plain else path.stem
+from vitft.system.text import distinct_names
 
 
 def published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
@@ -82,12 +75,3 @@ def imagenet_classes(subset: str) -> tuple[str, ...]:
         for short, text in zip(first, words, strict=True)
     ]
     return distinct_names(names, identifiers)
-
-
-def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, ...]:
-    """Return the names, with its mark added to each name that occurs more than once."""
-    uses = Counter(names)
-    return tuple(
-        name if uses[name] == 1 else f"{name} ({mark})"
-        for name, mark in zip(names, marks, strict=False)
-    )

@@ -14,6 +14,7 @@ from torch import Tensor
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import load_checkpoint
+from vitft.models.model_names import file_name
 from vitft.models.pretrained.adapt import PosEmbed
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import Flavour, convert
@@ -21,8 +22,6 @@ from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.published import (
-    distinct_names,
-    file_name,
     imagenet_classes,
     label_set,
     published_entry,
@@ -32,7 +31,7 @@ from vitft.models.pretrained.sidecar import SidecarFacts, UnstoredFacts, read_si
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
-from vitft.system.text import count
+from vitft.system.text import count, distinct_names
 
 UNSTATED = (
     "not stated, so 0.5 is assumed; set --mean and --std if you know the correct values (in a "
