@@ -201,7 +201,9 @@ def test_a_folder_with_its_own_split_keeps_it() -> None:
     assert [row.path.split("/")[0] for row in manifest.val] == ["valid"] * 4
     with pytest.raises(DataError, match=r"dog \(2 for training, 0 for validation\)"):
         split(without_a_val_dog, DataSpec())
-    with pytest.raises(DataError, match=r"in 1 of 2 classes: cat \(0 for training, 2 for validation\)"):
+    with pytest.raises(
+        DataError, match=r"in 1 of 2 classes: cat \(0 for training, 2 for validation\)"
+    ):
         split(without_a_train_cat, DataSpec())
 
 

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy.optimize import brentq
+from scipy.special import huber
 
 from vitft.metrics import calibration
 from vitft.metrics.calibration import (
     PRIOR_SPREADS,
+    TEMPERATURES,
     Ints,
     ScoredSet,
     are_comparable,
@@ -78,11 +80,24 @@ def test_no_neighbouring_temperature_is_more_probable(images: int) -> None:
     best = fit_temperature(logits, labels)
 
     assert best is not None
-    at, colder, hotter = (
-        log_losses(logits / t, labels).sum() + np.log(t) ** 2 / (2 * PRIOR_SPREADS[1] ** 2)
-        for t in (best, best / 1.02, best * 1.02)
+    at, *others = (
+        log_losses(logits / t, labels).sum() + huber(1.0, np.log(t) / PRIOR_SPREADS[1])
+        for t in (best, best / 1.02, best * 1.02, *np.geomspace(*TEMPERATURES, 100))
     )
-    assert at < min(colder, hotter)
+    assert at < min(others)
+
+
+@pytest.mark.parametrize("images", [30, 60, 120])
+def test_flat_logits_of_a_model_trained_for_few_steps_are_sharpened(images: int) -> None:
+    errors = [
+        true_error(
+            float(calibrate_temperature(scored(images, sharpness=0.05, seed=s)).value),
+            sharpness=0.05,
+        )
+        for s in range(5)
+    ]
+
+    assert max(errors) < 0.2 < 0.4 < true_error(1.0, sharpness=0.05)
 
 
 def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
@@ -114,12 +129,15 @@ def test_few_images_are_calibrated_by_cross_validated_training_images() -> None:
 
 
 def test_few_images_move_the_temperature_part_of_the_way() -> None:
-    found = [
-        float(calibrate_temperature(scored(12, sharpness=4.0, seed=s)).value) for s in range(10)
-    ]
+    sets = [scored(12, sharpness=4.0, seed=seed) for seed in range(10)]
+
+    found = [float(calibrate_temperature(one).value) for one in sets]
 
     assert 1.3 < np.mean(found) < 3.0  # calibrated logits need 4
-    assert max(found) < 4.0
+    for temperature, one in zip(found, sets, strict=True):
+        free = fit_temperature(*one, spread=100.0)  # hardly any prior
+        assert free is not None
+        assert abs(np.log(temperature)) < abs(np.log(free))
 
 
 def test_a_few_correct_predictions_do_not_make_the_model_certain() -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ RESULTS: TrialResults = {
     "layers": "none", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
     "loss": 0.3, "head_loss": 0.5, "error": 0.05, "seconds": 10.0, "final_seconds": 20.0,
 }  # fmt: skip
+
+
+def with_fractions(trial: TrialResults, fractions: Sequence[float] = (1.0,)) -> TrialResults:
+    """Return the results of a trial that are the same for all fractions of the trained weights."""
+    own = {name: trial[name] for name in ("top1", "loss", "error")}
+    tried: Any = [{**own, "fraction": fraction} for fraction in fractions]
+    return {**trial, "interpolation": fractions[0], "tried": tried}
 
 
 @pytest.fixture
@@ -81,7 +88,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, **changes: float) -> list[str]:
 
     def results(self: Trial, *args: Any) -> TrialResults:
         seen.append(self.candidate.layers)
-        return {**original(self, *args), **changes}  # type: ignore[typeddict-item]
+        return with_fractions({**original(self, *args), **changes})  # type: ignore[typeddict-item]
 
     monkeypatch.setattr(Trial, "results", results)
     return seen
@@ -194,8 +201,8 @@ def test_the_leading_trial_is_repeated_unless_it_is_clear(
 
 
 def test_repeated_trials_are_combined_by_their_numbers_of_images() -> None:
-    one: TrialResults = {**RESULTS, "held_out": 300, "loss": 0.2, "error": 0.03}
-    other: TrialResults = {**RESULTS, "held_out": 100, "loss": 0.6, "error": 0.05}
+    one = with_fractions({**RESULTS, "held_out": 300, "loss": 0.2, "error": 0.03})
+    other = with_fractions({**RESULTS, "held_out": 100, "loss": 0.6, "error": 0.05})
 
     both = pooled(one, other)
 
@@ -204,6 +211,17 @@ def test_repeated_trials_are_combined_by_their_numbers_of_images() -> None:
     assert both["loss"] == pytest.approx(0.3)
     assert both["error"] == pytest.approx((9**2 + 5**2) ** 0.5 / 400)
     assert both["seconds"] == 20.0
+
+
+def test_repeated_trials_choose_the_interpolation_anew() -> None:
+    one, other = (with_fractions(RESULTS, (0.5, 1.0)) for _ in range(2))
+    one["tried"][0]["loss"], one["tried"][1]["loss"] = 0.2, 0.3
+    other["tried"][0]["loss"], other["tried"][1]["loss"] = 0.6, 0.4
+
+    both = pooled(one, other)
+
+    assert both["interpolation"] == 1.0
+    assert both["loss"] == pytest.approx(0.35)
 
 
 def test_a_trial_has_enough_steps_and_its_winner_is_tried_for_more_epochs(
@@ -471,7 +489,7 @@ Plan = Callable[[float, float], int]
     ("seconds", "after", "epochs"),
     [
         pytest.param(0.0, 0.0, 0, id="no time"),
-        pytest.param(0.206, 0.0, 1, id="just one epoch"),
+        pytest.param(0.216, 0.0, 1, id="just one epoch"),
         pytest.param(1e6, 0.0, MAX_EPOCHS, id="at most the maximum"),
         pytest.param(1.0, 0.95, 0, id="time is kept for a better candidate"),
     ],
@@ -495,7 +513,7 @@ def test_epochs_are_planned_from_the_time_of_a_step(
     monkeypatch.setattr(Trial, "run", watched)
     run(home, "run")
 
-    # one epoch: 57 + 72 images and a third of 15 + 3 x 18 + 2 x 72 others: 0.2 s
+    # one epoch: 57 + 72 images and a third of 3 x 15 + 3 x 18 + 2 x 72 others: 0.21 s
     assert trials[0].affordable_epochs(seconds, after=after) == epochs
 
 

@@ -132,7 +132,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 RUN = (
     *("--data", "data", "--weights", "w.safetensors", "--freeze", "head,none", "--lr", "0.01"),
-    *("--epochs", "12", "--batch-size", "7", "--set", "optim.ema=0.9", "--set", "train.shard=true"),
+    *(
+        "--epochs",
+        "12",
+        "--batch-size",
+        "7",
+        "--set",
+        "optim.ema=0.9",
+        "--set",
+        "optim.interpolation=0.8",
+        "--set",
+        "train.shard=true",
+    ),
 )
 
 

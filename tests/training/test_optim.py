@@ -160,3 +160,29 @@ def test_without_a_decay_there_is_no_average() -> None:
     with average.swapped_in():
         assert average.average == {}
         assert weight.item() == 1
+
+
+def test_weights_are_moved_back_towards_those_before_training_only_for_validation() -> None:
+    weight = nn.Parameter(torch.tensor([2.0]))
+    average = WeightAverage({"w": weight}, 0.0, 0.25)
+    weight.data.fill_(6.0)  # after training
+
+    with average.swapped_in():
+        assert weight.item() == pytest.approx(2.0 + 0.25 * (6.0 - 2.0))
+        assert average.trained["w"].item() == 6
+    assert weight.item() == 6
+    with average.swapped_in(0.5):
+        assert weight.item() == pytest.approx(4.0)
+    with average.swapped_in(1.0):
+        assert weight.item() == 6
+
+
+def test_the_average_is_interpolated_with_the_weights_before_training() -> None:
+    weight = nn.Parameter(torch.tensor([1.0]))
+    average = WeightAverage({"w": weight}, 0.5, 0.5)
+    weight.data.fill_(3.0)
+    average.update(steps=100)  # to the middle of 1 and 3
+
+    with average.swapped_in():
+        assert weight.item() == pytest.approx(1.5)
+    assert weight.item() == 3

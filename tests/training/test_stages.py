@@ -44,6 +44,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"freeze": "head,none"},
         "optim": {"epochs": 2, "batch_size": 8, "class_weights": True},
     },
+    "half of the change in the weights": {
+        "train": {"freeze": "head,blocks:1"},
+        "optim": {"epochs": 2, "batch_size": 8, "ema": 0.9, "interpolation": 0.5},
+    },
     "a solved head that remains the best": {
         "train": {"freeze": "head,none"},
         "optim": {"solver": "sgd", "lr": 3.0, "epochs": 2, "batch_size": 8},

@@ -19,6 +19,7 @@ from vitft.metrics.results import (
     read_results,
 )
 from vitft.metrics.verdict import (
+    describe_interpolation,
     describe_skipped,
     describe_start,
     model_cross_validation,
@@ -166,19 +167,21 @@ def print_budget(budget: BudgetResults) -> None:
         show = output.note if "seconds_needed" in start else output.result
         show(describe_start(start))
     for trial in budget["trials"]:
+        part = describe_interpolation(trial)
         output.result(
             f"trial: after training {layers_text(trial['layers'])} for "
-            f"{count(trial['epochs'], 'epoch')}, {percent(trial['top1'])} of "
-            f"{trial['held_out']:,} held-out training images are classified correctly (with the "
-            f"head alone: {percent(trial['head_top1'])})"
+            f"{count(trial['epochs'], 'epoch')}{f' and {part}' if part else ''}, "
+            f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images are "
+            f"classified correctly (with the head alone: {percent(trial['head_top1'])})"
         )
     if budget["chosen"] == "head":
         why = ": no trial was better than the head" if budget["trials"] else ""
         output.result(f"only the head was trained{why}")
     elif budget["chosen"]:
+        part = describe_interpolation(budget)
         output.result(
             f"after fitting the head, the run trained {layers_text(budget['chosen'])} for "
-            f"{count(budget['epochs'], 'epoch')}"
+            f"{count(budget['epochs'], 'epoch')}{f', {part}' if part else ''}"
         )
     for skipped in budget["skipped"]:
         output.note(describe_skipped(skipped))

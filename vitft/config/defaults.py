@@ -44,7 +44,16 @@ STEPS_PER_EPOCH = 40
 STEP_SETTINGS = frozenset(
     {
         *("lr", "schedule", "final_lr", "warmup", "layer_decay", "momentum", "weight_decay"),
-        *("epochs", "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "patience"),
+        *(
+            "epochs",
+            "batch_size",
+            "micro_batch",
+            "clip",
+            "label_smoothing",
+            "ema",
+            "interpolation",
+            "patience",
+        ),
     }
 )
 """Settings of `[optim]` that apply only to SGD and AdamW; setting one of them selects AdamW."""

@@ -269,6 +269,9 @@ class OptimSpec:
     ema: BelowOne = 0.0
     """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
     then validated and saved. 0 for none."""
+    interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Fraction of the trained weights in those that are validated and saved; the rest are those
+    before the stage (WiSE-FT). E.g. 0.5 for their mean, which may help with few images."""
     patience: WholeNumber = 0
     """Number of epochs without improvement after which to stop; 0 to train all epochs. If
     accuracies differ by less than their standard error, the validation losses are compared."""

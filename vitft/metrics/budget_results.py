@@ -6,6 +6,15 @@ from vitft.metrics.values import Interval, Loss, Positive
 from vitft.system.structure import AtLeastOne, Natural, Share
 
 
+class InterpolationResults(TypedDict):
+    """Results of a trial for one interpolation between the weights before and after training."""
+
+    fraction: Share  # of the trained weights
+    top1: Share
+    loss: Loss  # mean cross-entropy after temperature scaling
+    error: Loss  # standard error of the difference between this loss and that of the head
+
+
 class TrialResults(TypedDict):
     """Results of a trial of some layers and of a head, on training images that were held out.
 
@@ -22,6 +31,8 @@ class TrialResults(TypedDict):
     loss: Loss  # mean cross-entropy after temperature scaling
     head_loss: Loss
     error: Loss  # standard error of the difference between the losses
+    interpolation: NotRequired[Share]  # fraction of the trained weights, 1 if absent
+    tried: NotRequired[list[InterpolationResults]]  # results for all fractions
     seconds: Loss  # duration of the trial, with all repetitions
     final_seconds: Loss  # expected duration of training on all training images
 
@@ -72,3 +83,4 @@ class BudgetResults(StartTrials):
     skipped: list[SkippedTrial]
     chosen: str | None  # layers trained after the head, or `head`; None before the choice
     epochs: Natural  # number of epochs of the chosen layers; 0 if only the head was trained
+    interpolation: NotRequired[Share]  # fraction of the trained weights that is saved, 1 if absent

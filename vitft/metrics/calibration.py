@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,13 +35,18 @@ MIN_IMAGES_PER_BIN = 15
 """Minimum number of images per bin, which limits the number of bins for small datasets. There is
 always at least one bin."""
 CALIBRATION_FOLDS = 10
-TEMPERATURES = (0.02, 50.0)
-"""Lower and upper bounds on the temperature; an optimum outside these bounds is rejected."""
+TEMPERATURES = (0.001, 50.0)
+"""Lower and upper bounds on the temperature; an optimum outside these bounds is rejected. A head
+that begins at zero and is trained for few steps needs 0.02 or less."""
+SCANNED = 12
+"""Number of temperatures at which the search begins, evenly spaced on a logarithmic scale."""
 PRIOR_SPREADS = (0.3, 0.5)
-"""Standard deviations of the normal prior on the logarithm of the temperature, which has mean 0.
-The first is used for validation images alone, the second if cross-validated training images are
-added. Models from the training loop need temperatures near 1, and heads fitted by L-BFGS need 0.3
-to 1.5 (docs/experiments.md). With 150 images, the prior has hardly any effect.
+"""Spreads of the prior on the logarithm of the temperature, which has mean 0: normal within one
+spread, exponential beyond (the density of Huber's loss). The first is used for validation images
+alone, the second if cross-validated training images are added. Models from the training loop need
+temperatures near 1, heads fitted by L-BFGS need 0.3 to 1.5, and models trained for few steps far
+smaller ones, which a normal prior would prevent (docs/experiments.md). With 150 images, the prior
+has hardly any effect.
 """
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
@@ -161,32 +167,44 @@ def fit_temperature(
 ) -> float | None:
     """Return the most probable temperature T, or None if it is outside `TEMPERATURES`.
 
-    T minimises the summed log loss plus the prior term, `log(T)^2 / (2 spread^2)`. At the
-    minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
-    relative precision of 1e-4, far below the statistical uncertainty. If `near` is given, the
-    search starts near this temperature, which saves time; the precision is the same.
+    T minimises the summed log loss plus the prior term: Huber's loss of `log(T) / spread`, which is
+    quadratic up to 1 and linear beyond. At a minimum, the derivative with respect to log(1 / T)
+    changes sign; this root is found to a relative precision of 1e-4, far below the statistical
+    uncertainty. With few images there may be two minima, one near T = 1, of which the lower one is
+    returned. If `near` is given, the search starts near this temperature, which saves time; the
+    precision is the same.
+
+    Source of Huber's loss: Huber 1964, "Robust estimation of a location parameter".
     """
     step = max(1, math.ceil(logits.size / MAX_LOGITS))
     logits, labels = logits[::step], labels[::step]
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
-    prior = 1 / (len(labels) * spread**2)
 
     @functools.cache
     def slope(sharpness: float) -> float:
         weights = np.exp(np.float32(sharpness) * below)
         means = np.einsum("nc,nc->n", weights, below) / weights.sum(axis=1)
         data = sharpness * (float(means.mean(dtype=np.float64)) - truth)
-        return data + prior * math.log(sharpness)
+        prior = min(max(math.log(sharpness) / spread, -1.0), 1.0) / spread
+        return data + prior / len(labels)
+
+    def objective(sharpness: float) -> float:
+        sums = np.exp(np.float32(sharpness) * below).sum(axis=1)
+        data = float(np.log(sums).mean(dtype=np.float64)) - sharpness * truth
+        distance = abs(math.log(sharpness)) / spread
+        prior = distance**2 / 2 if distance < 1 else distance - 0.5
+        return data + prior / len(labels)
 
     least, most = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
-    brackets = [(least, most)]
     if near is not None:
-        brackets.insert(0, (max(least, 0.7 / near), min(most, 1.4 / near)))
-    for low, high in brackets:
+        low, high = max(least, 0.7 / near), min(most, 1.4 / near)
         if slope(low) < 0 < slope(high):
             return 1 / find_root(slope, low, high)
-    return None
+    scanned = np.geomspace(least, most, SCANNED).tolist()
+    brackets = [(low, high) for low, high in pairwise(scanned) if slope(low) < 0 <= slope(high)]
+    minima = [find_root(slope, low, high) for low, high in brackets]
+    return 1 / min(minima, key=objective) if minima else None
 
 
 def find_root(rising: Callable[[float], float], low: float, high: float) -> float:

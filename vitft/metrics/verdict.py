@@ -3,7 +3,13 @@
 import math
 
 from vitft.config.sections import layers_text
-from vitft.metrics.budget_results import SkippedTrial, StartTrial, StartTrials
+from vitft.metrics.budget_results import (
+    BudgetResults,
+    SkippedTrial,
+    StartTrial,
+    StartTrials,
+    TrialResults,
+)
 from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CrossValidation, RunResults
 from vitft.metrics.values import Interval
@@ -107,6 +113,12 @@ def start_trials(found: StartTrials) -> list[StartTrial]:
 def needed_budget(seconds: float) -> str:
     """Return the option with a budget of at least `seconds`, e.g. `--budget 16m or more`."""
     return f"--budget {math.ceil(seconds / 60)}m or more"
+
+
+def describe_interpolation(found: TrialResults | BudgetResults) -> str:
+    """Return e.g. `keeping 50% of the change in the weights`, or "" if all of it was kept."""
+    fraction = found.get("interpolation", 1.0)
+    return "" if fraction == 1 else f"keeping {percent(fraction, 0)} of the change in the weights"
 
 
 def describe_skipped(skipped: SkippedTrial) -> str:

@@ -13,6 +13,7 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import (
+    describe_interpolation,
     describe_skipped,
     describe_start,
     model_cross_validation,
@@ -145,11 +146,13 @@ def describe_budget(run: Run) -> str:
         text += f" {sentence[0].upper()}{sentence[1:]}."
     for trial in budget["trials"]:
         folds = trial.get("folds", 1)
+        part = describe_interpolation(trial)
         again = f", {folds} times, each with other images held out" if folds > 1 else ""
         text += (
             f" A trial trained {layers_text(trial['layers'])} for "
             f"{count(trial['epochs'], 'epoch')} on {trial['images']:,} of the training "
-            f"images{again}. The accuracy on the {trial['held_out']:,} held-out images was "
+            f"images{again}{f', {part}' if part else ''}. The accuracy on the "
+            f"{trial['held_out']:,} held-out images was "
             f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
             "alone."
         )

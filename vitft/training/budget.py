@@ -146,6 +146,7 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
         search.run()
         if (best := best_trial(found["trials"])) is not None:
             found["chosen"], found["epochs"] = best["layers"], search.final_epochs(best)
+            found["interpolation"] = best.get("interpolation", 1.0)
     chosen = found["chosen"] or "head"
     return {**found, "chosen": chosen, "used": used_seconds(context)}
 
@@ -335,4 +336,5 @@ def with_choice(context: RunContext, found: BudgetResults) -> Config:
     if found["chosen"] not in every:
         return replace(config, train=replace(config.train, budget=""))
     images = len(context.inputs.data.manifest.train)
-    return every[found["chosen"]].config(config, found["epochs"], model, images)
+    fraction = found.get("interpolation", 1.0)
+    return every[found["chosen"]].config(config, found["epochs"], model, images, fraction=fraction)

@@ -101,7 +101,9 @@ class Trainer:
         self.optimizer = make_optimizer(model, spec, sharded=sharded)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.statistics = running_statistics(model)
-        self.average = WeightAverage({**self.parameters, **self.statistics}, spec.ema)
+        self.average = WeightAverage(
+            {**self.parameters, **self.statistics}, spec.ema, spec.interpolation
+        )
         self.forward = torch.compile(model) if compiled else model
         self.limit = BatchLimit(
             spec.micro_batch or spec.images_per_step,

@@ -115,23 +115,33 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 class WeightAverage:
-    """Exponential moving average (EMA) of weights over training steps.
+    """Weights to validate and save, computed from the trained ones: an average, an interpolation.
+
+    The exponential moving average (EMA) is over training steps. The interpolation is between the
+    weights before training and the trained or averaged ones.
+
+    Source of the interpolation: Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"
+    (WiSE-FT), https://arxiv.org/abs/2109.01903, section 3.
 
     Args:
         weights: Trained parameters and running statistics. Both are averaged, because averaged
             parameters do not match the statistics of the latest ones.
         decay: Maximum decay per step, from 0 to 1; with 0, no average is computed.
+        fraction: Fraction of the trained weights in the interpolation, above 0; with 1, there is no
+            interpolation, and the weights before training are not kept.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        self.weights, self.decay = weights, decay
+    def __init__(self, weights: Mapping[str, Tensor], decay: float, fraction: float = 1.0) -> None:
+        self.weights, self.decay, self.fraction = weights, decay, fraction
         self.average = {name: w.detach().clone() for name, w in weights.items() if decay}
+        self.before = {name: w.detach().clone() for name, w in weights.items() if fraction < 1}
+        """Weights before training."""
         self.swapped_out: dict[str, Tensor] = {}
-        """Trained weights while the model holds the average; otherwise empty."""
+        """Trained weights while the model holds other ones; otherwise empty."""
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        """Trained weights, even while the model holds the average."""
+        """Trained weights, even while the model holds other ones."""
         return {**self.weights, **self.swapped_out}
 
     @torch.no_grad()
@@ -145,12 +155,20 @@ class WeightAverage:
             mean.lerp_(self.weights[name], 1 - decay)
 
     @contextlib.contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Load the averaged weights, if any, into the model; restore the trained ones on exit."""
-        if self.average:
+    def swapped_in(self, fraction: float | None = None) -> Iterator[None]:
+        """Load the weights to validate and save; restore the trained ones on exit.
+
+        Args:
+            fraction: Fraction of the trained weights, if other than that of the settings. The
+                weights before training must have been kept.
+        """
+        fraction = self.fraction if fraction is None else fraction
+        if self.average or fraction < 1:
             self.swapped_out = {name: w.detach().clone() for name, w in self.weights.items()}
         try:
             self.load(self.average)
+            if fraction < 1:
+                self.interpolate(fraction)
             yield
         finally:
             self.load(self.swapped_out)  # before `trained` reads from the parameters again
@@ -161,3 +179,9 @@ class WeightAverage:
         """Copy `weights` to the weights of the same names in the model."""
         for name, value in weights.items():
             self.weights[name].copy_(value)
+
+    @torch.no_grad()
+    def interpolate(self, fraction: float) -> None:
+        """Move the model's weights towards those before training, keeping `fraction` of them."""
+        for name, before in self.before.items():
+            self.weights[name].lerp_(before, 1 - fraction)

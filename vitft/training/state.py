@@ -86,6 +86,7 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     buffers = trainer.model.named_buffers()
     tensors |= {f"buffers/{name}": weights.get(name, buffer) for name, buffer in buffers}
     tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
+    tensors |= {f"before/{name}": value for name, value in trainer.average.before.items()}
     for i, slots in trainer.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
     if trainer.sharded:
@@ -115,6 +116,7 @@ def load_trainer_state(
         "weights": trainer.parameters,
         "buffers": dict(trainer.model.named_buffers()),
         "average": trainer.average.average,
+        "before": trainer.average.before,
     }
     optimized = optimized_parameters(trainer)
     for name, value in tensors.items():
@@ -149,6 +151,7 @@ def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     wanted = {f"weights/{name}": tensor.shape for name, tensor in trainer.parameters.items()}
     wanted |= {f"buffers/{name}": b.shape for name, b in trainer.model.named_buffers()}
     wanted |= {f"average/{name}": mean.shape for name, mean in trainer.average.average.items()}
+    wanted |= {f"before/{name}": value.shape for name, value in trainer.average.before.items()}
     for name, value in tensors.items():
         slot = re.fullmatch(r"optimizer/(\d{1,6})/\w+", name)
         if slot and int(slot[1]) < len(parameters):

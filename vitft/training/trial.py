@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import LinearHead, solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
-from vitft.metrics.budget_results import TrialResults
+from vitft.metrics.budget_results import InterpolationResults, TrialResults
 from vitft.metrics.calibration import fit_temperature, log_losses
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -50,6 +50,9 @@ TIMED_STEP_IMAGES = 96
 other."""
 TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
+FRACTIONS = (0.5, 0.75, 1.0)
+"""Fractions of the trained weights, the rest being those before training, among which the held-out
+loss chooses (`optim.interpolation`)."""
 FORWARD = 1 / 3
 """Fraction of a training step's time that a forward pass takes."""
 
@@ -63,7 +66,9 @@ class LayerSettings:
     optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
-    def config(self, config: Config, epochs: int, model: Model, images: int) -> Config:
+    def config(
+        self, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
+    ) -> Config:
         """Return the settings of a run that fits the head and then trains this candidate.
 
         Args:
@@ -71,9 +76,16 @@ class LayerSettings:
             epochs: Number of epochs.
             model: Model to train.
             images: Number of training images of the run, which determines the batch size.
+            fraction: Fraction of the trained weights in those that are saved.
         """
         freeze = f"head,{self.layers}"
-        optim = {"solver": "adamw", "lr": None, "epochs": epochs, **self.optim}
+        optim: dict[str, Any] = {
+            "solver": "adamw",
+            "lr": None,
+            "epochs": epochs,
+            "interpolation": fraction,
+            **self.optim,
+        }
         train = {"freeze": freeze, "views": 0, "budget": "", **self.train}
         return replace(
             config,
@@ -159,7 +171,11 @@ class Trial:
     def config(self, epochs: int) -> Config:
         """Return the settings of a run that trains this candidate for `epochs` epochs."""
         return self.candidate.config(
-            self.context.config, epochs, self.context.best.model, self.images
+            self.context.config,
+            epochs,
+            self.context.best.model,
+            self.images,
+            fraction=min(FRACTIONS),  # so that the weights before training are kept
         )
 
     def inputs(self, config: Config, manifest: Manifest) -> tuple[StageInputs, Model]:
@@ -225,7 +241,8 @@ class Trial:
         takes `after` seconds. The longer of the two times is assumed.
         """
         fitted = len(self.held_out.manifest.train)
-        trial = self.step_s * (epochs * fitted + FORWARD * (self.images - fitted))
+        scored = len(FRACTIONS) * (self.images - fitted)
+        trial = self.step_s * (epochs * fitted + FORWARD * scored)
         extraction = self.extraction_s * self.images
         return extraction + trial + max(after, self.final_seconds(epochs))
 
@@ -263,31 +280,51 @@ class Trial:
                     with stopper.deferred():
                         step = trainer.step(batch)
                     shown.advance(step.images, loss=f"{step.loss:.3f}")
-        with trainer.average.swapped_in():
-            logits, labels = validation_logits(inputs, precision=self.context.precision)
-        seconds = group.broadcast(time.monotonic() - started)
-        return self.results(epochs, logits, labels, seconds)
+        logits = dict[float, Tensor]()
+        for fraction in FRACTIONS:
+            with trainer.average.swapped_in(fraction):
+                logits[fraction], _ = validation_logits(inputs, precision=self.context.precision)
+        return self.results(epochs, logits, group.broadcast(time.monotonic() - started))
 
-    def results(self, epochs: int, logits: Tensor, labels: Tensor, seconds: float) -> TrialResults:
-        """Return the results, given logits (m, C) and labels (m,) of the held-out images.
+    def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
+        """Return the results of the fraction of the trained weights with the lowest loss.
 
         The losses of the model and of the head are computed after temperature scaling, each with
         its own temperature.
+
+        Args:
+            epochs: Number of epochs.
+            logits: Logits (m, C) of the held-out images, by fraction of the trained weights.
+            seconds: Duration of the trial.
         """
-        y = labels.numpy()
-        ours, heads = tempered_losses(logits, y), tempered_losses(self.held_out.logits, y)
-        gain = heads - ours
+        labels = self.data.labels(self.held_out.manifest.val).cpu()
+        heads, y = self.held_out.logits, labels.numpy()
+        head_losses = tempered_losses(heads, y)
+        tried: list[InterpolationResults] = []
+        for fraction, ours in logits.items():
+            losses = tempered_losses(ours, y)
+            tried.append(
+                {
+                    "fraction": fraction,
+                    "top1": float((ours.argmax(dim=-1) == labels).float().mean()),
+                    "loss": float(losses.mean()),
+                    "error": float((head_losses - losses).std(ddof=1) / len(y) ** 0.5),
+                }
+            )
+        best = lowest_loss(tried)
         return {
             "layers": self.candidate.layers,
             "epochs": epochs,
             "folds": 1,
             "images": len(self.held_out.manifest.train),
             "held_out": len(y),
-            "top1": float((logits.argmax(dim=-1) == labels).float().mean()),
-            "head_top1": float((self.held_out.logits.argmax(dim=-1) == labels).float().mean()),
-            "loss": float(ours.mean()),
-            "head_loss": float(heads.mean()),
-            "error": float(gain.std(ddof=1) / len(y) ** 0.5),
+            "top1": best["top1"],
+            "head_top1": float((heads.argmax(dim=-1) == labels).float().mean()),
+            "loss": best["loss"],
+            "head_loss": float(head_losses.mean()),
+            "error": best["error"],
+            "interpolation": best["fraction"],
+            "tried": tried,
             "seconds": seconds,
             "final_seconds": self.final_seconds(epochs),
         }
@@ -298,6 +335,11 @@ def folds_of(trial: TrialResults) -> int:
     return trial.get("folds", 1)
 
 
+def lowest_loss(tried: Sequence[InterpolationResults]) -> InterpolationResults:
+    """Return the results of the fraction of the trained weights with the lowest held-out loss."""
+    return min(tried, key=lambda found: found["loss"])
+
+
 def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
     """Return the results of two trials of the same candidate that held out different images."""
     total = one["held_out"] + other["held_out"]
@@ -305,16 +347,30 @@ def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
     def mean(of_one: float, of_other: float) -> float:
         return (one["held_out"] * of_one + other["held_out"] * of_other) / total
 
-    errors = [found["held_out"] * found["error"] for found in (one, other)]
+    def error(of_one: float, of_other: float) -> float:
+        return math.hypot(one["held_out"] * of_one, other["held_out"] * of_other) / total
+
+    tried: list[InterpolationResults] = [
+        {
+            "fraction": first["fraction"],
+            "top1": mean(first["top1"], second["top1"]),
+            "loss": mean(first["loss"], second["loss"]),
+            "error": error(first["error"], second["error"]),
+        }
+        for first, second in zip(one["tried"], other["tried"], strict=True)
+    ]
+    best = lowest_loss(tried)
     return {
         **one,
         "folds": folds_of(one) + folds_of(other),
         "held_out": total,
-        "top1": mean(one["top1"], other["top1"]),
+        "top1": best["top1"],
         "head_top1": mean(one["head_top1"], other["head_top1"]),
-        "loss": mean(one["loss"], other["loss"]),
+        "loss": best["loss"],
         "head_loss": mean(one["head_loss"], other["head_loss"]),
-        "error": math.hypot(*errors) / total,
+        "error": best["error"],
+        "interpolation": best["fraction"],
+        "tried": tried,
         "seconds": one["seconds"] + other["seconds"],
     }
 
