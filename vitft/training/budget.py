@@ -3,14 +3,15 @@
 A run with a budget first chooses its input size (see `start_trials`) and fits its head. It then
 tries candidates, each of which trains further layers. A candidate is trained on four fifths of the
 training images, starting from a head fitted to the same images, and is compared with this head on
-the remaining fifth. If it is ahead but not clearly better, the trial is repeated with other images
-held out, as time allows. If a candidate is better, the best one is trained again on all training
-images, starting from the head of the run. Otherwise, only the head is trained. The choice does not
-use validation images.
+the remaining fifth. While it is not clear which candidate is best, trials are repeated with other
+images held out, as time allows. If a candidate is better than the head, the best one is trained
+again on all training images, starting from the head of the run. Otherwise, only the head is
+trained. The choice does not use validation images.
 """
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -155,9 +156,9 @@ class Search:
     """Trials of a run, one after the other, within its time budget.
 
     Every candidate is first tried for a few epochs. The one that leads is then tried for more
-    epochs, unless it is clearly behind the head. If the leader is ahead of the head, but not
-    clearly, its trial is repeated with other images held out. Trials that a stopped run has
-    finished are not repeated.
+    epochs, unless it is clearly behind the head. Trials that may be better than the leader are
+    repeated with other images held out, as time allows. Trials that a stopped run has finished are
+    not repeated.
     """
 
     def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
@@ -176,7 +177,7 @@ class Search:
                 break
             self.try_candidate(candidate, others=len(waiting) - number - 1)
         self.try_longer()
-        while (trial := undecided(self.found["trials"])) and self.has_time_to_repeat(trial):
+        while trial := next(filter(self.has_time_to_repeat, undecided(self.found["trials"])), None):
             self.repeat(trial)
 
     def remaining(self) -> float:
@@ -221,7 +222,7 @@ class Search:
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
         """Return whether a trial can be repeated, and the layers of the leader trained after it."""
         once = trial["seconds"] / folds_of(trial)
-        return once + self.reserved() <= self.remaining()
+        return once + max(self.reserved(), trial["final_seconds"]) <= self.remaining()
 
     def repeat(self, before: TrialResults) -> None:
         """Repeat a trial with another fold held out, and combine the results."""
@@ -288,18 +289,33 @@ def is_clear(trial: TrialResults) -> bool:
     return gain(trial) > EVIDENCE * trial["error"]
 
 
-def undecided(trials: list[TrialResults]) -> TrialResults | None:
-    """Return the trial to repeat, or None if there is none.
+def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
+    """Return the trials to repeat with other images held out, the most promising one first.
 
-    It is the trial with the largest gain that has folds left. None is left to repeat if a trial
-    with a larger gain is clearly better than the head.
+    A trial is repeated if its gain may be larger than that of the leader, or than 0 if none leads:
+    if the upper end of its interval is. The leader itself is repeated until it is clearly better
+    than the head. Trials that have held out every image are not repeated.
+
+    Source of the order: upper confidence bounds, Lai & Robbins 1985, "Asymptotically efficient
+    adaptive allocation rules".
     """
-    for trial in sorted(trials, key=gain, reverse=True):
-        if gain(trial) <= 0 or is_clear(trial):
-            return None
-        if folds_of(trial) < TRIAL_FOLDS:
-            return trial
-    return None
+    leader = max(trials, key=gain, default=None)
+    if leader is None:
+        return []
+    most = max(0.0, gain(leader))
+    waiting = [
+        trial
+        for trial in trials
+        if folds_of(trial) < TRIAL_FOLDS
+        and possible_gain(trial) > most
+        and not (trial is leader and is_clear(trial))
+    ]
+    return sorted(waiting, key=possible_gain, reverse=True)
+
+
+def possible_gain(trial: TrialResults) -> float:
+    """Return the upper end of the interval of a trial's gain."""
+    return gain(trial) + EVIDENCE * trial["error"]
 
 
 def best_trial(trials: list[TrialResults]) -> TrialResults | None:

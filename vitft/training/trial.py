@@ -50,7 +50,7 @@ TIMED_STEP_IMAGES = 96
 other."""
 TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
-FRACTIONS = (0.5, 0.75, 1.0)
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Fractions of the trained weights, the rest being those before training, among which the held-out
 loss chooses (`optim.interpolation`)."""
 FORWARD = 1 / 3
