@@ -155,10 +155,10 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
 class Search:
     """Trials of a run, one after the other, within its time budget.
 
-    Every candidate is first tried for a few epochs. The one that leads is then tried for more
-    epochs, unless it is clearly behind the head. Trials that may be better than the leader are
-    repeated with other images held out, as time allows. Trials that a stopped run has finished are
-    not repeated.
+    Every candidate is first tried for a few epochs. Those that are not clearly behind the head are
+    then tried for more epochs, the leader first. Trials that may be better than the leader are
+    repeated with other images held out. All this is done as time allows. Trials that a stopped run
+    has finished are not repeated.
     """
 
     def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
@@ -176,7 +176,13 @@ class Search:
             if self.remaining() <= 0:
                 break
             self.try_candidate(candidate, others=len(waiting) - number - 1)
-        self.try_longer()
+        first = sorted(self.found["trials"], key=gain, reverse=True)
+        for layers in dict.fromkeys(trial["layers"] for trial in first):
+            self.try_longer(layers)
+            self.repeat_undecided()
+
+    def repeat_undecided(self) -> None:
+        """Repeat the trials that may be the best, while there is time."""
         while trial := next(filter(self.has_time_to_repeat, undecided(self.found["trials"])), None):
             self.repeat(trial)
 
@@ -207,16 +213,18 @@ class Search:
             return  # the summary of the run names the budget that is needed
         self.record(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
 
-    def try_longer(self) -> None:
-        """Try the leading candidate for more epochs, unless it is clearly behind the head."""
-        leader = max(self.found["trials"], key=gain, default=None)
-        if leader is None or gain(leader) <= -SLIGHT_EVIDENCE * leader["error"]:
+    def try_longer(self, layers: str) -> None:
+        """Try a candidate for more epochs, if it is not clearly behind the head and there is time.
+
+        A candidate that was tried for more epochs before the run was stopped is left alone.
+        """
+        tried = [trial for trial in self.found["trials"] if trial["layers"] == layers]
+        if len(tried) > 1 or possible_gain(tried[0]) <= 0:
             return
-        if sum(trial["layers"] == leader["layers"] for trial in self.found["trials"]) > 1:
-            return  # a stopped run has already tried them for more epochs
-        trial = self.prepare(self.candidates[leader["layers"]])
-        epochs = trial.affordable_epochs(self.remaining(), after=leader["final_seconds"])
-        if epochs >= LONGER * leader["epochs"]:
+        trial = self.prepare(self.candidates[layers])
+        after = max(self.reserved(), tried[0]["final_seconds"])
+        epochs = trial.affordable_epochs(self.remaining(), after=after)
+        if epochs >= LONGER * tried[0]["epochs"]:
             self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
