@@ -59,11 +59,25 @@ def named(found: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     }
 
 
+def without_keys(bias: Tensor) -> Tensor:
+    """Return the bias of queries and values.
+
+    The attention does not depend on the bias of keys, so its gradient consists of rounding errors,
+    which AdamW scales to steps of the usual size.
+    """
+    queries, _, values = bias.chunk(3)
+    return torch.cat([queries, values])
+
+
 def test_sharded_steps_equal_those_of_whole_models(found: dict[str, Tensor]) -> None:
     whole_ones, split_ones = named(found, "whole"), named(found, "split")
 
     assert split_ones.keys() == whole_ones.keys()
-    assert all(torch.allclose(split_ones[n], whole_ones[n], atol=1e-5) for n in whole_ones)
+    for name in whole_ones:
+        pair = split_ones[name], whole_ones[name]
+        if name.endswith("qkv.bias"):
+            pair = tuple(map(without_keys, pair))
+        assert torch.allclose(*pair, atol=1e-5), name
     assert torch.allclose(found["split losses"], found["whole losses"], atol=1e-5)
 
 

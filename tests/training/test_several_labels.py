@@ -99,8 +99,8 @@ def test_every_engine_and_format_gives_the_same_labels(
         limits = zip(LABELS, trained.thresholds, strict=True)
         assert row["labels"] == "|".join(sorted(one["labels"])) == prediction.answer
         assert {*one["labels"]} == {name for name, limit in limits if chances[name] >= limit}
-        for name in LABELS:
-            assert float(row[f"probability_{name}"]) == pytest.approx(chances[name], abs=2e-6)
+        for name in LABELS:  # two roundings to six digits, and those of logits in float32
+            assert float(row[f"probability_{name}"]) == pytest.approx(chances[name], abs=4e-6)
     sure = trained.predict(images[0], threshold=1.0)
     assert sure[0].labels == ()
 
