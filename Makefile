@@ -49,7 +49,7 @@ AUTOGLUON ?= build/autogluon
 bench-pareto: $(VENV)/.testing  ## accuracy against processor time beside other tools, DATA and WEIGHTS (a file); hours
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt accelerate fastai lightly-train
 	test -x $(AUTOGLUON)/bin/python || $(PYTHON) -m venv $(AUTOGLUON)
-	$(AUTOGLUON)/bin/python -m pip install --quiet autogluon.multimodal
+	$(AUTOGLUON)/bin/python -m pip install --quiet autogluon.multimodal "torch===2.13.0"
 	OMP_NUM_THREADS=1 taskset -c 0 $(BIN)/python -m benchmarks.accuracy.pareto --data $(DATA) --weights $(WEIGHTS) \
 		--python AutoGluon=$(AUTOGLUON)/bin/python
 	$(BIN)/python -m benchmarks.accuracy.frontier --log build/pareto.jsonl --csv build/pareto.csv
