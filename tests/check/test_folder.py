@@ -213,9 +213,7 @@ def test_a_label_that_was_kept_is_not_printed_as_an_error_again(
     assert main(words) == 0
 
     shown = capsys.readouterr().out
-    assert (
-        "probable label errors (besides 1 already decided: keep): 1\n  blue/moved4.png: " in shown
-    )
+    assert "probable label errors (besides 1 already decided): 1\n  blue/moved4.png: " in shown
     assert "blue/moved3.png" not in shown
     assert table(here / "fixes.csv")["blue/moved3.png"]["action"] == "keep"
 
@@ -489,7 +487,7 @@ def test_a_check_says_how_many_label_errors_it_shares_with_the_run(tmp_path: Pat
     assert (
         "lists 1 probable label error, 0 of them listed here too; the lists differ because" in said
     )
-    assert "Decide on the page of this check" in said
+    assert "look at both pages" in said
 
 
 def test_a_run_on_another_folder_is_refused(

@@ -33,6 +33,14 @@ from vitft.cli.main import main
             "write options with --: {finetune --data photos --set optim.clip=1 --group-duplicates}",
         ),
         ("finetune --data=photos plots=1", "leave out plots=1: {finetune --data=photos}"),
+        (
+            "finetune --data my photos 2026 --epochs 3",
+            "put a name with spaces in quotes: {finetune --data 'my photos 2026' --epochs 3}",
+        ),
+        (
+            "check my photos 2026",
+            "put a name with spaces in quotes: {check 'my photos 2026'}",
+        ),
         ("finetune a=b", "images are given with --data: {finetune --data a=b}"),
         ("evaluate photos model=a", "write options with --: {evaluate --data photos --run a}"),
         (
@@ -70,7 +78,7 @@ def test_a_missing_or_superfluous_option_is_answered_with_the_command(
     fix: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("photos", "a=b"):
+    for name in ("photos", "a=b", "my photos 2026"):
         (tmp_path / name).mkdir()
 
     assert main(typed.split()) == 2

@@ -10,8 +10,8 @@ from vitft.data.fixes import (
     UNDECIDED,
     Fix,
     apply_fixes,
-    kept_paths,
     read_fixes,
+    settled_paths,
     with_former,
     write_fixes,
 )
@@ -68,13 +68,13 @@ def test_what_was_kept_is_counted_apart_from_what_nobody_decided(
 
     found = applied(folder, tmp_path / "fixes.csv", f"path,action\n{rows}")
     spec = DataSpec(fixes=str(tmp_path / "fixes.csv"))
-    assert kept_paths(spec) == {"a/1.jpg", "b/gone.jpg"}
+    assert settled_paths(spec) == {"a/1.jpg", "b/gone.jpg"}
     dropped = applied(folder, tmp_path / "fixes.csv", "path,action\na/1.jpg,drop\n")
 
     counts = "0 images left out, 0 relabelled, 1 kept, 2 undecided (used as they are)"
     assert found.notes[-1] == f"fixes applied: {counts}"
     assert found.files == folder.files
-    assert kept_paths(DataSpec(fixes=str(tmp_path / "fixes.csv"))) == set()
+    assert settled_paths(DataSpec(fixes=str(tmp_path / "fixes.csv"))) == set()
     assert dropped.notes[-1] == "fixes applied: 1 image left out, 0 relabelled"
 
 

@@ -312,7 +312,7 @@ def test_a_run_and_its_page_count_the_same_findings(
 
     (step,) = re.findall(r"decide on (.*) in", " ".join(capsys.readouterr().err.split()))
     labels, groups = (int(number) for number in re.findall(r"\d+", step))
-    beside = f", besides {kept} already decided: keep" * kept
+    beside = f", besides {kept} already decided" * kept
     assert f"Probable label errors ({labels}{beside})" in page
     assert f"Duplicates ({groups}{beside})" in page
     assert labels == groups == 2 - kept  # the kept image is also one of two identical files

@@ -129,7 +129,7 @@ def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     looked_at = sum(item["path"] in kept for item in audit["mislabels"])
-    some = f" ({looked_at:,} already decided: keep)" * (looked_at > 0)
+    some = f" ({looked_at:,} already decided)" * (looked_at > 0)
     findings = (
         (
             len(audit["mislabels"]),

@@ -339,6 +339,6 @@ def compare_with_run(found: AuditResults, run: str) -> str:
         return f"{lists}, the same as here"
     return (
         f"{lists}, {len(ours & theirs):,} of them listed here too; the lists differ because the "
-        "run and this check trained different classifiers to find them. Decide on the page of this "
-        "check, which also keeps near-duplicates from confirming each other's label"
+        "run and this check trained different classifiers to find them. Each may list errors that "
+        "the other misses, so look at both pages"
     )

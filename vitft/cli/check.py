@@ -16,6 +16,7 @@ from vitft.cli.table_settings import (
 )
 from vitft.config.run import Config
 from vitft.config.sections import DataSpec
+from vitft.data.fixes import paths_settled_by
 from vitft.data.table import is_table
 from vitft.data.view_facts import describe_view
 from vitft.system.errors import DataError, RunError, UsageError
@@ -192,7 +193,7 @@ def fixes_path(out: Path, root: Path) -> Path:
 def print_findings(outcome: "CheckResult") -> None:
     """Print a few examples of each problem and the class balance."""
     audit = outcome.audit
-    kept = {fix.path for fix in outcome.former if fix.action == "keep"}
+    kept = paths_settled_by(outcome.former)
     output.result(outcome.counts)
     for title, examples in examples_by_title(audit, kept).items():
         if examples:
@@ -251,13 +252,13 @@ def print_next_steps(
 def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:
     """Return all examples of each problem as lines of text, keyed by the problem's title.
 
-    Probable label errors of images in `kept`, the paths that earlier fixes keep, are not repeated
-    but counted in the title.
+    Probable label errors of images in `kept`, the paths that earlier fixes keep or move, are not
+    repeated but counted in the title.
     """
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
     suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
     decided = len(audit["mislabels"]) - len(suspects)
-    beside = f" (besides {decided:,} already decided: keep)" * (decided > 0)
+    beside = f" (besides {decided:,} already decided)" * (decided > 0)
     return {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],

@@ -192,7 +192,8 @@ def print_tables(results: Mapping[str, Any]) -> None:
         at = ""
         if calibration["temperature"] is not None:
             at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
-        rows.append(("  before scaling", percent(calibration["ece_before"]), at))
+        before = percent_or_bound(calibration["ece_before"], calibration["ece_interval"])
+        rows.append(("  before scaling", before, at))
     output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
     if not is_measured:
         output.note(TOO_FEW_TO_CALIBRATE)

@@ -90,12 +90,25 @@ class Parser(argparse.ArgumentParser):
             unknown = self.typed[1]
         if not unknown or unknown.startswith("-"):
             return ""
+        if quoted := self.with_quotes(unknown):
+            return quoted
         text, option = self.option_for(unknown)
         if not option:
             return ""
         at = self.typed.index(unknown)
         words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
         return f"{text} with {option[0]}: {shell_join(['vitft', *words])}"
+
+    def with_quotes(self, unknown: str) -> str:
+        """Return a fix if an unknown word is part of an existing path with spaces, or ""."""
+        at = self.typed.index(unknown)
+        for first in range(at, -1, -1):
+            for end in range(len(self.typed), max(at, first + 1), -1):
+                path = " ".join(self.typed[first:end])
+                if os.path.lexists(path):
+                    words = [*self.typed[:first], path, *self.typed[end:]]
+                    return f"put a name with spaces in quotes: {shell_join(['vitft', *words])}"
+        return ""
 
     def without_pairs(self) -> str:
         """Return a fix if arguments are written as KEY=VALUE, or ""."""

@@ -89,7 +89,7 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
 
     `which` is the option that selects the run; empty if it is the latest one.
     """
-    from vitft.data.fixes import kept_paths
+    from vitft.data.fixes import settled_paths
     from vitft.report.decisions import undecided_findings
 
     results = read_results(run / "eval.json")
@@ -99,7 +99,7 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
         comment = f"  # --onnx keeps the head on {head['blocks']} blocks"
     steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{comment}"]
     audit = read_run_json(run / "audit.json", AuditResults)
-    if audit and (found := undecided_findings(audit, kept_paths(config.data))):
+    if audit and (found := undecided_findings(audit, settled_paths(config.data))):
         steps.insert(0, f"decide on {found} in {run / 'report.html'}")
     for number, step in enumerate(steps):
         output.note(f"{'       ' if number else 'next:  '}{step}")

@@ -120,7 +120,8 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
     """
     table = TableReader(
         path,
-        missing="use the fixes.csv that `vitft check` wrote",
+        missing="use the table that you saved on the page, which the browser may have put "
+        "elsewhere or named fixes (1).csv, or the fixes.csv that `vitft check` wrote",
         fix="correct or remove the line, or write a new table with `vitft check`",
         separators=",;",  # some spreadsheets use semicolons
     )
@@ -157,18 +158,18 @@ def read_fixes(path: Path, digest: str) -> list[Fix]:
     ]
 
 
-def kept_paths(spec: DataSpec) -> set[str]:
-    """Return the paths that the applied table keeps; none if it was changed or deleted since."""
+def settled_paths(spec: DataSpec) -> set[str]:
+    """Return the paths that the applied table has settled; none if it was changed since."""
     try:
         fixes = read_fixes(Path(spec.fixes), spec.fixes_digest) if spec.fixes else []
     except DataError:
         return set()
-    return paths_kept_by(fixes)
+    return paths_settled_by(fixes)
 
 
-def paths_kept_by(fixes: Iterable[Fix]) -> set[str]:
-    """Return the paths of the images that the rows of an applied table keep."""
-    kept = [fix.path for fix in fixes if fix.action == "keep"]
+def paths_settled_by(fixes: Iterable[Fix]) -> set[str]:
+    """Return the paths whose labels an applied table has settled: by `keep` or by `move`."""
+    kept = [fix.path for fix in fixes if fix.action in ("keep", "move")]
     return {*kept, *(path[1:] for path in kept if path.startswith("'"))}
 
 

@@ -61,8 +61,8 @@ class EmptyClasses:
         return DataError(
             f"{root}: no images in {len(names)} of {self.total} class folders: {listing(names)}",
             fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic), remove these folders, or "
-            "leave the classes out with `vitft finetune --classes classes.csv`, a file with the "
-            f"lines {listing(lines)}",
+            "leave the classes out with `--classes classes.csv`, a file with the lines "
+            f"{listing(lines)} (for `vitft check`: `--set data.classes=classes.csv`)",
         )
 
 

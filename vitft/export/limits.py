@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.run import checked_run_config
-from vitft.data.fixes import kept_paths
+from vitft.data.fixes import settled_paths
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
@@ -150,7 +150,7 @@ def data_problems(run: Path) -> list[str]:
             f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
             "the true accuracy is probably lower."
         )
-    kept = kept_paths(checked_run_config(run).data) if (run / "config.toml").is_file() else ()
+    kept = settled_paths(checked_run_config(run).data) if (run / "config.toml").is_file() else ()
     labels = sum(item["path"] not in kept for item in audit["mislabels"])
     if labels:
         found.append(

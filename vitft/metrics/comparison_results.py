@@ -33,8 +33,8 @@ class FixesResults(TypedDict):
     run: str  # name of the run with the fixes
     verdict: FixesVerdict  # `mixed` if the runs also differ in other settings or added images
     relabelled: int  # number of images whose label differs
-    left_out: int  # number of images that only the other run has
-    added: int  # number of images that only the run with the fixes has
+    left_out: int  # number of images that the fixes leave out and the other run has
+    added: int  # number of other images that only one of the runs has
     settings: list[str]  # other settings that differ and may change the accuracy
     cross_validated: bool  # whether all images were scored, or only the shared validation images
     images: int  # number of images with the same label that both runs scored

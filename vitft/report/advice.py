@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vitft.data.fixes import paths_settled_by
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.values import Interval
@@ -97,9 +98,9 @@ def copies_across_split(run: Run) -> Advice | None:
 
 
 def doubtful_labels(run: Run) -> Advice | None:
-    """Advise reviewing suspected label errors, except those that the fixes of the run keep."""
-    kept = {fix.path for fix in former_fixes(run)[0] if fix.action == "keep"}
-    found = sum(item["path"] not in kept for item in run.audit.get("mislabels", []))
+    """Advise reviewing suspected label errors, except those that the fixes of the run settle."""
+    settled = paths_settled_by(former_fixes(run)[0])
+    found = sum(item["path"] not in settled for item in run.audit.get("mislabels", []))
     if not found:
         return None
     return Advice(

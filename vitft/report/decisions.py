@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix, paths_kept_by
+from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix, paths_settled_by
 from vitft.data.table import quote_cell
 from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
 from vitft.system.console import visible
@@ -181,7 +181,7 @@ def make_decisions(
     """
     proposed = [] if several else list(fixes)
     table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
-    open_labels, open_groups = undecided_numbers(audit, paths_kept_by(former))
+    open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
     sections = [
         one
         for one in (

@@ -15,6 +15,7 @@ from vitft.metrics.intervals import holm, mcnemar, paired_interval
 from vitft.metrics.values import Interval
 from vitft.report.added_images import FREE_SETTINGS
 from vitft.report.reproduce import different_keys, effective_settings
+from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count, listing, points, shell_join
 
@@ -28,9 +29,9 @@ class FixesEffect:
     relabelled: int
     """Number of distinct images whose label differs between the runs."""
     left_out: int
-    """Number of distinct images that only the run without the fixes has."""
+    """Number of distinct images that the fixes leave out and the run without them has."""
     added: int
-    """Number of distinct images that only the run with the fixes has."""
+    """Number of other distinct images that only one of the runs has."""
     settings: tuple[str, ...]
     """Other settings that differ and may change the accuracy."""
     is_cross_validated: bool
@@ -97,7 +98,11 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     without, fixed = (first, second) if is_second else (second, first)
     before, after = labels_by_digest(without), labels_by_digest(fixed)
     relabelled = {key for key in before.keys() & after.keys() if before[key] != after[key]}
-    left_out = before.keys() - after.keys()
+    missing, added = before.keys() - after.keys(), after.keys() - before.keys()
+    applied, unknown = former_fixes(fixed)
+    drops = sum(fix.action == "drop" for fix in applied)
+    # Of the missing images, more than the fixes drop are images that only `without` has.
+    left_out = len(missing) if unknown else min(len(missing), drops)
     if not relabelled and not left_out:
         return None
     only_with, only_without = held_out.only_second, held_out.only_first
@@ -124,8 +129,8 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     return FixesEffect(
         is_second=is_second,
         relabelled=len(relabelled),
-        left_out=len(left_out),
-        added=len(after.keys() - before.keys()),
+        left_out=left_out,
+        added=len(added) + len(missing) - left_out,
         settings=tuple(key for key in different_keys(tables) if key not in ignored),
         is_cross_validated=is_cross_validated,
         images=images,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
 from vitft.config.sections import DataSpec
 from vitft.data.duplicates import IndexPair, copies_among, group_names
-from vitft.data.fixes import kept_paths
+from vitft.data.fixes import settled_paths
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.view_facts import measure_view
@@ -90,7 +90,7 @@ def audit_run(
 
 def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec) -> None:
     """Log the number of findings to review, if any, and the page that shows them."""
-    if summary := audit_summary(audit, kept_paths(spec)):
+    if summary := audit_summary(audit, settled_paths(spec)):
         log.info(f"found {summary}: decide on them in {run.path / 'report.html'}")
 
 

@@ -4,7 +4,7 @@ if (decisions) {
   const { header, files, classes, former, key } = JSON.parse(decisions.dataset.table);
   const cards = files.map(() => []);
   const index = new Map(classes.map(([, cell], number) => [cell, number]));
-  const kept = new Set(former.filter(([, action]) => action === "keep").map(([path]) => path));
+  const kept = new Set(former.filter(([, action]) => action === "keep" || action === "move").map(([path]) => path));
   const proposed = files.map(([path, action, , suggested]) => ({
     action: kept.has(path) ? "keep" : action, target: index.get(suggested) ?? -1,
   }));
