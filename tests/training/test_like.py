@@ -105,6 +105,21 @@ def test_copies_of_held_out_photos_never_train(
     assert ", and 3 copies of held-out images" in shown
 
 
+def test_fixes_of_the_earlier_run_that_are_not_applied_are_a_warning(
+    photos: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "fixes.csv"
+    dropped = min((photos / "cat").iterdir()).relative_to(photos)
+    table.write_text(f"path,action\n{dropped},drop\n")
+    fixed = {"data": {"fixes": str(table)}}
+    first = train(photos, tiny_weights, tmp_path / "fixed", **SETTINGS, **fixed).run
+    capsys.readouterr()
+
+    like(photos, tiny_weights, first)
+
+    assert f"was trained with the fixes of {table}, which this run" in capsys.readouterr().err
+
+
 def test_a_photo_saved_again_is_recognised_in_the_folder_of_the_run(
     photos: Path, run: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,8 @@ class Weakest:
     """Number of training images of the class."""
     is_clear: bool
     """Whether the interval of the recall is below the overall accuracy."""
+    is_cross_validated: bool
+    """Whether the recall was measured in cross-validation instead of on the validation images."""
     bar: str
 
 
@@ -129,7 +131,8 @@ def score_of(run: Run) -> Score | None:
 
 def lowest_recall(run: Run) -> Weakest | None:
     """Return the class with the lowest recall, or None if no image was misclassified."""
-    recalls = cross_validated_recalls(run) or validation_recalls(run)
+    cross_validated = cross_validated_recalls(run)
+    recalls = cross_validated or validation_recalls(run)
     imperfect = [one for one in recalls if one.recall < 1]
     if not imperfect or len(run.classes) < 2:
         return None
@@ -141,6 +144,7 @@ def lowest_recall(run: Run) -> Weakest | None:
         detail=f"on {worst.measured_on}{taken_for(worst)}",
         trained=count(training_images(run)[worst.name], "training image"),
         is_clear=worst.interval[1] < worst.accuracy,
+        is_cross_validated=bool(cross_validated),
         bar=charts.score_bar("recall", worst.recall, worst.interval, None),
     )
 

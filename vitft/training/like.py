@@ -8,6 +8,7 @@ assumed to be the same image, as in `vitft evaluate`. This module does not impor
 import logging
 from collections.abc import Mapping, Sequence
 
+from vitft.config.run import read_run_config
 from vitft.data.draw import FormerSplit
 from vitft.data.duplicates import KnownImages
 from vitft.data.folder import File, Folder
@@ -43,15 +44,23 @@ def like_manifest(like: str) -> Manifest:
 
 
 def former_split(
-    like: str, inspected: InspectedFolder, fingerprints: Fingerprints, *, max_pixels: int
+    like: str,
+    inspected: InspectedFolder,
+    fingerprints: Fingerprints,
+    *,
+    max_pixels: int,
+    applies_fixes: bool,
 ) -> FormerSplit:
     """Return an earlier run's split of the images, and log how many are held out again.
+
+    A warning is logged if only the earlier run applies a table of fixes.
 
     Args:
         like: Directory of the earlier run.
         inspected: The images of the new run.
         fingerprints: Fingerprints of these images.
         max_pixels: Maximum number of pixels in an image of the earlier run.
+        applies_fixes: Whether the new run applies a table of fixes.
 
     Raises:
         RunError: The directory is not a run directory, a file in it is damaged, or the cache cannot
@@ -59,6 +68,12 @@ def former_split(
         ResourceError: The cache cannot be written.
     """
     manifest = like_manifest(like)
+    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
+    if fixes and not applies_fixes:
+        log.warning(
+            f"{like} was trained with the fixes of {fixes}, which this run does not apply; to "
+            "apply them, add --fixes to a command with the same folder"
+        )
     held = [row for row in manifest.rows if row.split != "train"]
     rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}

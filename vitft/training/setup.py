@@ -236,7 +236,13 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
     if config.data.like and (fingerprints := found.fingerprints) is not None:
         like, max_pixels = config.data.like, config.data.max_pixels
         former = group.main_only(
-            lambda: former_split(like, inspected, fingerprints, max_pixels=max_pixels)
+            lambda: former_split(
+                like,
+                inspected,
+                fingerprints,
+                max_pixels=max_pixels,
+                applies_fixes=bool(config.data.fixes),
+            )
         )
         check_matches(like, former, inspected)
     manifest = split(inspected, config.data, groups=groups, former=former)
