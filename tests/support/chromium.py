@@ -38,6 +38,7 @@ class Chromium:
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
             self.send(f"{domain}.enable")
+        self.send("Emulation.setFocusEmulationEnabled", enabled=True)  # keys need a focused page
         self.send(
             "Network.emulateNetworkConditions",
             offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1,
