@@ -233,11 +233,14 @@ class Trained:
         an unusable image, array or tensor, no exception is raised; the prediction has an `error`.
 
         Raises:
-            UsageError: `top_k` is not an integer of 1 or more, or an image has an unsupported type.
+            UsageError: `top_k` is not an integer of 1 or more, `threshold` is not a number from 0
+                to 1, or an image has an unsupported type.
             RunError: Some logits of the model are not finite.
         """
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
+        if not 0 <= threshold <= 1:
+            raise UsageError(f"invalid threshold={threshold!r}", fix="use a number from 0 to 1")
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
         if self.thresholds:
             own = [threshold] * len(self.classes) if threshold else self.thresholds

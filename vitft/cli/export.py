@@ -165,9 +165,12 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
         ],
         numbers=5,
     )
+    heads = " and ".join(f"--{name}" for name in done.narrow)
     output.result(
         f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
         f"{count(done.changed, 'changed prediction')} on {on}"
+        + f" ({heads}: from the model with a head on the last block, not from the run)"
+        * bool(heads)
     )
     if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

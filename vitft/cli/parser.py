@@ -225,7 +225,8 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold with a precision of at least P; the precision is the "
-        'fraction of correct predictions among those not marked "not sure", estimated from the '
-        "validation images and from cross-validated predictions for the training images",
+        help="choose the lowest threshold with an expected precision of at least P; the precision "
+        'is the fraction of correct predictions among those not marked "not sure", expected from '
+        "the calibrated probabilities and the mistakes on the validation images and, in "
+        "cross-validation, on the training images",
     )

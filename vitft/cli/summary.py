@@ -175,7 +175,7 @@ def print_budget(budget: BudgetResults) -> None:
             f"classified correctly (with the head alone: {percent(trial['head_top1'])})"
         )
     if budget["chosen"] == "head":
-        why = ": no trial was better than the head" if budget["trials"] else ""
+        why = ": no trial was clearly better than the head" if budget["trials"] else ""
         output.result(f"only the head was trained{why}")
     elif budget["chosen"]:
         part = describe_interpolation(budget)

@@ -140,7 +140,7 @@ def write_readme(
             *usage_section(trained.card, row.name, plan),
             *limits_section(trained, results, is_rounded=is_eight_bits(row)),
             *data_section(trained, results),
-            *results_section(results, row),
+            *results_section(trained, results, row),
             *pictures_section(trained, results, folder, plan),
             *licence_section(trained.card, plan.licence),
         ]
@@ -370,12 +370,16 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
     ]
 
 
-def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
+def results_section(
+    trained: TrainedRun, results: RunResults | None, row: ExportComparison
+) -> list[str]:
     """Return the lines about the accuracy and the fidelity of the export."""
     noise = "random noise, because the validation images were missing"
     on = count(row.images, "validation image") if row.images else noise
+    is_narrow = last_block_accuracy(trained.card, results) is not None
+    original = "the original with this head" if is_narrow else "the original"
     same = (
-        f"The exported model was opened with {row.by} and compared with the original on {on}: "
+        f"The exported model was opened with {row.by} and compared with {original} on {on}: "
         f"largest logit difference {row.difference:.1e}, "
         f"{count(row.changed, 'changed prediction')}."
     )

@@ -50,6 +50,9 @@ class Exported:
     """Folder with the files of a single format, or with one subfolder per format."""
     rows: tuple[ExportComparison, ...]
     notes: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
+    """Formats whose head reads only the last block, unlike that of the run; they are compared with
+    the run's model with this head."""
 
     @property
     def images(self) -> int:
@@ -105,7 +108,12 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 folder = fresh if len(formats) == 1 else fresh / row.name
                 source = formats[row.name].source(trained)
                 write_readme(source, folder, row, plan, second=named.get(f"{row.name}, int8"))
-    return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
+    return Exported(
+        folder=plan.out,
+        rows=tuple(rows),
+        notes=tuple(notes),
+        narrow=narrow_formats(trained, plan),
+    )
 
 
 def write_formats(
@@ -167,11 +175,11 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
-    narrow = [f"--{n}" for n, one in formats_of(plan, trained).items() if one.reads_last_block]
-    if narrow and trained.of_last_block is not trained:
+    if narrow := narrow_formats(trained, plan):
+        options = " and ".join(f"--{name}" for name in narrow)
         notes.append(
-            f"the head of {' and '.join(narrow)} reads only the last block, "
-            f"{last_block_reason(trained.run)}; --onnx and --torch-export keep the run's head"
+            f"the head of {options} reads only the last block, {last_block_reason(trained.run)}; "
+            "--onnx and --torch-export keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:
@@ -191,6 +199,13 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             "of the values"
         )
     return notes
+
+
+def narrow_formats(trained: TrainedRun, plan: ExportPlan) -> tuple[str, ...]:
+    """Return the formats whose head reads only the last block, if that of the run reads more."""
+    if trained.of_last_block is trained:
+        return ()
+    return tuple(n for n, one in formats_of(plan, trained).items() if one.reads_last_block)
 
 
 def licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:

@@ -157,7 +157,9 @@ def describe_budget(run: Run) -> str:
             "alone."
         )
     if budget["chosen"] == "head" and budget["trials"]:
-        text += " Only the head was trained, because no trial was better than the head alone."
+        text += (
+            " Only the head was trained, because no trial was clearly better than the head alone."
+        )
     for skipped in budget["skipped"]:
         sentence = describe_skipped(skipped)
         text += f" {sentence[0].upper()}{sentence[1:]}."
