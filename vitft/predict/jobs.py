@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,10 @@ from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
+
+FIRST_COUNT_S, MOST_BETWEEN_COUNTS_S = 5.0, 60.0
+"""Time in seconds until the number of predictions is first logged, and maximum time between two
+such records, if the rows are written to a file."""
 
 SCREEN_ROWS = 20
 """Number of rows that can be seen at a glance on a terminal."""
@@ -97,12 +102,29 @@ def run_prediction(
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)
         resumed_rows = rows.count
-        for prediction in predictions:
+        for prediction in with_counts(
+            predictions, shown=request.out is not None and shard.rank == 0
+        ):
             rows.add(prediction)
     log_summary(request, rows, resumed=resumed_rows)
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors
+
+
+def with_counts(predictions: Iterator[Prediction], *, shown: bool) -> Iterator[Prediction]:
+    """Yield the predictions; if `shown`, log their number after 5 s, 10 s, 20 s and so on.
+
+    After a minute, it is logged every minute.
+    """
+    began = time.monotonic()
+    due = began + FIRST_COUNT_S
+    for number, prediction in enumerate(predictions, 1):
+        yield prediction
+        if shown and (now := time.monotonic()) >= due:
+            rate = number / (now - began)
+            log.info(f"predicted {count(number, 'image')} so far, {rate:,.0f} images/s")
+            due = now + min(now - began, MOST_BETWEEN_COUNTS_S)
 
 
 def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
