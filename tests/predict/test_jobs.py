@@ -20,8 +20,11 @@ def records(
     clock = iter(range(seconds + 1))
     monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     predictions: Any = iter(range(seconds))
+    written: Any = []
+    rows: Any = SimpleNamespace(add=written.append)
     with caplog.at_level(logging.INFO):
-        assert [*jobs.with_counts(predictions, shown=shown)] == [*range(seconds)]
+        jobs.add_rows(rows, predictions, shown=shown)
+    assert written == [*range(seconds)]
     return caplog.messages
 
 

@@ -102,25 +102,22 @@ def run_prediction(
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)
         resumed_rows = rows.count
-        for prediction in with_counts(
-            predictions, shown=request.out is not None and shard.rank == 0
-        ):
-            rows.add(prediction)
+        add_rows(rows, predictions, shown=request.out is not None and shard.rank == 0)
     log_summary(request, rows, resumed=resumed_rows)
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors
 
 
-def with_counts(predictions: Iterator[Prediction], *, shown: bool) -> Iterator[Prediction]:
-    """Yield the predictions; if `shown`, log their number after 5 s, 10 s, 20 s and so on.
+def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
+    """Write the predictions; if `shown`, log their number after 5 s, 10 s, 20 s and so on.
 
     After a minute, it is logged every minute.
     """
     began = time.monotonic()
     due = began + FIRST_COUNT_S
     for number, prediction in enumerate(predictions, 1):
-        yield prediction
+        rows.add(prediction)
         if shown and (now := time.monotonic()) >= due:
             rate = number / (now - began)
             log.info(f"predicted {count(number, 'image')} so far, {rate:,.0f} images/s")
