@@ -71,6 +71,19 @@ def test_no_time_left_is_stated_before_it_has_been_measured(
     assert lines[1] == "training: 30/1000  0.8 images/s  about 5 min left"
 
 
+def test_progress_towards_an_unknown_total_has_no_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
+    with console.Progress("predicting", None) as progress:
+        for clock[0] in (4.0, 8.0, 10.0):
+            progress.advance(20)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["predicting: 40  5.0 images/s", "predicting: 60  6.0 images/s  in 10.0 s"]
+
+
 def test_a_step_without_a_count_is_never_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

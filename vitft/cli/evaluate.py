@@ -21,6 +21,7 @@ from vitft.system.text import (
     count,
     csv_line,
     interval,
+    is_measurable,
     percent,
     percent_or_bound,
 )
@@ -192,8 +193,9 @@ def print_tables(results: Mapping[str, Any]) -> None:
         at = ""
         if calibration["temperature"] is not None:
             at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
-        before = percent_or_bound(calibration["ece_before"], calibration["ece_interval"])
-        rows.append(("  before scaling", before, at))
+        before = calibration["ece_before"]
+        shown = percent(before) if is_measurable(before) else "too small to measure"
+        rows.append(("  before scaling", shown, at))
     output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
     if not is_measured:
         output.note(TOO_FEW_TO_CALIBRATE)

@@ -13,6 +13,8 @@ from vitft.system.text import listing, shell_join
 
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
+MOST_WORDS = 8
+"""Most words of a name with spaces that an error puts in quotes."""
 
 
 FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -102,8 +104,8 @@ class Parser(argparse.ArgumentParser):
     def with_quotes(self, unknown: str) -> str:
         """Return a fix if an unknown word is part of an existing path with spaces, or ""."""
         at = self.typed.index(unknown)
-        for first in range(at, -1, -1):
-            for end in range(len(self.typed), max(at, first + 1), -1):
+        for first in range(at, max(-1, at - MOST_WORDS), -1):
+            for end in range(min(len(self.typed), first + MOST_WORDS), max(at, first + 1), -1):
                 path = " ".join(self.typed[first:end])
                 if os.path.lexists(path):
                     words = [*self.typed[:first], path, *self.typed[end:]]

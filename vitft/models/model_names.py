@@ -16,6 +16,14 @@ def file_name(path: Path) -> str:
     return path.absolute().parent.name if is_plain else path.stem
 
 
+def weights_name(name: str) -> str:
+    """Return the catalogue name of weights; for a path, return the name of its file or folder."""
+    path = Path(name)
+    if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
+        return file_name(path)
+    return path.name if name.startswith(("/", "~", ".")) else name
+
+
 def similar_models(name: str, known: Iterable[str]) -> list[str]:
     """Return up to five names of models that were probably meant, the most similar ones first.
 

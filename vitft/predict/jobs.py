@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,16 +30,13 @@ from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest, requested_thresholds
 from vitft.predict.rows import RowWriter
+from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
-
-FIRST_COUNT_S, MOST_BETWEEN_COUNTS_S = 5.0, 60.0
-"""Time in seconds until the number of predictions is first logged, and maximum time between two
-such records, if the rows are written to a file."""
 
 SCREEN_ROWS = 20
 """Number of rows that can be seen at a glance on a terminal."""
@@ -110,18 +106,15 @@ def run_prediction(
 
 
 def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
-    """Write the predictions; if `shown`, log their number after 5 s, 10 s, 20 s and so on.
-
-    After a minute, it is logged every minute.
-    """
-    began = time.monotonic()
-    due = began + FIRST_COUNT_S
-    for number, prediction in enumerate(predictions, 1):
-        rows.add(prediction)
-        if shown and (now := time.monotonic()) >= due:
-            rate = number / (now - began)
-            log.info(f"predicted {count(number, 'image')} so far, {rate:,.0f} images/s")
-            due = now + min(now - began, MOST_BETWEEN_COUNTS_S)
+    """Write the predictions; show the progress if `shown`."""
+    if not shown:
+        for prediction in predictions:
+            rows.add(prediction)
+        return
+    with console.Progress("predicting", None) as progress:
+        for prediction in predictions:
+            rows.add(prediction)
+            progress.advance()
 
 
 def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:

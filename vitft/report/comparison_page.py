@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.metrics.intervals import wilson_interval
+from vitft.models.model_names import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
 from vitft.report.comparison import Proportion, RunComparison, SharedImage
 from vitft.report.html import render
 from vitft.report.run_files import Run, Thumbnails
-from vitft.report.summary import weights_name
 from vitft.system.files import write_atomically
 from vitft.system.text import listing
 

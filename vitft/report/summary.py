@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
@@ -20,6 +19,7 @@ from vitft.metrics.verdict import (
     selected_epoch,
     start_trials,
 )
+from vitft.models.model_names import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
@@ -125,14 +125,6 @@ def describe_training(freeze: str) -> str:
         else:
             words.append(WHAT_WAS_TRAINED.get(stage, ""))
     return ", then ".join(word for word in words if word)
-
-
-def weights_name(name: str) -> str:
-    """Return the catalogue name of weights; for a path, return the name of its file or folder."""
-    path = Path(name)
-    if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
-        return path.parent.name if path.stem in ("model", "pytorch_model") else path.stem
-    return path.name if name.startswith(("/", "~", ".")) else name
 
 
 def describe_budget(run: Run) -> str:

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitft.models.model_names import weights_name
 from vitft.predict.run_info import RunInfo
-from vitft.report.summary import weights_name
 from vitft.serve.access import Access, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
 from vitft.serve.limits import ANSWER_SECONDS

@@ -3,7 +3,6 @@
 This module does not import torch.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.models.model_names import file_name
+from vitft.models.model_names import weights_name
 from vitft.models.pretrained.locate import RANDOM, check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
@@ -147,11 +146,7 @@ def name_in_tables(weights: str) -> str:
     if weights == UNTRAINED:
         return "none (random weights)"
     start = RANDOM if weights.startswith(RANDOM) else ""
-    bare = weights.removeprefix(start)
-    path = Path(bare).expanduser()
-    if not os.path.lexists(path):
-        return weights
-    return f"{start}{path.resolve().name if path.is_dir() else file_name(path)}"
+    return f"{start}{weights_name(weights.removeprefix(start))}"
 
 
 def fitting_shots(

@@ -200,10 +200,13 @@ def spinner(label: str) -> "Bar":
 class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    `done` is the number of units that an interrupted run has done; the rate does not count them.
+    `total` is None if it is unknown. `done` is the number of units that an interrupted run has
+    done; the rate does not count them.
     """
 
-    def __init__(self, label: str, total: int, *, unit: str = "images", done: int = 0) -> None:
+    def __init__(
+        self, label: str, total: int | None, *, unit: str = "images", done: int = 0
+    ) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.before = self.done = done
         self.metrics: dict[str, str] = {}
@@ -221,7 +224,7 @@ class Progress:
             self.bar = Bar(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None, table_column=Column(min_width=8, max_width=24, ratio=1)),
-                TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[left]} ", table_column=Column(no_wrap=True)),
                 TextColumn(
                     "{task.fields[metrics]}",
@@ -232,7 +235,12 @@ class Progress:
                 expand=True,
             )
             self.task = self.bar.add_task(
-                self.label, total=self.total, completed=self.done, metrics="", left=""
+                self.label,
+                total=self.total,
+                completed=self.done,
+                count=self.count_text(),
+                metrics="",
+                left="",
             )
             self.bar.start()
         return self
@@ -252,12 +260,22 @@ class Progress:
             self.bar.update(
                 self.task,
                 completed=self.done,
+                count=self.count_text(),
                 metrics=self.metrics_beside_bar(),
                 left=self.time_left(),
             )
-        elif self.done < self.total and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
+        elif not self.is_complete and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the total is known and has been reached."""
+        return self.total is not None and self.done >= self.total
+
+    def count_text(self) -> str:
+        """Return the number of units done and, if it is known, the total, such as `120/600`."""
+        return str(self.done) if self.total is None else f"{self.done}/{self.total}"
 
     def metrics_beside_bar(self) -> str:
         """Return the text beside the bar: on a narrow terminal, the metrics without the speed."""
@@ -279,7 +297,7 @@ class Progress:
         The estimate rests on at least `MEASURED_S` seconds after the first `advance`: the first
         units take longer, because caches are filled, threads are started and files are opened.
         """
-        if self.first is None:
+        if self.first is None or self.total is None:
             return ""
         seconds, units = time.monotonic() - self.first[0], self.done - self.first[1]
         if seconds < MEASURED_S or units <= 0:
@@ -290,5 +308,5 @@ class Progress:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""
         left = self.time_left()
         clock = f"in {time.monotonic() - self.started:.1f} s" if final else left and f"about {left}"
-        shown = [f"{self.label}: {self.done}/{self.total}", self.metrics_text(), clock]
+        shown = [f"{self.label}: {self.count_text()}", self.metrics_text(), clock]
         return "  ".join(filter(None, shown))

@@ -64,11 +64,14 @@ def unpack(
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     with archive.open("rb") as file, as_data_error(name):
         packed, kind = os.fstat(file.fileno()).st_size, archive_kind(file)
+        megabytes = max(1, round(packed / 1e6))
         with (
             contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
-            console.Progress(f"checking {label}", max(1, round(packed / 1e6)), unit="MB") as read,
+            console.Progress(f"checking {label}", megabytes, unit="MB") as read,
         ):
-            inside = contents_of(accepted_entries(counted(entries, file, read), packed, limits))
+            inside = contents_of(
+                accepted_entries(counted(entries, file, read, megabytes), packed, limits)
+            )
         if not inside.files:
             raise ArchiveRefusedError("it contains no files")
         free = shutil.disk_usage(folder).free
@@ -90,11 +93,11 @@ def unpack(
 
 
 def counted(
-    entries: Iterator[ArchiveEntry], file: BinaryIO, progress: console.Progress
+    entries: Iterator[ArchiveEntry], file: BinaryIO, progress: console.Progress, megabytes: int
 ) -> Iterator[ArchiveEntry]:
-    """Yield the entries, reporting the megabytes read so far as progress."""
+    """Yield the entries, reporting how many of the `megabytes` have been read as progress."""
     for entry in entries:
-        progress.advance(max(0, min(progress.total, round(file.tell() / 1e6)) - progress.done))
+        progress.advance(max(0, min(megabytes, round(file.tell() / 1e6)) - progress.done))
         yield entry
 
 
