@@ -33,7 +33,8 @@ class Chromium:
             os.close(descriptor)
         self.write, self.read = os.fdopen(to_browser[1], "wb"), os.fdopen(from_browser[0], "rb")
         self.buffer = b""
-        target = self.send("Target.getTargets")["targetInfos"][0]["targetId"]
+        # the first target of the list may be a page of the browser's own, such as its address bar
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
