@@ -185,11 +185,26 @@ BLOCKS = {"layers": "blocks:4"}
         pytest.param([{"loss": 0.45, "folds": 5}], [], id="repeated as often as possible"),
         pytest.param([{"loss": 0.55}], ["none"], id="behind the head, but not clearly"),
         pytest.param([{"loss": 0.61}], [], id="clearly behind the head"),
-        pytest.param([{}, {**BLOCKS, "loss": 0.45}], [], id="the leader is clear"),
+        pytest.param([{}, {**BLOCKS, "loss": 0.45, "error": 0.02}], [], id="a clear leader"),
         pytest.param(
-            [{}, {**BLOCKS, "loss": 0.45, "error": 0.08}],
-            ["blocks:4"],
-            id="a trial that may be better than the clear leader",
+            [{}, {**BLOCKS, "loss": 0.45}],
+            ["none", "blocks:4"],
+            id="a trial that may be better than the leader",
+        ),
+        pytest.param(
+            [{}, {**BLOCKS, "loss": 0.45, "folds": 4}],
+            ["none", "blocks:4"],
+            id="the leader has fewer folds",
+        ),
+        pytest.param(
+            [{"folds": 4}, {**BLOCKS, "loss": 0.45}],
+            ["blocks:4", "none"],
+            id="the leader has more folds",
+        ),
+        pytest.param(
+            [{}, {**BLOCKS, "loss": 0.45, "folds": 5}],
+            ["none"],
+            id="a rival that has held out every image",
         ),
         pytest.param(
             [{"loss": 0.42}, {**BLOCKS, "loss": 0.43, "error": 0.06}],

@@ -49,8 +49,6 @@ FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
 LONGER = 1.5
 """A candidate is tried again only for at least this many times as many epochs."""
-FURTHER = 2.0
-"""The chosen layers are trained for at most this many times as many epochs as in their trial."""
 SLIGHT_EVIDENCE = 1.0
 """Difference of the held-out losses, in standard errors, within which a trial tells little."""
 
@@ -156,9 +154,9 @@ class Search:
     """Trials of a run, one after the other, within its time budget.
 
     Every candidate is first tried for a few epochs. Those that are not clearly behind the head are
-    then tried for more epochs, the leader first. Trials that may be better than the leader are
-    repeated with other images held out. All this is done as time allows. Trials that a stopped run
-    has finished are not repeated.
+    then tried for more epochs, the leader first. The leader and the trials that may be better are
+    repeated with other images held out until one is clearly the best. All this is done as time
+    allows. Trials that a stopped run has finished are not repeated.
     """
 
     def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
@@ -222,7 +220,7 @@ class Search:
         if len(tried) > 1 or possible_gain(tried[0]) <= 0:
             return
         trial = self.prepare(self.candidates[layers])
-        after = max(self.reserved(), tried[0]["final_seconds"])
+        after = max(self.reserved(), self.final_seconds(tried[0]))
         epochs = trial.affordable_epochs(self.remaining(), after=after)
         if epochs >= LONGER * tried[0]["epochs"]:
             self.record(trial.run(epochs))
@@ -230,7 +228,7 @@ class Search:
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
         """Return whether a trial can be repeated, and the layers of the leader trained after it."""
         once = trial["seconds"] / folds_of(trial)
-        return once + max(self.reserved(), trial["final_seconds"]) <= self.remaining()
+        return once + max(self.reserved(), self.final_seconds(trial)) <= self.remaining()
 
     def repeat(self, before: TrialResults) -> None:
         """Repeat a trial with another fold held out, and combine the results."""
@@ -245,10 +243,14 @@ class Search:
         goes into at most `FURTHER` times as many epochs as in the trial.
         """
         trial, tried = self.prepare(self.candidates[best["layers"]]), best["epochs"]
-        most = min(round(FURTHER * tried), trial.most_epochs())
-        left = self.remaining()
+        left, most = self.remaining(), trial.further_epochs(tried)
         fitting = [n for n in range(tried, most + 1) if trial.final_seconds(n) <= left]
         return max(fitting, default=tried)
+
+    def final_seconds(self, trial: TrialResults) -> float:
+        """Return the time in seconds of the longest final training of a trial's layers."""
+        prepared = self.prepare(self.candidates[trial["layers"]])
+        return prepared.final_seconds(prepared.further_epochs(trial["epochs"]))
 
     def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
         """Return a trial of a candidate; the times of its steps are measured only once."""
@@ -264,8 +266,8 @@ class Search:
 
     def reserved(self) -> float:
         """Return the longest time in seconds that training a candidate ahead of the head takes."""
-        ahead = [trial["final_seconds"] for trial in self.found["trials"] if gain(trial) > 0]
-        return max(ahead, default=0.0)
+        ahead = [trial for trial in self.found["trials"] if gain(trial) > 0]
+        return max(map(self.final_seconds, ahead), default=0.0)
 
     def record(self, trial: TrialResults, place: int | None = None) -> None:
         """Add the results of a trial or replace those at a place, save them, and log them."""
@@ -298,27 +300,26 @@ def is_clear(trial: TrialResults) -> bool:
 
 
 def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
-    """Return the trials to repeat with other images held out, the most promising one first.
+    """Return the trials to repeat with other images held out, the one to repeat next first.
 
-    A trial is repeated if its gain may be larger than that of the leader, or than 0 if none leads:
-    if the upper end of its interval is. The leader itself is repeated until it is clearly better
-    than the head. Trials that have held out every image are not repeated.
+    A trial may be the best one if the upper end of the interval of its gain is above the lower end
+    of the leader's. The leader is repeated with these trials, and as long as it is not clearly
+    better than the head. The trial with the fewest folds is next, so that trials are compared on
+    the same images as far as possible, and of these the one whose gain may be largest. Trials that
+    have held out every image are not repeated.
 
-    Source of the order: upper confidence bounds, Lai & Robbins 1985, "Asymptotically efficient
-    adaptive allocation rules".
+    Source: the confidence bounds of LUCB, Kalyanakrishnan et al. 2012, "PAC Subset Selection in
+    Stochastic Multi-armed Bandits".
     """
     leader = max(trials, key=gain, default=None)
     if leader is None:
         return []
-    most = max(0.0, gain(leader))
-    waiting = [
-        trial
-        for trial in trials
-        if folds_of(trial) < TRIAL_FOLDS
-        and possible_gain(trial) > most
-        and not (trial is leader and is_clear(trial))
-    ]
-    return sorted(waiting, key=possible_gain, reverse=True)
+    least = max(0.0, gain(leader) - EVIDENCE * leader["error"])
+    possible = [trial for trial in trials if trial is not leader and possible_gain(trial) > least]
+    if possible or not is_clear(leader):
+        possible += [leader] if possible_gain(leader) > 0 else []
+    waiting = [trial for trial in possible if folds_of(trial) < TRIAL_FOLDS]
+    return sorted(waiting, key=lambda trial: (folds_of(trial), -possible_gain(trial)))
 
 
 def possible_gain(trial: TrialResults) -> float:

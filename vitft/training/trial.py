@@ -42,6 +42,8 @@ TRIAL_FOLDS = 5
 """Number of folds into which the training images are divided; each trial holds out one of them."""
 MAX_EPOCHS, MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
+FURTHER = 2.0
+"""The chosen layers are trained for at most this many times as many epochs as in their trial."""
 MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
 still behind the head."""
@@ -264,6 +266,10 @@ class Trial:
     def most_epochs(self) -> int:
         """Return the maximum number of epochs of a trial and of the final training."""
         return max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
+
+    def further_epochs(self, tried: int) -> int:
+        """Return the maximum number of epochs of the final training after a trial of `tried`."""
+        return max(tried, min(round(FURTHER * tried), self.most_epochs()))
 
     def run(self, epochs: int) -> TrialResults:
         """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
