@@ -123,8 +123,10 @@ def test_the_methods_of_the_command_are_those_of_explain(
     assert head.size == (16, 16)
     assert head.heat.shape == (4, 4)
     assert head.heat.tolist() != trained.explain(path, method="attention").heat.tolist()
-    assert "Rollout." in rollout._repr_html_()
-    assert "method='rollout'" in repr(rollout)
+    assert rollout.map_name == "rollout, max of heads"
+    assert "Rollout, max of heads. Brighter parts receive more" in rollout._repr_html_()
+    assert repr(rollout).startswith("Explanation(rollout, max of heads, size=")
+    assert repr(head).startswith("Explanation(attention, block 0, head 1, size=")
     assert trained.draw_patches(path).width > 1200
 
 

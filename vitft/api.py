@@ -23,9 +23,15 @@ from vitft.data.images import read_bytes
 from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
-from vitft.explain.attribution import scale_maps
+from vitft.explain.attribution import map_title, scale_maps
 from vitft.explain.heatmaps import enlarged, overlay, with_legend
-from vitft.explain.method import MethodOptions, check_picture_side, chosen_method, parameter
+from vitft.explain.method import (
+    MEANINGS,
+    MethodOptions,
+    check_picture_side,
+    chosen_method,
+    parameter,
+)
 from vitft.explain.model import class_index
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
@@ -309,14 +315,24 @@ class Trained:
         heat = explain_inputs(predictor.model, predictor.inputs(view[None]), chosen, target).values
         picture = Image.fromarray(view) if size is None else enlarged(Image.fromarray(view), size)
         blended = overlay(picture, scale_maps(heat)[0])
-        shown = with_legend(blended, chosen.name) if legend else blended
-        if chosen.name != "relevance":
-            return Explanation(shown, picture, chosen.name, heat[0])
-        postprocess = replace(self.postprocess, top_k=len(self.classes))
-        (answer,) = Pipeline(predictor, postprocess).predict_batch([LoadedImage(name, view)])
-        explained = answer.classes[0] if about is None else about
-        probability = answer.probabilities[answer.classes.index(explained)]
-        return Explanation(shown, picture, chosen.name, heat[0], explained, probability)
+        title = map_title(predictor.model, chosen)
+        shown = with_legend(blended, title) if legend else blended
+        explained, probability = "", None
+        if chosen.name == "relevance":
+            postprocess = replace(self.postprocess, top_k=len(self.classes))
+            (answer,) = Pipeline(predictor, postprocess).predict_batch([LoadedImage(name, view)])
+            explained = answer.classes[0] if about is None else about
+            probability = answer.probabilities[answer.classes.index(explained)]
+        return Explanation(
+            shown,
+            picture,
+            chosen.name,
+            heat[0],
+            explained,
+            probability,
+            map_name=title,
+            meaning=MEANINGS[chosen.name],
+        )
 
     def draw_patches(self, image: Picture) -> Image.Image:
         """Return a figure of how the model cuts an image into patches and turns them into tokens.

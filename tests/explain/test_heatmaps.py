@@ -31,9 +31,11 @@ def test_the_overview_of_heads_has_a_cell_for_each_head_and_is_wide_enough_to_re
     maps = np.random.default_rng(0).random((3, 3, 14, 14), np.float32)
 
     few, many = heads_sheet(maps), heads_sheet(np.repeat(maps, 8, axis=1))
+    deep = heads_sheet(np.repeat(maps, 8, axis=0))  # one row per head
 
     assert few.size == (66 + 3 * 116, 24 + 3 * 116)  # cells of 112 pixels
     assert many.size == (66 + 24 * 60, 24 + 3 * 60)  # cells of 56 pixels
+    assert deep.size == many.size
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 10, 10), (1, 2, 4, 6), (12, 12, 14, 14)])

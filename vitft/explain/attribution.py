@@ -117,6 +117,11 @@ def batch_images(model: Model) -> int:
     return max(1, MAX_WEIGHTS // (config.depth * config.heads * num_tokens**2))
 
 
+def map_title(model: nn.Module, method: Method) -> str:
+    """Return the name of a model's map, with the block and the head that it shows, if any."""
+    return method.title(model.config.depth if isinstance(model, VisionTransformer) else 0)
+
+
 def check_method(model: Model, method: Method) -> None:
     """Check that the model has the attention layers, block, head and classes that the method needs.
 

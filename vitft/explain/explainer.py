@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
-from vitft.explain.attribution import attention_maps, explain, relevance_map, scale_maps
+from vitft.explain.attribution import attention_maps, explain, map_title, relevance_map, scale_maps
 from vitft.explain.heatmaps import (
     colour_bar,
     enlarged,
@@ -22,7 +22,7 @@ from vitft.explain.heatmaps import (
     png_bytes,
     with_legend,
 )
-from vitft.explain.method import MIN_SIDE_PX, Method
+from vitft.explain.method import MEANINGS, MIN_SIDE_PX, Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
 from vitft.predict.engine import Engine
@@ -136,7 +136,8 @@ class Explainer:
         result = self.result_for(path, file, pixels, scores)
         picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
-        shown = with_legend(blended, self.method.name) if self.legend else blended
+        title = map_title(self.model.net, self.method)
+        shown = with_legend(blended, title) if self.legend else blended
         self.write(file, png_bytes(shown))
         if len(self.tiles) < MAX_ON_SHEET:
             self.tiles.append(sheet_tile(picture, blended, result))
@@ -189,12 +190,11 @@ class Explainer:
         """Write the overview page and return its path, or None for fewer than two images."""
         if len(self.tiles) < 2:
             return None
-        what = "contributed more" if self.method.name != "relevance" else "support the class more"
         view = {
             "title": f"{count(len(self.tiles), 'image')} explained",
             "model": self.model.name,
-            "method": self.method.name,
-            "meaning": what,
+            "map_name": map_title(self.model.net, self.method),
+            "meaning": MEANINGS[self.method.name],
             "bar": jpeg_uri(thumbnail_jpeg(colour_bar(), 256)),
             "tiles": self.tiles,
         }

@@ -57,20 +57,27 @@ def enlarged(image: Image.Image, side_px: int = MIN_SIDE_PX) -> Image.Image:
 def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> Image.Image:
     """Return a picture with a colour bar below it, from the lowest to the highest value of its map.
 
-    `name` is that of the values, in ASCII: Pillow's font has no other characters. The height of the
-    text is by default proportional to the width of the picture.
+    `name` is that of the values, in ASCII: Pillow's font has no other characters. If it does not
+    fit between the words at the ends of the bar, it has a line of its own. The height of the text
+    is by default proportional to the width of the picture.
     """
     font_px = font_px or max(12, picture.width // 28)
     font, margin = ImageFont.load_default(font_px), font_px // 2
-    result = Image.new("RGB", (picture.width, picture.height + 4 * margin + font_px), BACKGROUND)
+    widths = [font.getlength(text) for text in (name, "lowest", "highest")]
+    lines = 1 if sum(widths) + 6 * margin <= picture.width else 2
+    height = picture.height + 3 * margin + font_px + lines * font_px
+    result = Image.new("RGB", (picture.width, height), BACKGROUND)
     result.paste(picture)
     ramp = np.linspace(0, 1, picture.width - 2 * margin, dtype=np.float32)
     bar = apply_colour_map(np.tile(ramp, (font_px, 1))).round().astype(np.uint8)
     result.paste(Image.fromarray(bar), (margin, picture.height + margin))
-    canvas, top = ImageDraw.Draw(result), picture.height + 4 * margin + font_px - margin // 2
-    anchors = {"ls": margin, "ms": picture.width // 2, "rs": picture.width - margin}
-    for (anchor, x), text in zip(anchors.items(), ("lowest", name, "highest"), strict=True):
-        canvas.text((x, top), text, TEXT_COLOUR, font, anchor=anchor)
+    canvas, base = ImageDraw.Draw(result), picture.height + 5 * margin
+    canvas.text((margin, base), "lowest", TEXT_COLOUR, font, anchor="ls")
+    canvas.text((picture.width - margin, base), "highest", TEXT_COLOUR, font, anchor="rs")
+    fitting = min(1.0, (picture.width - 2 * margin) / widths[0])
+    place = (picture.width // 2, base + (lines - 1) * font_px)
+    small = font if fitting == 1 else ImageFont.load_default(int(fitting * font_px))
+    canvas.text(place, name, TEXT_COLOUR, small, anchor="ms")
     return result
 
 
@@ -89,29 +96,34 @@ def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def heads_sheet(
     maps: NDArray[np.float32], side_px: int = 0, *, legend: bool = False
 ) -> Image.Image:
-    """Return a sheet of maps (blocks, heads, gh, gw), with one row per block.
+    """Return a sheet of maps (blocks, heads, gh, gw).
 
-    Maps are 56 to 112 pixels high: with few heads, they are larger. If the shorter side of the
-    sheet would be below `side_px`, everything on it is enlarged. `legend` adds a colour bar, which
-    is that of every map.
+    A row is a block, or a head if there are more blocks than heads, so that the sheet is not higher
+    than a screen or slide. Maps are 56 to 112 pixels high: with few in a row, they are larger. If
+    the shorter side of the sheet would be below `side_px`, everything on it is enlarged. `legend`
+    adds a colour bar, which is that of every map.
     """
+    of_row, of_column = "block", "head"
+    if len(maps) > maps.shape[1]:
+        maps, of_row, of_column = maps.swapaxes(0, 1), of_column, of_row
     natural = SheetLayout.of(maps.shape, 1.0)
     layout = SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
     sheet = Image.new("RGB", layout.size, BACKGROUND)
     canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(layout.font)
-    for block, row in enumerate(maps):
-        for head, values in enumerate(row):
-            left, top = layout.corner(block, head)
-            if block == 0:
+    for y, row in enumerate(maps):
+        for x, values in enumerate(row):
+            left, top = layout.corner(y, x)
+            if y == 0:
                 middle = left + layout.cell[0] // 2
-                canvas.text((middle, top // 2), f"head {head}", TEXT_COLOUR, font, anchor="mm")
-            if head == 0:
+                canvas.text((middle, top // 2), f"{of_column} {x}", TEXT_COLOUR, font, anchor="mm")
+            if x == 0:
                 middle = top + layout.cell[1] // 2
-                canvas.text((left // 2, middle), f"block {block}", TEXT_COLOUR, font, anchor="mm")
+                canvas.text((left // 2, middle), f"{of_row} {y}", TEXT_COLOUR, font, anchor="mm")
             colours = apply_colour_map(values).round().astype(np.uint8)
             scaled = Image.fromarray(colours).resize(layout.cell, Image.Resampling.NEAREST)
             sheet.paste(scaled, (left, top))
-    return with_legend(sheet, "attention", layout.font) if legend else sheet
+    name = "attention of each block and head"
+    return with_legend(sheet, name, layout.font) if legend else sheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +134,20 @@ class SheetLayout:
     """Width and height of a map; every patch of it is a square of whole pixels."""
     gap: int
     left: int
-    """Width of the names of the blocks."""
+    """Width of the names of the rows."""
     top: int
-    """Height of the names of the heads."""
+    """Height of the names of the columns."""
     font: int
     size: tuple[int, int]
     """Width and height of the sheet."""
 
     @classmethod
     def of(cls, shape: Sequence[int], scale: float) -> "SheetLayout":
-        """Return the layout for maps (blocks, heads, gh, gw), enlarged by `scale`."""
-        depth, heads, rows, columns = shape
-        height = min(112, max(56, SHEET_WIDTH // heads))
-        patch = math.ceil(math.ceil(height / rows) * scale)
-        cell = patch * columns, patch * rows
+        """Return the layout for maps (rows, columns, gh, gw), enlarged by `scale`."""
+        rows, columns, grid_height, grid_width = shape
+        height = min(112, max(56, SHEET_WIDTH // columns))
+        patch = math.ceil(math.ceil(height / grid_height) * scale)
+        cell = patch * grid_width, patch * grid_height
         gap, left, top = (math.ceil(length * scale) for length in (4, 66, TEXT_HEIGHT))
         return cls(
             cell=cell,
@@ -143,13 +155,13 @@ class SheetLayout:
             left=left,
             top=top,
             font=round(12 * scale),
-            size=(left + heads * (cell[0] + gap), top + depth * (cell[1] + gap)),
+            size=(left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)),
         )
 
-    def corner(self, block: int, head: int) -> tuple[int, int]:
+    def corner(self, row: int, column: int) -> tuple[int, int]:
         """Return the place of the upper left corner of a map."""
         width, height = self.cell
-        return self.left + head * (width + self.gap), self.top + block * (height + self.gap)
+        return self.left + column * (width + self.gap), self.top + row * (height + self.gap)
 
 
 def png_bytes(picture: Image.Image) -> bytes:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol, TypedDict
 
 from vitft.system.errors import UsageError
+from vitft.system.text import percent
 
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")
@@ -19,6 +20,12 @@ METHOD_OPTIONS: Mapping[str, tuple[str, ...]] = {
 """The methods on which each option has an effect."""
 MIN_SIDE_PX, MAX_SIDE_PX = 224, 4096
 """Default of the minimum length of the shorter side of a picture, in pixels; its largest value."""
+MEANINGS: Mapping[str, str] = {
+    "relevance": "support the class more",
+    "rollout": "receive more attention, counted through all blocks",
+    "attention": "receive more attention",
+}
+"""What is true of the brighter parts of a map, by method."""
 OTHER_METHODS = {
     **dict.fromkeys(
         ("gradcam", "grad_cam", "cam", "lrp", "chefer", "gradient", "saliency"), "relevance"
@@ -54,6 +61,22 @@ class Method:
                 f"invalid discard {self.discard}",
                 fix="use a number of at least 0 and less than 1, e.g. 0.9",
             )
+
+
+    def title(self, depth: int) -> str:
+        """Return the name of the map of a model with `depth` blocks, such as "relevance".
+
+        For rollout and attention it names what the map shows, e.g. "attention, block 11, head 2".
+        """
+        if self.name == "relevance":
+            return self.name
+        parts = [self.name]
+        if self.name == "attention":
+            parts.append(f"block {depth - 1 if self.block is None else self.block}")
+        parts.append(f"{self.fusion} of heads" if self.head is None else f"head {self.head}")
+        if self.discard:
+            parts.append(f"{percent(self.discard, 0)} discarded")
+        return ", ".join(parts)
 
 
 class Spelling(Protocol):

@@ -69,7 +69,8 @@ class Predictions(list[Prediction]):
 class Explanation(Image.Image):
     """A PIL image of a map over a picture, with the method and the values of the map.
 
-    For relevance, `about` is the class that the map explains, and `probability` its probability;
+    `map_name` is the method with the block and the head that the map shows, if it shows one, and
+    `meaning` is what is true of the brighter parts of the map, as the caption states it. For relevance, `about` is the class that the map explains, and `probability` its probability;
     for other methods they are "" and None. `heat` contains the unscaled map (gh, gw).
     """
 
@@ -81,16 +82,20 @@ class Explanation(Image.Image):
         heat: NDArray[np.float32],
         about: str = "",
         probability: float | None = None,
+        *,
+        map_name: str,
+        meaning: str,
     ) -> None:
         super().__init__()
         self.__setstate__(image.__getstate__())
         self.view, self.method, self.heat = view, method, heat
         self.about, self.probability = about, probability
+        self.map_name, self.meaning = map_name, meaning
 
     def __repr__(self) -> str:
         size = f"size={self.width}x{self.height}"
         if self.probability is None:
-            return f"Explanation(method={self.method!r}, {size})"
+            return f"Explanation({self.map_name}, {size})"
         return f"Explanation(about={self.about!r}, probability={self.probability:.3f}, {size})"
 
     def _repr_html_(self) -> str:
