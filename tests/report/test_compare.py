@@ -3,12 +3,14 @@
 import hashlib
 import json
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 import tomli_w
+from PIL import Image
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
@@ -467,6 +469,41 @@ def test_compare_writes_only_the_page_that_is_named_and_never_overwrites_it(
     assert {p.name for p in here.glob("*.html")} == {"compare.html"}
     assert "already exists" in captured.err
     assert "only one run to compare" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("epochs", "width"),
+    [pytest.param(True, 1260, id="with curves"), pytest.param(False, 768, id="heads")],
+)
+def test_a_figure_shows_accuracies_and_curves_with_names_of_any_script(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    epochs: bool,
+    width: int,
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("$a_1$ 蒲公英", "_b")):
+        make_run(tmp_path / name, seed=seed, epochs=epochs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of missing glyphs
+        assert main(["compare", "$a_1$ 蒲公英", "_b", "--out", "figure.png"]) == 0
+
+    assert "figure: figure.png" in capsys.readouterr().err
+    with Image.open("figure.png") as figure:
+        assert figure.width == width
+
+
+def test_a_figure_in_an_unknown_format_is_refused_before_the_runs_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "a", "b", "--out", str(tmp_path / "figure.svg")]) == 2
+
+    error = capsys.readouterr().err
+    assert "a page is an HTML file" in error
+    assert "use a name that ends with .html, or .png for a figure" in error
 
 
 def test_the_conclusion_comes_first_with_a_next_step_and_one_direction(

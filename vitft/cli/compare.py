@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.report import new_page
+from vitft.system.imports import require_extra
 from vitft.system.text import count
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def add_compare(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="HTML page to write, with curves and the images on which the runs disagree "
-        "(default: none)",
+        help="HTML page to write, with curves and the images on which the runs disagree, or, if "
+        "it ends with .png, a figure of accuracies and curves (default: none)",
     )
     parser.add_argument(
         "--format",
@@ -33,15 +34,22 @@ def add_compare(parser: Parser) -> None:
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    """Compare the runs, print a table or JSON, and write the HTML page if it has a name."""
-    out = new_page(args.out) if args.out else None
+    """Compare the runs, print a table or JSON, and write the page or figure if it has a name."""
+    out = new_page(args.out, also=".png") if args.out else None
+    is_figure = out is not None and out.suffix.lower() == ".png"
+    if is_figure:
+        require_extra("plots", feature="a figure of the comparison")
     from vitft.report.comparison import compare_runs
     from vitft.report.comparison_json import comparison_results
     from vitft.report.comparison_page import write_comparison
     from vitft.report.run_files import find_runs, read_run
 
     comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
-    if out is not None:
+    if out is not None and is_figure:
+        from vitft.report.comparison_plot import draw_comparison
+
+        draw_comparison(comparison, out)
+    elif out is not None:
         write_comparison(comparison, out)
     if args.format == "json":
         output.as_json(comparison_results(comparison))
@@ -50,7 +58,7 @@ def compare_command(args: argparse.Namespace) -> int:
     if out is None:
         output.note(f"add --out compare.html for a page{disputed_text(comparison)}")
     else:
-        output.note(f"page: {out}")
+        output.note(f"{'figure' if is_figure else 'page'}: {out}")
     return 0
 
 
@@ -89,14 +97,7 @@ def print_comparison(comparison: "RunComparison") -> None:
             ", p-values corrected for multiple testing (Holm)" if len(comparison.pairs) > 1 else ""
         )
         output.table(
-            (
-                "pair",
-                "difference",
-                "95% interval",
-                "only earlier correct",
-                "only later correct",
-                "p",
-            ),
+            comparison.pair_columns,
             comparison.pair_rows(),
             title=f"\nexact McNemar test on the shared images{corrected}",
             numbers=5,

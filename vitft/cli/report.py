@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
 
 
 def add_report(parser: Parser) -> None:
@@ -37,13 +37,23 @@ def print_report(run: Path) -> None:
         output.result(f"report: {page}")
 
 
-def new_page(name: str) -> Path:
+def new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 
+    Args:
+        name: The path.
+        also: Suffix of another kind of file that can be written, e.g. ".png".
+
     Raises:
+        UsageError: The name ends with the suffix of another kind of file.
         RunError: The file already exists, or its folder does not exist.
     """
     path = Path(name).expanduser()
+    if path.suffix.lower() not in ("", ".html", ".htm", also):
+        raise UsageError(
+            f"invalid --out {name}: a page is an HTML file",
+            fix="use a name that ends with .html" + (f", or {also} for a figure" if also else ""),
+        )
     if path.exists():
         raise RunError(f"{path} already exists", fix="choose another file with --out")
     if not path.parent.is_dir():

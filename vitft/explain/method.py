@@ -62,7 +62,6 @@ class Method:
                 fix="use a number of at least 0 and less than 1, e.g. 0.9",
             )
 
-
     def title(self, depth: int) -> str:
         """Return the name of the map of a model with `depth` blocks, such as "relevance".
 

@@ -136,15 +136,22 @@ class RunComparison:
         ]
         return known if any(known) else []
 
+    @property
+    def pair_columns(self) -> tuple[str, ...]:
+        """Names of the columns of `pair_rows`."""
+        first, second = reversed(self.letters) if len(self.runs) == 2 else ("first", "second")
+        counts = f"only {first} correct", f"only {second} correct"
+        return ("pair", "difference", "95% interval", *counts, "p")
+
     def pair_rows(self) -> list[tuple[str, ...]]:
-        """Return a table row, as text, for each pair of runs."""
+        """Return a table row, as text, for each pair of runs, e.g. "B - A"."""
         return [
             (
                 f"{self.letters[p.second]} - {self.letters[p.first]}",
                 points(p.difference),
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
-                f"{p.only_first:,}",
                 f"{p.only_second:,}",
+                f"{p.only_first:,}",
                 p_text(p.p),
             )
             for p in self.pairs

@@ -70,8 +70,9 @@ class Explanation(Image.Image):
     """A PIL image of a map over a picture, with the method and the values of the map.
 
     `map_name` is the method with the block and the head that the map shows, if it shows one, and
-    `meaning` is what is true of the brighter parts of the map, as the caption states it. For relevance, `about` is the class that the map explains, and `probability` its probability;
-    for other methods they are "" and None. `heat` contains the unscaled map (gh, gw).
+    `meaning` is what is true of the brighter parts of the map, as in the caption. For relevance,
+    `about` is the class that the map explains, and `probability` its probability; for other
+    methods they are "" and None. `heat` contains the unscaled map (gh, gw).
     """
 
     def __init__(

@@ -1,0 +1,98 @@
+"""PNG of a comparison of runs, e.g. for slides: accuracies with intervals, accuracy by epoch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitft.report.comparison import Proportion, RunComparison
+from vitft.report.comparison_page import MAX_CURVES, by_epoch, run_descriptions
+from vitft.report.plots import (
+    LINE_COLOURS,
+    MARKERS,
+    MAX_LABEL,
+    add_title,
+    drawable,
+    to_png,
+)
+from vitft.system.console import visible
+from vitft.system.files import write_atomically
+from vitft.system.text import count, listing
+
+
+def draw_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Draw the accuracies of the runs, and their curves if at least two have any.
+
+    Raises:
+        RunError: The file cannot be written.
+        ResourceError: The disk is full.
+    """
+    runs, names = comparison.runs, short_names(comparison)
+    curves = [by_epoch(run, "val_top1") for run in runs][:MAX_CURVES]
+    with_curves = sum(map(bool, curves)) > 1
+    height = max(3.2 if with_curves else 1.8, 1.2 + 0.4 * len(runs))
+    width = 10.5 if with_curves else 6.4
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, 2 if with_curves else 1, squeeze=False)[0]
+    draw_accuracies(panels[0], names, comparison.accuracies)
+    if with_curves:
+        draw_curves(panels[1], names, curves)
+    data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
+    images = count(comparison.shared, "shared validation image")
+    add_title(figure, data, f"accuracy on {images}, with 95% intervals")
+    write_atomically(out, to_png(figure))
+    return out
+
+
+def short_names(comparison: RunComparison) -> list[str]:
+    """Return the letter and the description of each run, shortened at the beginning."""
+    names = [visible(text) for text in run_descriptions(comparison.runs)]
+    return [
+        f"{letter}  {name if len(name) <= MAX_LABEL else f'...{name[3 - MAX_LABEL :]}'}"
+        for letter, name in zip(comparison.letters, names, strict=True)
+    ]
+
+
+def draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:
+    """Draw a row for each run: a point for its accuracy, and a line for its interval."""
+    for row, (accuracy, (low, high)) in enumerate(accuracies):
+        colour, marker = look(row)
+        axes.plot([low, high], [row, row], color=colour, linewidth=1.8)
+        axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7)
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="accuracy on the shared images")
+    texts, families = drawable("\n".join(names))
+    axes.set_yticks(range(len(names)), texts.split("\n"), fontfamily=families, parse_math=False)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.grid(axis="x", color="#d7dbe0", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_curves(
+    axes: Axes, names: Sequence[str], curves: Sequence[Sequence[tuple[float, float]]]
+) -> None:
+    """Draw the validation accuracy of each run by epoch, as points (epoch, accuracy)."""
+    for row, points in enumerate(curves):
+        if points:
+            colour, marker = look(row)
+            few = len(points) <= 24
+            epochs, values = zip(*points, strict=True)
+            axes.plot(
+                epochs, values, color=colour, linewidth=1.8, marker=marker if few else "",
+                markersize=4, label=drawable(names[row])[0],
+            )  # fmt: skip
+    axes.set(xlabel="epoch", ylabel="validation accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    _, families = drawable("".join(names))
+    for text in axes.legend(frameon=False).get_texts():
+        text.set(fontfamily=families, parse_math=False)
+
+
+def look(row: int) -> tuple[str, str]:
+    """Return the colour and the marker of a run."""
+    return LINE_COLOURS[row % len(LINE_COLOURS)], MARKERS[row % len(MARKERS)]
