@@ -261,7 +261,7 @@ def test_a_trial_has_enough_steps_and_its_winner_is_tried_for_more_epochs(
 @pytest.mark.parametrize(
     ("affordable", "epochs"),
     [
-        pytest.param(100, 8, id="twice as many as in the trial"),
+        pytest.param(100, 12, id="three times as many as in the trial"),
         pytest.param(6, 6, id="as time allows"),
         pytest.param(0, 4, id="never fewer than in the trial"),
     ],

@@ -42,7 +42,7 @@ TRIAL_FOLDS = 5
 """Number of folds into which the training images are divided; each trial holds out one of them."""
 MAX_EPOCHS, MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
-FURTHER = 2.0
+FURTHER = 3.0
 """The chosen layers are trained for at most this many times as many epochs as in their trial."""
 MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
