@@ -5,7 +5,7 @@
 It needs no network and no images and takes half a minute.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import vitft
@@ -32,4 +32,6 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the images and the run")
+    main(parser.parse_args().out)

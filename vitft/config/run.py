@@ -328,8 +328,11 @@ def flat_settings(config: Config) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """Convert the settings to TOML.
 
-    Settings that are None are omitted, so that reading the TOML restores their defaults.
+    Settings that are None are omitted, so that reading the TOML restores their defaults. So is the
+    shape of a new model, if the run has weights.
     """
     tables = dataclasses.asdict(config)
+    if config.weights.name != "none":
+        del tables["model"]
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}
     return tomli_w.dumps(kept)

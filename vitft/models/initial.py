@@ -81,7 +81,8 @@ def log_model(weights: WeightsSpec, report: LoadReport) -> None:
     """Log which weights were loaded into a model, and how."""
     name = weights.name.removeprefix(RANDOM)
     if name != weights.name:
-        log.info(f"model:      the architecture of {name} with random weights")
+        random = replace(report, source=f"random weights instead of {name}")
+        log.info(random.headline())
         return
     log.info(report.headline())
     for line in report.lines():

@@ -59,7 +59,7 @@ def patches_png(view: NDArray[np.uint8], parts: PatchTokens, title: str) -> byte
     grid, apart, one = above.subplots(1, 3)
     draw_grid(grid, view, parts.grid, shown)
     draw_apart(apart, patches, parts.grid, shown)
-    draw_patch(one, patches[shown], shown, parts.channels)
+    draw_patch(one, patches[shown], shown, parts)
     draw_matrices(below, parts, patches[0, ..., 0].size * parts.channels, shown)
     add_title(figure, title, summary(view, parts))
     return to_png(figure)
@@ -125,14 +125,12 @@ def draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], sh
     axes.add_patch(Rectangle(corner, right, down, fill=False, edgecolor=MARK, linewidth=2.2))
 
 
-def draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, channels: int) -> None:
+def draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTokens) -> None:
     """Draw one patch (h, w, 3), enlarged so that its pixels can be counted."""
     height, width = patch.shape[:2]
-    colours = f" x {channels} colours" if channels > 1 else ""
-    values = height * width * channels
-    show(
-        axes, patch, f"3. Patch {shown + 1}: {width} x {height} pixels{colours} = {values} numbers"
-    )
+    colours = f" x {parts.channels} colours" if parts.channels > 1 else ""
+    numbers = f" = {height * width * parts.channels} numbers" if parts.is_linear else ""
+    show(axes, patch, f"3. Patch {shown + 1}: {width} x {height} pixels{colours}{numbers}")
     axes.set_xticks(np.arange(0.5, width - 1), minor=True)
     axes.set_yticks(np.arange(0.5, height - 1), minor=True)
     axes.tick_params(which="minor", length=0)
@@ -169,7 +167,9 @@ def token_matrices(parts: PatchTokens, num_inputs: int) -> dict[str, NDArray[np.
     """Return titles and values (P, D) of the projections, the positions and the tokens."""
     width = parts.tokens.shape[1]
     how = f"Each patch times a {num_inputs} x {width} matrix"
-    matrices = {f"4. {how if parts.is_linear else 'Image after convolutions'}": parts.projections}
+    if not parts.is_linear:
+        how = f"Convolutions: {width} numbers at each patch"
+    matrices = {f"4. {how}": parts.projections}
     if parts.positions is None:
         result = "Tokens: positions follow in each block"
     else:
