@@ -30,6 +30,14 @@ def test_settings_written_as_toml_read_back_equal() -> None:
     assert again.weights.image_size == (32, 32)
 
 
+@pytest.mark.parametrize(("name", "with_shape"), [("none", True), ("demo", False)])
+def test_only_the_settings_of_a_new_model_contain_its_shape(name: str, with_shape: bool) -> None:
+    config = config_from_table({"data": {"path": "d"}, "weights": {"name": name}})
+
+    assert ("[model]" in to_toml(config)) is with_shape
+    assert config_from_table(tomllib.loads(to_toml(config))) == config
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data.demo import FLOWERS_BY_KIND, draw_demo, flower_image
+from vitft.config.sections import DataSpec
+from vitft.data.demo import FLOWERS_BY_KIND, demo_data, draw_demo, flower_image
 from vitft.models.checkpoint import build_model, load_checkpoint
 
 WEIGHTS = Path(__file__).parents[2] / "weights" / "demo.safetensors"
@@ -30,6 +31,22 @@ def test_the_demo_is_an_image_folder_of_five_kinds(tmp_path: Path) -> None:
     for path in files:
         with Image.open(path) as image:
             assert (image.size, image.mode) == ((48, 48), "RGB")
+
+
+def test_a_drawn_folder_that_was_changed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = DataSpec(path="demo")
+    assert [demo_data(spec).path for _ in range(2)] == ["demo_flowers"] * 2
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    Path("demo_flowers/daisy/0001.jpg").rename("demo_flowers/rose/wrong.jpg")
+
+    demo_data(spec)
+
+    _, record = caplog.records
+    assert record.levelname == "WARNING"
+    assert "images were added to demo_flowers/ or removed" in record.message
 
 
 def test_the_same_seed_draws_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:

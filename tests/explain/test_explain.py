@@ -28,7 +28,7 @@ from vitft.explain.model_figures import (
 from vitft.explain.patches import patch_tokens
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.report.patch_plot import cut_patches, patches_png
+from vitft.report.patch_plot import PatchTokens, cut_patches, patches_png, token_matrices
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
@@ -424,6 +424,18 @@ def test_a_projection_is_the_patch_times_the_matrix() -> None:
     assert parts.projections[1] == pytest.approx(
         (matrix @ second + bias).detach().numpy(), abs=1e-5
     )
+
+
+def test_a_patch_that_convolutions_read_is_not_said_to_be_multiplied_with_a_matrix() -> None:
+    values = np.zeros((4, 6), np.float32)
+    facts: Any = {"grid": (2, 2), "projections": values, "tokens": values, "prefix": ()}
+    parts = PatchTokens(**facts, positions=None, is_linear=False, is_sum=True, channels=3)
+
+    convolutions = [*token_matrices(parts, 48)]
+    matrix = [*token_matrices(replace(parts, is_linear=True), 48)]
+
+    assert convolutions[0] == "4. Convolutions: 6 numbers at each patch"
+    assert matrix[0] == "4. Each patch times a 48 x 6 matrix"
 
 
 def test_patches_are_cut_in_reading_order() -> None:
