@@ -49,7 +49,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
                 scores.setdefault(row["way"], {})[row["seed"]] = row
         means = {way: mean(row["top1"] for row in found.values()) for way, found in scores.items()}
         fixed = [way for way in means if way != "head" and not way.startswith("budget")]
-        best = max(fixed, key=means.__getitem__)
+        best = max(fixed or means, key=means.__getitem__)
         for way in sorted(means, key=lambda way: (way not in fixed, way)):
             found = scores[way]
             pairs = [
