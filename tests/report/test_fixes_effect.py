@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.report.test_decisions import with_fixes
-from tests.support.run_files import FLOWERS, make_run
+from tests.support.run_files import FLOWERS, make_run, with_cross_validated
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
@@ -33,17 +33,6 @@ def fixed(path: Path, *, hardness: float = 1.0, seed: int = 0) -> Path:
     return with_fixes(run, table, hashlib.sha256(table.read_bytes()).hexdigest())
 
 
-def cross_validated(run: Path, *, wrong: int) -> Path:
-    """Add cross-validated predictions, of which those for the last `wrong` images are wrong."""
-    rows = read_split(run, FLOWERS).rows
-    right = np.array([row.label for row in rows])
-    predicted = np.where(np.arange(len(rows)) < len(rows) - wrong, right, (right + 1) % 3)
-    with np.load(run / "validation.npz") as file:
-        logits = file["logits"]
-    np.savez(run / "validation.npz", logits=logits, cross_validated=predicted)
-    return run
-
-
 def compared(*runs: Path) -> RunComparison:
     return compare_runs([read_run(run) for run in runs])
 
@@ -62,8 +51,8 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
 ) -> None:
     plain = make_run(tmp_path / "before", per_class=30)
     runs = [
-        cross_validated(plain, wrong=before),
-        cross_validated(fixed(tmp_path / "x"), wrong=after),
+        with_cross_validated(plain, wrong=before),
+        with_cross_validated(fixed(tmp_path / "x"), wrong=after),
     ]
 
     result = compared(*runs[::order])
@@ -80,7 +69,7 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
 def test_images_that_were_relabelled_do_not_count_as_gained(tmp_path: Path) -> None:
     before, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
     for run in (before, after):  # both predict the corrected label of the relabelled image
-        rows = read_split(cross_validated(run, wrong=0), FLOWERS).rows
+        rows = read_split(with_cross_validated(run, wrong=0), FLOWERS).rows
         predicted = [2 if row.path == "0/020.jpg" else row.label for row in rows]
         with np.load(run / "validation.npz") as file:
             logits = file["logits"]
@@ -121,7 +110,7 @@ def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
     settings["data"] |= {"like": "before", "group_duplicates": True}
     (runs[1] / "config.toml").write_text(to_toml(config_from_table(settings)))
     for run, wrong in zip(runs, (20, 5), strict=True):
-        cross_validated(run, wrong=wrong)
+        with_cross_validated(run, wrong=wrong)
 
     (text,) = compared(*runs).conclusions()
 
@@ -147,7 +136,7 @@ def test_the_page_and_json_state_the_effect_of_the_fixes(
     monkeypatch.chdir(tmp_path)
     runs = [make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")]
     for run, wrong in zip(runs, (20, 5), strict=True):
-        cross_validated(run, wrong=wrong)
+        with_cross_validated(run, wrong=wrong)
 
     assert main(["compare", "before", "after", "--format", "json", "--out", "page.html"]) == 0
 
@@ -171,9 +160,9 @@ def test_the_page_and_json_state_the_effect_of_the_fixes(
 
 def test_p_values_of_several_pairs_are_corrected(tmp_path: Path) -> None:
     runs = [
-        cross_validated(make_run(tmp_path / "a", per_class=30), wrong=10),
-        cross_validated(make_run(tmp_path / "b", per_class=30), wrong=10),
-        cross_validated(fixed(tmp_path / "c"), wrong=4),
+        with_cross_validated(make_run(tmp_path / "a", per_class=30), wrong=10),
+        with_cross_validated(make_run(tmp_path / "b", per_class=30), wrong=10),
+        with_cross_validated(fixed(tmp_path / "c"), wrong=4),
     ]
 
     pairs = comparison_results(compared(*runs))["pairs"]

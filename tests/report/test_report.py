@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.limits import HANG_S
-from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
+from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run, with_cross_validated
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, read_toml, to_toml
@@ -850,3 +850,24 @@ def test_the_command_leaves_out_settings_without_effect() -> None:
 def test_settings_of_another_version_give_no_command() -> None:
     assert command_of({"data": {"path": "x"}, "future": {"key": 1}}) == ""
     assert command_of({"data": "x"}) == ""
+
+
+def test_the_confusions_of_cross_validation_are_shown_where_they_rest_on_more_images(
+    tmp_path: Path,
+) -> None:
+    plain = make_run(tmp_path / "plain", per_class=20, held_back=5)
+    run = with_cross_validated(make_run(tmp_path / "run", per_class=20, held_back=5), wrong=4)
+    trained = with_cross_validated(make_run(tmp_path / "trained"), wrong=4)
+    results = (trained / "eval.json").read_text().replace('"best_epoch": 1', '"best_epoch": 2')
+    (trained / "eval.json").write_text(results)
+
+    pages = [write_report(one).read_text() for one in (plain, run, trained)]
+
+    assert ["The same in cross-validation" in page for page in pages] == [False, True, False]
+    assert "The same in cross-validation: 60 images" in pages[1]
+    section = pages[1].partition("The same in cross-validation")[2]
+    cells = re.findall(r'class="cell fixed [\w-]+" title="([^"]+)">(\d+)<', section)
+    assert sorted(int(number) for _, number in cells) == [4, 16, 20, 20]
+    assert [text for text, number in cells if number == "4"] == [
+        "4 of 20 images of rose classified as daisy"
+    ]

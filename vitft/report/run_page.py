@@ -6,12 +6,13 @@ A section without data is None or empty, and is omitted from the page and its ta
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.results import ClassMetrics
+from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (
@@ -118,7 +119,7 @@ def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     freeze = str(run.setting("train", "freeze") or "")
-    thumbnails = Thumbnails([run])
+    thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
     return {
         "name": run.name,
         "root": run.root_uri,
@@ -137,7 +138,9 @@ def run_page(run: Run) -> dict[str, object]:
         "with_attention": [
             one for one in wrong[:MAX_UNFOLDED] if run.thumbnail(one.sha256, attention=True)
         ],
-        "confusion": confusion_of(run),
+        "confusion": confusion_of(run.classes, confusion_counts(run)),
+        "cross_validated": confusion_of(run.classes, counts) if counts else None,
+        "num_cross_validated": counts.total(),
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
         "audit": run.audit,
@@ -221,14 +224,8 @@ def recall_bar(metrics: ClassMetrics) -> str:
     return "" if recall is None else score_bar("recall", recall, metrics["recall_interval"], None)
 
 
-def confusion_of(run: Run) -> Confusion | None:
-    """Return the confusions of a run, or None if it has neither predictions nor a matrix.
-
-    A multi-label run has no confusions, because a wrong label does not replace the right one.
-    """
-    if run.several:
-        return None
-    counts = confusion_counts(run)
+def confusion_of(classes: Sequence[str], counts: Mapping[tuple[int, int], int]) -> Confusion | None:
+    """Return the confusions, given numbers of images by true and predicted class, or None."""
     if not counts:
         return None
     totals = Counter[int]()
@@ -237,7 +234,7 @@ def confusion_of(run: Run) -> Confusion | None:
 
     def cell(i: int, j: int) -> ConfusionCell:
         n, total = counts.get((i, j), 0), totals[i]
-        label, predicted = run.classes[i], run.classes[j]
+        label, predicted = classes[i], classes[j]
         shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if n else 0
         result = "classified correctly" if i == j else f"classified as {predicted}"
         return ConfusionCell(
@@ -251,7 +248,7 @@ def confusion_of(run: Run) -> Confusion | None:
         )
 
     pairs = sorted((-n, n, i, j) for (i, j), n in counts.items() if i != j)
-    indices = range(len(run.classes) if len(run.classes) <= MAX_MATRIX_CLASSES else 0)
+    indices = range(len(classes) if len(classes) <= MAX_MATRIX_CLASSES else 0)
     return Confusion(
         matrix=[[cell(i, j) for j in indices] for i in indices],
         pairs=[cell(i, j) for _, _, i, j in pairs[:MAX_PAIRS]],
@@ -260,9 +257,29 @@ def confusion_of(run: Run) -> Confusion | None:
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
-    """Count the images by index of the true class and of the predicted class, omitting zeros."""
+    """Count the images by index of the true class and of the predicted class, omitting zeros.
+
+    A multi-label run has no confusions, because a wrong label does not replace the right one.
+    """
+    if run.several:
+        return {}
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
     found = class_pair_counts(run.results)
     return found if all(max(pair) < len(run.classes) for pair in found) else {}
+
+
+def cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
+    """Count the distinct images by true class and class predicted in cross-validation.
+
+    There are no counts if the model is not the cross-validated head, or if the validation images
+    are at least as many.
+    """
+    if run.several or not model_cross_validation(run.results):
+        return Counter()
+    index = {name: i for i, name in enumerate(run.classes)}
+    true = {row.sha256: run.split.names(row)[0] for row in run.rows}
+    pairs = ((true[key], name) for key, name in run.cross_validated.items())
+    counts = Counter((index[one], index[other]) for one, other in pairs if {one, other} <= {*index})
+    return counts if counts.total() > len(run.predictions) else Counter()

@@ -14,8 +14,12 @@ WIDTH, HEIGHT = 324.0, 208.8
 BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
-WIDE_LETTERS = {"%": 0.95, "m": 0.98, "w": 0.82, "M": 0.87, "W": 0.99}
-"""Widths of letters that are wider than digits and most other letters, in units of the size."""
+LETTER_WIDTHS = {
+    **dict.fromkeys("%mMW", 0.95),
+    **dict.fromkeys("wOQG", 0.82),
+    **dict.fromkeys("fijltrI.,:;'()[] -", 0.4),
+}
+"""Widths of letters in DejaVu Sans that differ from those of most letters, in units of the size."""
 TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
 """Length of a tick mark, gap between axis and labels, and length of a line in the legend."""
 
@@ -196,4 +200,4 @@ class Chart:
 
 def text_width(text: str, size: int = FONT_SIZE) -> float:
     """Return the width of a string in SVG units, in a font with wide letters (DejaVu Sans)."""
-    return size * sum(WIDE_LETTERS.get(letter, 0.64) for letter in text)
+    return size * sum(LETTER_WIDTHS.get(letter, 0.63) for letter in text)
