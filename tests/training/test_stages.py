@@ -225,6 +225,35 @@ def test_a_run_is_finished_when_its_last_file_is_written(
     assert outcome(again.run) == outcome(whole.run)
 
 
+@pytest.mark.parametrize("patience", [0, 1])
+def test_a_run_that_is_stopped_after_its_last_step_trains_no_step_twice(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    settings = {**EVERYTHING, "optim": {**EVERYTHING["optim"], "patience": patience}}
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+    monkeypatch.setattr(stages, "LAST_SAVE_S", 0.0)
+    steps: list[int] = []
+    original = StepStage.on_step
+
+    def watched(stage: StepStage, step: StepResult) -> None:
+        original(stage, step)
+        steps.append(step.step)
+
+    def late(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StepStage, "on_step", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitft.training.run.evaluate_run", late)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+    done = len(steps)
+    again = resumed(stopped.run)
+
+    assert stopped.exit_code == 130
+    assert 0 < done == len(steps)
+    assert outcome(again.run) == outcome(whole.run)
+
+
 def test_a_crash_loses_only_the_steps_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

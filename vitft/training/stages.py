@@ -41,6 +41,8 @@ SAVE_INTERVAL_S = 30.0
 """Minimum time in seconds between two saved states."""
 SAVE_FRACTION = 0.05
 """Maximum fraction of the running time spent on saving states."""
+LAST_SAVE_S = 3.0
+"""Minimum time in seconds between the state saved last and one at the end of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,10 @@ class StepStage:
         ):
             try:
                 with stopper.deferred_to_next(when=self.data.group.size > 1):
-                    self.train_epochs()
+                    if saved is None or not self.is_out_of_patience():
+                        self.train_epochs()
+                    with stopper.deferred():  # the evaluation that follows may be interrupted
+                        self.save_if_due(max(LAST_SAVE_S, self.save_s))
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal, a step may be incomplete; after a process is lost, parts
                 # of sharded weights are missing. States saved earlier are complete.
@@ -175,12 +180,20 @@ class StepStage:
         )
         values = {"loss": step.loss, "lr": step.lr}
         self.context.trackers.log_step(self.steps_before + step.step + 1, values)
+        self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
+
+    def save_if_due(self, seconds: float) -> None:
+        """Save the state if more than `seconds` have passed since it was saved or loaded."""
         elapsed, group = time.monotonic() - self.saved_at, self.data.group
-        is_due = group.is_main and elapsed > max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION)
+        is_due = group.is_main and elapsed > seconds
         if self.trainer.sharded:  # every rank must take part in saving
             is_due = bool(group.all_reduce_max(is_due))
         if is_due:
             self.save()
+
+    def is_out_of_patience(self) -> bool:
+        """Return whether there was no improvement in the last `optim.patience` epochs."""
+        return 0 < self.config.optim.patience <= self.context.best.epochs_since_best
 
     def on_epoch(self, epoch: int) -> bool:
         """Validate, keep the best weights and log metrics; return whether to stop early.
@@ -215,8 +228,7 @@ class StepStage:
                 for logged in ("lr", "first_loss"):  # logged by `log_step`
                     del entry[logged]
                 context.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
-        patience = self.config.optim.patience
-        stops = 0 < patience <= context.best.epochs_since_best
+        patience, stops = self.config.optim.patience, self.is_out_of_patience()
         if stops and self.epochs < self.config.optim.epochs:
             best = context.best.results
             log.info(
