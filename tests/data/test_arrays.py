@@ -234,7 +234,9 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
     ("arrays", "said"),
     [
         pytest.param({"a": np.zeros(3)}, "contains no labelled images", id="other names"),
-        pytest.param({"x": np.zeros((4, 3, 3)), "y": np.arange(4)}, "float64", id="floats"),
+        pytest.param({"x": np.zeros((4, 3, 3)), "y": np.arange(4)},
+                     r"float64(.|\n)*from 0 to 1: \(255 \* images\)", id="floats"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.eye(4)}, "argmax", id="one-hot"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(3)}, "of the 4 images",
                      id="too few labels"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.zeros(4, int)},

@@ -282,18 +282,21 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
     for part in parts:
         images, labels = part.images, part.labels
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
+            from_0_to_1 = np.issubdtype(images.dtype, np.floating)
+            convert = "; values from 0 to 1: (255 * images).round().astype('uint8')" * from_0_to_1
             raise DataError(
                 f"{source}, subset {part.name}: the images have an unsupported dtype "
                 f"({images.dtype}) or shape {images.shape}",
                 fix="save them as uint8 with the shape (images, height, width) or (images, height, "
-                "width, channels), with 1 or 3 channels",
+                f"width, channels), with 1 or 3 channels{convert}",
             )
         whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
         if not whole or len(labels) != len(images) or not len(labels):
             raise DataError(
                 f"{source}, subset {part.name}: the labels of the {len(images)} images have an "
                 f"unsupported dtype ({labels.dtype}) or shape {labels.shape}",
-                fix="provide one integer class index per image",
+                fix="provide one integer class index per image"
+                + ", e.g. labels.argmax(axis=1) of one-hot labels" * (labels.ndim == 2),
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
