@@ -1,5 +1,7 @@
 """Fixes as a table: written, edited, and applied to the list of files only."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,26 @@ def test_lines_of_files_that_are_gone_are_skipped_with_one_warning(
     assert ("a/2.jpg", 1) in [(file.path, file.label) for file in found.files]
     assert len(found.files) == len(NAMES)
     assert "skipped 2 lines for files that are not in d: ../x.jpg and a/9.jpg" in caplog.text
+
+
+def test_a_newer_table_beside_the_given_one_is_named(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = tmp_path / "fixes.csv", tmp_path / "fixes-2.csv"
+    for age, path in ((20, first), (10, second), (0, tmp_path / "fixes-of-tulips.csv")):
+        path.write_text("path,action\na/1.jpg,drop\n")
+        os.utime(path, (time.time() - age, time.time() - age))
+
+    apply_fixes(folder, DataSpec(fixes=str(second)), warn=True)
+    assert "is newer than" not in caplog.text
+    apply_fixes(folder, DataSpec(fixes=str(first)), warn=True)
+    assert f"{second} is newer than {first}: pass it to --fixes" in caplog.text
+
+    first.write_text("path,action\nx/9.jpg,drop\n")
+    os.utime(first, (1.0, 1.0))
+    with pytest.raises(DataError) as caught:
+        apply_fixes(folder, DataSpec(fixes=str(first)))
+    assert caught.value.fix.startswith(f"use {second}, which is newer, or run `vitft check")
 
 
 def test_a_table_of_another_folder_is_refused(folder: Folder, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> 
 
     assert result.shared == 12
     assert result.notes[0].startswith(
-        "The splits differ: the runs have 18 and 12 validation images, and"
+        "The splits differ: the runs have 18 and 12 distinct validation images, and"
     )
 
 
@@ -107,9 +107,9 @@ def grown(path: Path, *, hardness: float, **settings: object) -> Path:
 @pytest.mark.parametrize(
     ("hardness", "verdict"),
     [
-        (0.5, "the 20 training images that {more} adds to those of {fewer} helped: "),
-        (2.0, "no clear effect of the 20 training images that {more} adds to those"),
-        (5.0, "the 20 training images that {more} adds to those of {fewer} hurt: "),
+        (0.5, "The 20 training images that {more} adds to those of {fewer} helped: "),
+        (2.0, "No clear effect of the 20 training images that {more} adds to those"),
+        (5.0, "The 20 training images that {more} adds to those of {fewer} hurt: "),
     ],
 )
 def test_it_is_said_whether_added_images_helped(
@@ -222,7 +222,7 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     notes = compared(one, other).notes
 
     assert (
-        "The splits differ: the runs have 12 and 9 validation images, and only the 8 images that "
+        "The splits differ: the runs have 12 and 9 distinct validation images, and only the 8 images that "
         "all of them share, with the same label, are compared." in notes
     )
     assert (

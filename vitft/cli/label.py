@@ -92,6 +92,14 @@ def label_command(args: argparse.Namespace) -> int:
     """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
     root, table = Path(args.data).expanduser(), Path(args.out).expanduser()
     check_port(args.port)
+    if root.is_file():
+        is_table = root.suffix.lower() == ".csv"
+        raise UsageError(
+            f"{root} is a file, not a folder of pictures",
+            fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
+            if is_table
+            else f"use its folder {shell_quote(str(root.parent))}",
+        )
     check_is_folder(root)
     check_table(table, root, is_default=args.out == "labels.csv")
     weights = args.weights or BUNDLED

@@ -6,8 +6,10 @@ changes its label, and `keep` and `undecided` have no effect. `keep` means that 
 so, `undecided` that nobody has. `data.proposals` makes the proposals.
 """
 
+import contextlib
 import hashlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -82,13 +84,16 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     unexplained = [path for path in folder.empty.content if not explains(found.missing, path)]
     if unexplained:
         raise folder.empty.error(folder.root, unexplained)
+    later = later_table(path)
     if found.rows and len(found.missing) == found.rows and not folder.empty.content:
+        create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
             f"{path} does not belong to {folder.source}: all images in the table "
             f"are missing from the folder, e.g. {min(found.missing)}",
-            fix=f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
-            "folder",
+            fix=(f"use {later}, which is newer, or " if later else "") + f"{create}folder",
         )
+    if later and warn:
+        log.warning(f"{later} is newer than {path}: pass it to --fixes if you decided there")
     if found.missing and warn:
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
@@ -98,6 +103,19 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
         warn_of_readable(path, folder, found, max_pixels=spec.max_pixels)
     fixed = without_empty_classes(with_fixes(folder, found))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+
+
+def later_table(path: Path) -> Path | None:
+    """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv."""
+    name = re.fullmatch(r"(.+?)(-\d+)?", path.stem)
+    numbered = re.compile(rf"{re.escape(name[1])}-\d+") if name else None
+    with contextlib.suppress(OSError):
+        tables = [
+            one for one in path.parent.glob("*.csv") if numbered and numbered.fullmatch(one.stem)
+        ]
+        newest = max([path, *tables], key=lambda one: one.stat().st_mtime_ns)
+        return None if newest == path else newest
+    return None
 
 
 def warn_of_readable(path: Path, folder: Folder, found: "Decisions", *, max_pixels: int) -> None:

@@ -70,5 +70,5 @@ def effect_text(
         f"{letters[1]} - {letters[0]} = {points(difference)} on the shared images ({bounds}{p})"
     )
     if not p:
-        return f"no clear effect of the {what}: {measured}"
-    return f"the {what} {'helped' if (difference > 0) == added.is_second else 'hurt'}: {measured}"
+        return f"No clear effect of the {what}: {measured}"
+    return f"The {what} {'helped' if (difference > 0) == added.is_second else 'hurt'}: {measured}"

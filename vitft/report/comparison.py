@@ -337,7 +337,7 @@ def comparison_notes(
         numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
         number = common - len(relabelled)
         notes.append(
-            f"The splits differ: the runs have {numbers} validation images, and only the "
+            f"The splits differ: the runs have {numbers} distinct validation images, and only the "
             f"{count(number, 'image')} that all of them share{', with the same label,' * changed} "
             f"{'is' if number == 1 else 'are'} compared."
         )

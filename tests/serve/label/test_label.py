@@ -422,3 +422,22 @@ def test_training_is_suggested_only_if_it_can_start(
     shown = capsys.readouterr().out
     assert said in shown
     assert ("vitft finetune" in shown) == (min(answers.values(), default=0) > 1 < len(answers))
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("labels.csv", "to continue a table, run `vitft label FOLDER --out {}`"),
+        ("a.jpg", "use its folder {}"),
+    ],
+)
+def test_a_file_in_place_of_the_folder_is_answered_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, fix: str
+) -> None:
+    (tmp_path / name).write_text("path,label,chosen\n")
+
+    assert main(["label", str(tmp_path / name)]) == 2
+
+    error = capsys.readouterr().err
+    assert "is a file, not a folder of pictures" in error
+    assert fix.format(tmp_path / name if name == "labels.csv" else tmp_path) in error

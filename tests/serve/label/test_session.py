@@ -118,6 +118,9 @@ def test_a_restart_finds_the_same_session(tmp_path: Path) -> None:
     with opened(tmp_path, classes=["weed"]) as session:
         after = session.state("mixed")
 
+    (note,) = after.pop("notes")
+    assert before.pop("notes") == []
+    assert "1 weed, " in note
     assert after == before
     assert next(one["name"] for one in after["classes"]) == "weed"
     assert after["skipped"] == 1
@@ -220,6 +223,8 @@ def test_answers_about_other_pictures_are_kept_and_counted(tmp_path: Path) -> No
         session.answer(0, "rose")
         assert session.notes[0].startswith("ignored 1 answer in labels.csv, because")
         assert session.classes == ["weed", "rose"]
+        assert session.notes[1].startswith("the keys of the classes are in the order of their")
+        assert ": 1 weed; --classes sets another order" in session.notes[1]
 
     assert [row["path"] for row in rows(tmp_path)] == ["elsewhere.jpg", "photos/000.jpg"]
 

@@ -21,7 +21,7 @@ from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
 from vitft.serve.label.pool import PicturePool
 from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 Reason = Literal["random", "typical", "unsure", "again", "rest"]
 Mode = Literal["mixed", "audit"]
@@ -86,6 +86,12 @@ class Session:
                 "not in the folder or cannot be read"
             )
         self.refresh()
+        if set(self.classes) != set(self.first_classes):
+            keys = listing([f"{i} {name}" for i, name in enumerate(self.classes, 1)], most=9)
+            self.notes.append(
+                f"the keys of the classes are in the order of their first answers in "
+                f"{file.path.name}: {keys}; --classes sets another order"
+            )
 
     # answers -----------------------------------------------------------------------------------
 

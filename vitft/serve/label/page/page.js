@@ -1,6 +1,6 @@
 const at = (id) => document.getElementById(id);
 const accessKey = new URLSearchParams(location.search).get("key") || "";
-const RESERVED = "nsugm", LETTERS = [..."abcdefghijklmnopqrstuvwxyz"].filter((c) => !RESERVED.includes(c));
+const RESERVED = "nsuogm", LETTERS = [..."abcdefghijklmnopqrstuvwxyz"].filter((c) => !RESERVED.includes(c));
 const KEYS = [..."123456789", ...LETTERS];
 const REASONS = {
   random: "drawn at random, to measure the accuracy",
@@ -252,8 +252,7 @@ function addClass() {
 
 const SHORTCUTS = {
   n: () => at("new-name").focus(), s: skip, u: undo,
-  g: () => change(mode === "several" ? "mixed" : "several"),
-  m: () => change(mode === "audit" ? "mixed" : "audit"),
+  o: () => change("mixed"), g: () => change("several"), m: () => change("audit"), // none toggles: digits depend on the mode
 };
 
 document.addEventListener("keydown", (event) => {
