@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 COLUMNS = ("data", "way", "seed", "top1", "loss", "cpu", "seconds", "chosen")
-LINE = ("head", "budget 1m", "budget 5m", "budget 20m")
+LINE = ("head", "budget 1m", "budget 2m", "budget 5m", "budget 20m")
 OTHERS_OF_OURS = ("last blocks", "all layers")
 CSV = Path(__file__).with_name("pareto.csv")
 README = Path(__file__).with_name("README.md")

@@ -30,7 +30,7 @@ from vitft.training.budget import CROPS, EVERYTHING, LAST_BLOCKS
 
 Settings = dict[str, dict[str, Any]]
 
-BUDGETS = ("1m", "5m", "20m")
+BUDGETS = ("1m", "2m", "5m", "20m")
 FIXED_EPOCHS = (6, 12)
 
 

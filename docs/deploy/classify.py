@@ -17,7 +17,9 @@ def open_rgb(path: str) -> np.ndarray:
     """Open an image as uint8 (height, width, 3), upright, with transparency on white."""
     image = ImageOps.exif_transpose(Image.open(path))
     if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+        values, transparent = np.asarray(image), image.info.get("transparency")
+        greys = (values.clip(0, 65535) >> 8).astype(np.uint8)
+        image = Image.fromarray(np.where(values == transparent, 255, greys).astype(np.uint8))
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.new("RGB", image.size, "white")
@@ -28,6 +30,8 @@ def open_rgb(path: str) -> np.ndarray:
 def main(graph: str, *photos: str) -> None:
     """Print the most probable class of each image, and its probability."""
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    if [node.name for node in session.get_inputs()] != ["image"]:
+        sys.exit("this program needs a graph made by vitft export --onnx --with-resize")
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
     for path in photos:
         pixels = open_rgb(path)[None]  # (1, height, width, 3)

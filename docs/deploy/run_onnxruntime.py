@@ -1,8 +1,8 @@
 """Run an ONNX graph with onnxruntime, and check it.
 
-vitft export --onnx --out export
+vitft export --onnx --out plain
 pip install onnxruntime
-python run_onnxruntime.py export/model.onnx [reference.npz]
+python run_onnxruntime.py plain/model.onnx [reference.npz]
 """
 
 import json
@@ -18,6 +18,13 @@ def main(graph: str, reference: str = "") -> None:
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
     print(f"{len(described['classes'])} classes, input {described['input']['layout']}")
     if reference:
+        if [node.name for node in session.get_inputs()] != ["pixels"] or "uint8" in str(
+            session.get_inputs()[0].type
+        ):
+            sys.exit(
+                "only a graph without --with-resize and --with-preprocessing can be compared with "
+                "the reference"
+            )
         compare(
             lambda image: session.run(["logits"], {"pixels": image})[0],
             reference,

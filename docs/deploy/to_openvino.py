@@ -1,8 +1,8 @@
 """Convert an ONNX graph to OpenVINO's own format, and check it.
 
-vitft export --onnx --out export
+vitft export --onnx --out plain
 pip install openvino
-python to_openvino.py export/model.onnx model.xml [reference.npz]
+python to_openvino.py plain/model.onnx model.xml [reference.npz]
 """
 
 import json
@@ -22,6 +22,11 @@ def main(graph: str, out: str, reference: str = "") -> None:
     size = sum(Path(out).with_suffix(suffix).stat().st_size for suffix in (".xml", ".bin"))
     print(f"{out}: {size / 1e6:.1f} MB, {len(classes)} classes")
     if reference:
+        if model.input(0).get_any_name() != "pixels" or "u8" in str(model.input(0).element_type):
+            sys.exit(
+                "only a graph without --with-resize and --with-preprocessing can be compared with "
+                "the reference"
+            )
         # Without the hint, some processors compute in 16 bits.
         compiled = core.compile_model(out, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         version = openvino.get_version().split("-")[0]

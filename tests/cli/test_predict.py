@@ -429,3 +429,13 @@ def test_logits_that_are_not_finite_are_an_error(
     for engine in ("numpy", "torch"):
         assert predict(photos[0], "--engine", engine) == 5
         assert "not finite" in capsys.readouterr().err
+
+
+def test_images_given_as_the_folder_of_explain_are_not_mistaken_for_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "--explain", str(tmp_path)]) == 2
+
+    error = capsys.readouterr().err
+    assert "--explain takes the new folder to write to" in error
+    assert f"give both: vitft predict {tmp_path} --explain explained" in error

@@ -360,14 +360,17 @@ def test_nothing_is_ever_overwritten(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_without_a_name_each_export_gets_one_of_its_own(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_name_each_export_gets_one_of_its_own_and_says_so(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
+    said = []
     for _ in range(2):
         assert main(["export", "--safetensors", "--run", str(run)]) == 0
+        said.append("other commands need --run export-2" in capsys.readouterr().err)
 
+    assert said == [False, True]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "export-2"]
 
 

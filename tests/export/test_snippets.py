@@ -50,7 +50,7 @@ def noise(*shape: int) -> Any:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A photo from a phone held upright, an image with transparency, and a 16-bit X-ray."""
+    """A photo from a phone held upright, images with transparency, and 16-bit X-rays."""
     folder = tmp_path_factory.mktemp("photos")
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
@@ -59,7 +59,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     wide = noise(26, 37, 1).astype(np.uint16) * 257
     Image.fromarray(wide).save(folder / "xray.png")
     Image.fromarray(noise(28, 30, 3)).quantize(4).save(folder / "palette.png", transparency=0)
-    return [folder / name for name in ("phone.jpg", "alpha.png", "xray.png", "palette.png")]
+    clear = np.where(np.arange(37) < 20, 1799, wide).astype(np.uint16)  # half is transparent
+    Image.fromarray(clear).save(folder / "clear.png", transparency=1799)
+    names = ("phone.jpg", "alpha.png", "xray.png", "palette.png", "clear.png")
+    return [folder / name for name in names]
 
 
 def made(root: Path, config: ViTConfig, **transform: Any) -> Path:

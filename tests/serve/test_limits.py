@@ -22,6 +22,7 @@ from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
 from tests.support.serving import Client, Reply, answered, form, read_all, serving
 from vitft.cli.main import main
+from vitft.cli.serve import byte_count
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
@@ -298,6 +299,7 @@ def run(tmp_path: Path) -> Path:
         (["--precision", "0.9", "--threshold", "0.5"], "cannot be used together"),
         (["--port", "70000"], "invalid --port 70000"),
         (["--max-bytes", "10"], "invalid --max-bytes 10"),
+        (["--max-bytes", "much"], "'much' is not a number of bytes such as 20MB"),
         (["--queue", "0"], "invalid --queue 0"),
         (["--allow-host", "*"], "'*': not a host name"),
         (["--allow-host", "a.example:80"], "not a host name"),
@@ -429,3 +431,10 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
             _, errors = child.communicate(timeout=30)
         assert child.returncode == code
         assert errors.splitlines()[-1] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("500000", 500_000), ("20MB", 20_000_000), ("3 m", 3_000_000)]
+)
+def test_a_number_of_bytes_may_have_a_unit(text: str, number: int) -> None:
+    assert byte_count(text) == number

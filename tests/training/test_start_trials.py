@@ -167,6 +167,26 @@ def test_a_clearly_lower_loss_decides(
 
 
 @pytest.mark.usefixtures("heads_only")
+def test_cached_features_do_not_make_a_size_look_fast(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[float] = []
+    original = start_trials.expected_seconds
+
+    def watched(start: Any) -> float:
+        expected.append(original(start))
+        return expected[-1]
+
+    monkeypatch.setattr(start_trials, "expected_seconds", watched)
+    monkeypatch.setattr(start_trials, "forward_seconds", lambda _: 4.0)  # 1 s per image
+    for name in ("first", "again"):
+        finetune(home, name)
+
+    assert len(expected) == 2
+    assert all(seconds >= 60 for seconds in expected)
+
+
+@pytest.mark.usefixtures("heads_only")
 def test_a_size_that_takes_too_long_is_not_tried_and_the_results_say_so(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

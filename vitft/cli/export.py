@@ -1,6 +1,7 @@
 """`vitft export`: export a trained model to other formats, and push it to the Hugging Face Hub."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
@@ -129,6 +130,11 @@ def export_command(args: argparse.Namespace) -> int:
 
     done = export_run(args.run, plan)
     print_export(done, plan)
+    if args.out is None and done.folder != Path("export"):
+        output.note(
+            f"export/ already existed, so this export is in {done.folder}/: other commands need "
+            f"--run {done.folder}"
+        )
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import gc
 import logging
+import re
 import socket
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,9 @@ def add_serve(parser: Parser) -> None:
     """Add the options of `vitft serve`."""
     parser.description = (
         "Serve predictions at POST /predict, and a web page for uploading images at /. Without "
-        "--host, the server is reachable only from this machine. Press Ctrl-C to stop it."
+        "--host, the server is reachable only from this machine. It has no "
+        "password: for other users, put it behind a reverse proxy (docs/export.md). Press Ctrl-C "
+        "to stop it."
     )
     parser.add_argument(
         "--run",
@@ -57,10 +60,11 @@ def add_serve(parser: Parser) -> None:
     )
     parser.add_argument(
         "--max-bytes",
-        type=int,
+        type=byte_count,
         default=ServeLimits().max_bytes,
         metavar="N",
-        help=f"maximum size of a request in bytes (default: {ServeLimits().max_bytes})",
+        help="maximum size of a request in bytes, e.g. 20MB or 500000 (default: "
+        f"{ServeLimits().max_bytes})",
     )
     parser.add_argument(
         "--queue",
@@ -76,6 +80,18 @@ def add_serve(parser: Parser) -> None:
     )
     add_threshold_options(parser)
     parser.set_defaults(command=serve_command)
+
+
+def byte_count(text: str) -> int:
+    """Return a number of bytes, such as 20000000 for `20MB`.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a number of bytes.
+    """
+    match = re.fullmatch(r"(\d+) ?([kMG]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 20MB")
+    return int(match[1]) * 1000 ** ["", "k", "m", "g"].index(match[2].lower())
 
 
 def serve_command(args: argparse.Namespace) -> int:

@@ -157,6 +157,11 @@ def print_selection(metrics: RunResults, config: Config) -> None:
         output.note(
             f"this accuracy is slightly optimistic: {selected} was selected on the same images"
         )
+        if metrics["best_epoch"] == 1 and config.train.freeze.startswith("head,"):
+            output.note(
+                "the saved model is the fitted head alone: on the validation images, no epoch of "
+                "training further layers was better"
+            )
     if budget := metrics.get("budget"):
         print_budget(budget)
 

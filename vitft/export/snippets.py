@@ -34,13 +34,17 @@ def open_rgb(path):
 '''
 UPPER_BITS = """
 if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits
-    image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    values, transparent = np.asarray(image), image.info.get("transparency")
+    greys = (values.clip(0, 65535) >> 8).astype(np.uint8)
+    image = Image.fromarray(np.where(values == transparent, 255, greys).astype(np.uint8))
 """
 RANGE = """
 if image.mode == "F" or image.mode.startswith("I"):  # scale the training range to 0..255
     low, high = {low!r}, {high!r}
-    values = np.nan_to_num(np.asarray(image) - low).clip(0, high - low)
-    image = Image.fromarray(np.rint(values * (255 / (high - low))).astype(np.uint8))
+    source, transparent = np.asarray(image), image.info.get("transparency")
+    values = np.nan_to_num(source - low).clip(0, high - low)
+    greys = np.rint(values * (255 / (high - low)))
+    image = Image.fromarray(np.where(source == transparent, 255, greys).astype(np.uint8))
 """
 """Code that converts images with more than 8 bits per pixel for a model with a grey range.
 

@@ -79,6 +79,11 @@ class PredictRequest:
 
     def __post_init__(self) -> None:
         if not self.images and not self.lists:
+            if self.explain and Path(self.explain).is_dir():
+                raise UsageError(
+                    "no images given: --explain takes the new folder to write to",
+                    fix=f"give both: vitft predict {shell_quote(self.explain)} --explain explained",
+                )
             raise UsageError(
                 "no images given",
                 fix="pass files, folders, URLs, - for standard input, or --list FILE",

@@ -100,7 +100,8 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     if not validation:
         raise RunError(
             f"cannot choose a threshold: {run} has no validation predictions",
-            fix="set the threshold directly, e.g. --threshold 0.8",
+            fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
+            "states the threshold, and pass it here as --threshold",
         )
     probability, correct = read_training_predictions(run)
     answers = Answers.sorted(

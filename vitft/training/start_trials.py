@@ -267,7 +267,8 @@ def extract(start: Start, rows: Sequence[Row]) -> None:
 def expected_seconds(start: Start) -> float:
     """Return the expected time in seconds to compute the features of all images.
 
-    It follows from the time of a few training images, whose features are cached.
+    It follows from the time of a few training images, whose features are cached. If they already
+    are, it follows from the time of the forward pass.
     """
     data, seed = start.inputs.data, start.setup.config.train.seed
     rows = data.manifest.train
@@ -275,7 +276,8 @@ def expected_seconds(start: Start) -> float:
     began = time.monotonic()
     extract(start, [rows[i] for i in few])
     seconds = data.group.broadcast(time.monotonic() - began)
-    return seconds * len(data.manifest.rows) / len(few)
+    forward = data.group.broadcast(forward_seconds(start)) / TIMED_BATCH
+    return max(seconds / len(few), forward) * len(data.manifest.rows)
 
 
 def compare(usual: Start, other: Start) -> StartTrial | None:
