@@ -14,6 +14,7 @@ from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
     print_growth,
+    print_selection,
     print_weakest,
     print_weakest_label,
     suggest_next_steps,
@@ -49,6 +50,21 @@ def test_the_weakest_class_names_the_images_on_which_it_was_measured(
         "weakest class: rose, recall 75.0% on 8 validation images",
         "weakest label: rose, average precision 75.0% on 17 validation images",
     ]
+
+
+@pytest.mark.parametrize(
+    ("freeze", "best_epoch", "is_kept"),
+    [("head,none", 1, True), ("head,none", 2, False), ("none", 1, False)],
+)
+def test_a_run_whose_further_training_brought_nothing_says_that_the_head_was_saved(
+    capsys: pytest.CaptureFixture[str], freeze: str, best_epoch: int, is_kept: bool
+) -> None:
+    config = config_from_table({"data": {"path": "d"}, "train": {"freeze": freeze}})
+    metrics = {"selected_on_validation": True, "best_epoch": best_epoch}
+
+    print_selection(cast("RunResults", metrics), config)
+
+    assert ("the saved model is the fitted head alone" in capsys.readouterr().err) is is_kept
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_the_model_has_the_shape_of_the_settings_and_of_the_images(colours: Path
     )
     assert report.transform.image_size == (20, 24)
     assert report.transform.crop == 1
-    assert "LayerNorm after each branch" in report.architecture
+    assert "post-norm" in report.architecture
     assert report.loaded == 0
 
 

@@ -107,12 +107,9 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
 
 def later_table(path: Path) -> Path | None:
     """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv."""
-    name = re.fullmatch(r"(.+?)(-\d+)?", path.stem)
-    numbered = re.compile(rf"{re.escape(name[1])}-\d+") if name else None
+    numbered = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"-\d+")
     with contextlib.suppress(OSError):
-        tables = [
-            one for one in path.parent.glob("*.csv") if numbered and numbered.fullmatch(one.stem)
-        ]
+        tables = [one for one in path.parent.glob("*.csv") if numbered.fullmatch(one.stem)]
         newest = max([path, *tables], key=lambda one: one.stat().st_mtime_ns)
         return None if newest == path else newest
     return None

@@ -93,7 +93,7 @@ def describe_vit(config: ViTConfig) -> str:
     extras += ["no final norm"] * (not config.final_norm)
     extras += ["LayerNorm before the first block"] * config.embed_norm
     extras += ["no class token"] * (not config.class_token)
-    extras += ["LayerNorm after each branch"] * (config.norm == "post")
+    extras += ["post-norm"] * (config.norm == "post")
     extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
     tail = "".join(f", {extra}" for extra in extras)
     return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"

@@ -105,7 +105,8 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     for head, colour in enumerate(colours):
         axes.scatter(blocks, distance[:, head], s=26, color=colour, label=f"head {head}")
     figure.legend(loc="outside right upper", ncols=-(-heads // 20), fontsize=8, frameon=False)
-    axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
+    top = max(axes.get_ylim()[1], 1.04 * max(uniform, float(distance.max())))
+    axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, top))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
     add_title(figure, title, f"mean over {count(images, 'image')}")

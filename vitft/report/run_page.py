@@ -139,7 +139,7 @@ def run_page(run: Run) -> dict[str, object]:
             one for one in wrong[:MAX_UNFOLDED] if run.thumbnail(one.sha256, attention=True)
         ],
         "confusion": confusion_of(run.classes, confusion_counts(run)),
-        "cross_validated": confusion_of(run.classes, counts) if counts else None,
+        "cross_validated": confusion_of(run.classes, counts),
         "num_cross_validated": counts.total(),
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
