@@ -5,10 +5,13 @@ import torch
 
 from vitft.data.inspection import InspectedFile
 from vitft.features.label_errors import (
+    LabelScores,
     check_labels,
     find_mislabels,
-    label_probabilities,
+    fit_powers,
     out_of_fold_logits,
+    probably_wrong,
+    score_given_labels,
 )
 from vitft.features.neighbours import votes_outside_group
 
@@ -29,7 +32,7 @@ def test_swapped_labels_are_found_and_correct_ones_are_not() -> None:
 
     logits = out_of_fold_logits(x, y, alone, classes=3, seed=0)
     paths = [[str(row)] for row in range(len(y))]
-    found = find_mislabels(label_probabilities(logits, x, y, alone), y, paths, "012")
+    found = find_mislabels(score_given_labels(logits, x, y, alone), y, paths, "012")
 
     assert sorted(int(suspect["path"]) for suspect in found) == swapped
     assert all(int(s["suggested"]) == truth[int(s["path"])] for s in found)
@@ -75,28 +78,81 @@ def test_an_image_with_weight_zero_is_not_fitted_but_scored() -> None:
 def test_label_probabilities_sum_to_one() -> None:
     x, y = clouds(10)
 
-    shares = label_probabilities(torch.randn(30, 3), x, y, range(30))
+    scores = score_given_labels(torch.randn(30, 3), x, y, range(30))
 
-    assert shares.sum(dim=-1).tolist() == pytest.approx([1.0] * 30)
+    assert scores.probabilities.sum(dim=-1).tolist() == pytest.approx([1.0] * 30)
+    assert scores.wrong.shape == (30,)
 
 
-def test_a_label_is_reported_from_odds_of_thirty_to_one() -> None:
-    odds = torch.tensor([1.0, 3.0, 29.0, 30.0, 300.0])
-    probabilities = torch.stack([1 / (1 + odds), odds / (1 + odds)], dim=1)
+def test_a_label_is_reported_if_it_is_more_probably_wrong_than_right() -> None:
+    given = torch.tensor([0.5, 0.2, 0.0301, 0.0299, 0.001])
+    probabilities = torch.stack([given, 1 - given], dim=1)
+    scores = LabelScores(probabilities, probably_wrong(given, 0.03, classes=2))
 
-    found = find_mislabels(probabilities, torch.zeros(5, dtype=torch.long), "abcde", ["cat", "dog"])
+    found = find_mislabels(scores, torch.zeros(5, dtype=torch.long), "abcde", ["cat", "dog"])
 
     assert [mislabel["path"] for mislabel in found] == ["e", "d"]
-    assert found[1]["given_probability"] == pytest.approx(1 / 31)
-    assert found[1]["suggested_probability"] == pytest.approx(30 / 31)
+    assert found[1]["given_probability"] == pytest.approx(0.0299)
+    assert found[1]["suggested_probability"] == pytest.approx(0.9701)
     assert (found[1]["label"], found[1]["suggested"]) == ("cat", "dog")
+
+
+def test_the_probability_of_a_wrong_label_follows_bayes_theorem() -> None:
+    # A class that 2 of 100 images have. Of 1,000 labels, 100 are wrong, 25 of each other class.
+    expected = 0.1 * 0.98 / 4 / (0.1 * 0.98 / 4 + 0.9 * 0.02)
+
+    found = probably_wrong(torch.tensor([0.02, 0.0, 1.0]), 0.1, classes=5)
+
+    assert found.tolist() == pytest.approx([expected, 1.0, 0.0])
+
+
+def hard_labels(count: int, *, wrong: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Return logits (n, 4), labels drawn from them, and the rows of labels drawn at random."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(count, 4, generator=generator)
+    y = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]
+    rows = torch.randperm(count, generator=generator)[:wrong].tolist()
+    y[rows] = (y[rows] + torch.randint(1, 4, (wrong,), generator=generator)) % 4
+    return logits, y, rows
+
+
+@pytest.mark.parametrize("sharper", [1.0, 3.0, 0.5])
+def test_correct_labels_of_a_difficult_dataset_are_not_reported(sharper: float) -> None:
+    logits, y, _ = hard_labels(1000, wrong=0)
+    assert (logits.argmax(dim=-1) == y).float().mean() < 0.8
+    x = torch.ones(len(y), 1)  # all images have the same neighbours, so these say nothing
+
+    scores = score_given_labels(sharper * logits, x, y, range(len(y)))
+
+    overconfident = (sharper * logits).softmax(dim=-1).gather(1, y[:, None])[:, 0]
+    assert (scores.wrong > 0.5).sum() <= 15
+    assert sharper < 2 or (overconfident < 1 / 31).sum() > 60
+
+
+def test_the_powers_undo_overconfidence_and_the_fraction_of_wrong_labels_is_found() -> None:
+    logits, y, _ = hard_labels(40_000, wrong=6000)
+    factors = torch.stack([3 * logits.log_softmax(dim=-1), torch.zeros(40_000, 4)]).double()
+
+    powers, wrong = fit_powers(factors, y)
+
+    assert powers[0].item() == pytest.approx(1 / 3, rel=0.03)
+    assert wrong == pytest.approx(0.15, abs=0.01)
+
+
+def test_one_class_has_no_wrong_labels() -> None:
+    scores = score_given_labels(
+        torch.zeros(12, 1), torch.ones(12, 2), torch.zeros(12, dtype=torch.long), range(12)
+    )
+
+    assert scores.wrong.tolist() == [0.0] * 12
 
 
 def test_the_most_certain_errors_come_first() -> None:
     probabilities = torch.tensor([[0.008, 0.4, 0.592], [0.012, 0.9, 0.088], [0.001, 0.099, 0.9]])
     probabilities[0, 2] = 0.3  # odds of 50, 75 and 900 to one
+    scores = LabelScores(probabilities, torch.ones(3))
 
-    found = find_mislabels(probabilities, torch.zeros(3, dtype=torch.long), "abc", "012")
+    found = find_mislabels(scores, torch.zeros(3, dtype=torch.long), "abc", "012")
 
     assert [mislabel["path"] for mislabel in found] == ["c", "b", "a"]
 
@@ -122,20 +178,23 @@ def test_an_image_with_two_labels_is_not_reported_but_its_probabilities_are() ->
 
 
 def test_images_without_paths_are_not_reported() -> None:
-    probabilities = torch.tensor([[0.01, 0.99]] * 2)
+    scores = LabelScores(torch.tensor([[0.01, 0.99]] * 2), torch.ones(2))
 
-    found = find_mislabels(probabilities, torch.tensor([0, 0]), [[], ["a", "its copy"]], ["0", "1"])
+    found = find_mislabels(scores, torch.tensor([0, 0]), [[], ["a", "its copy"]], ["0", "1"])
 
     assert [mislabel["path"] for mislabel in found] == ["a", "its copy"]
 
 
-def test_label_probabilities_multiply_those_of_the_head_by_the_votes() -> None:
+def test_label_probabilities_multiply_powers_of_the_head_and_of_the_votes() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     y = torch.tensor([0, 1, 0, 1])
     logits = torch.tensor([[0.8, 0.2]] * 4).log()
     votes = votes_outside_group(x, y, torch.arange(4), classes=2)
+    factors = torch.stack([logits, (votes + 0.05).log()])
+    powers, _ = fit_powers(factors.double(), y)
 
-    found = label_probabilities(logits, x, y, range(4))
+    found = score_given_labels(logits, x, y, range(4)).probabilities
 
-    expected = torch.tensor([0.8, 0.2]) * (votes + 0.05)
+    a, b = powers.tolist()
+    expected = torch.tensor([0.8, 0.2]) ** a * (votes + 0.05) ** b
     torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitft.features.folds import stratified_folds
 from vitft.features.head import cross_validate, solve_head
-from vitft.features.label_errors import find_mislabels, label_probabilities
+from vitft.features.label_errors import find_mislabels, score_given_labels
 from vitft.features.logistic import Standardizer, solve_logistic
 from vitft.features.mixture import HeadMethod
 
@@ -93,8 +93,8 @@ def test_a_wrong_and_a_missing_label_are_found() -> None:
     wrong[5, 0], wrong[9, 1] = 1 - wrong[5, 0], 1 - wrong[9, 1]
     logits = 2 * x[:, :3]
 
-    chances = label_probabilities(logits, x, wrong, torch.arange(400))
-    found = find_mislabels(chances, wrong, [[str(i)] for i in range(400)], ("a", "b", "c"))
+    scores = score_given_labels(logits, x, wrong, torch.arange(400))
+    found = find_mislabels(scores, wrong, [[str(i)] for i in range(400)], ("a", "b", "c"))
 
     named = {one["path"]: (one["label"], one["suggested"]) for one in found}
     words = {1.0: ("a", "not a"), 0.0: ("not a", "a")}

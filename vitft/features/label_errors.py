@@ -4,14 +4,20 @@ For each image, the probabilities from a linear head that was not fitted to the 
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
 alone, and better than the thresholds of confident learning (docs/experiments.md).
 
+Both factors are raised to powers that calibrate the product: of the classes with a probability of
+1%, 1% are the true ones. The powers are fitted to the given labels together with the fraction of
+labels that are wrong. A label is reported if, by Bayes' theorem, it is more probably wrong than
+right. Without the powers, an overconfident head reports many correct labels of a difficult dataset.
+
 For multi-label data, each label is checked separately for each image, including the labels that the
-image does not have.
+image does not have, without a fit.
 
 Notation: n images, C classes, D feature dimensions; the features `x` are (n, D), and the targets
 `y` are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +34,25 @@ from vitft.features.logistic import Standardizer, held_out_logits, solve_logisti
 from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
 
-ODDS = 30.0
-"""A label error is reported if some class is at least this many times as probable as the label."""
+MIN_WRONG, MAX_WRONG = 0.03, 0.5
+"""Bounds on the assumed fraction of wrong labels. The lower one is the mean of ten published test
+sets (3.3%, Northcutt et al. 2021, "Pervasive Label Errors in Test Sets Destabilize Machine Learning
+Benchmarks", https://arxiv.org/abs/2103.14749). With a smaller one, a single wrong label would not
+be reported."""
+WRONG_PRIOR = (1.5, 49.0)
+"""Parameters of the beta prior on the fraction of wrong labels, between the bounds."""
+POWER_SPREAD = 0.7
+"""Spread of the normal prior on the logarithms of the powers, which has mean 0."""
+
+
+class LabelScores(NamedTuple):
+    """Probabilities of the classes of n images, and of their given labels to be wrong."""
+
+    probabilities: Tensor
+    """Class probabilities (n, C)."""
+    wrong: Tensor
+    """Probability that the given label is wrong (n,) or, for multi-label data, that each label is
+    wrong or missing (n, C)."""
 
 
 def check_labels(
@@ -67,18 +90,18 @@ def check_labels(
     logits = out_of_fold_logits(
         x, y, group_ids, classes=len(classes), seed=seed, sample_weight=weight
     )
-    probabilities = label_probabilities(logits, x, y, group_ids)
+    scores = score_given_labels(logits, x, y, group_ids)
     paths = [
         [file.path for file in same] if is_fitted else []
         for same, is_fitted in zip(copies, has_one_label, strict=True)
     ]
     by_path = {
         file.path: dict(zip(classes, row.tolist(), strict=True))
-        for same, row in zip(copies, probabilities, strict=True)
+        for same, row in zip(copies, scores.probabilities, strict=True)
         for file in same
         if len(same) > 1
     }
-    return find_mislabels(probabilities, y, paths, classes), by_path
+    return find_mislabels(scores, y, paths, classes), by_path
 
 
 def number_groups(names: Iterable[str]) -> Tensor:
@@ -88,19 +111,18 @@ def number_groups(names: Iterable[str]) -> Tensor:
 
 
 def find_mislabels(
-    probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
+    scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> list[Mislabel]:
-    """Return the files for which a class is at least `ODDS` times as probable as the label.
+    """Return the files whose label is more probably wrong than right.
 
     The clearest cases come first. For multi-label data, the suggestion is to add or remove a label.
     `paths` lists the files of each image; the list is empty if the image must not be reported.
-    `probabilities` is (n, C).
     """
     if y.ndim == 2:
-        return wrong_or_missing(probabilities, y, paths, classes)
-    given = probabilities.gather(1, y[:, None])[:, 0]
-    most, best = probabilities.max(dim=-1)
-    rows = torch.nonzero(most >= ODDS * given).flatten().tolist()
+        return wrong_or_missing(scores, y, paths, classes)
+    given = scores.probabilities.gather(1, y[:, None])[:, 0]
+    most, best = scores.probabilities.max(dim=-1)
+    rows = torch.nonzero(scores.wrong > 0.5).flatten().tolist()
     return [
         Mislabel(
             path=path,
@@ -115,43 +137,97 @@ def find_mislabels(
 
 
 def wrong_or_missing(
-    probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], names: Sequence[str]
+    scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], names: Sequence[str]
 ) -> list[Mislabel]:
     """Return the files with a label that is probably wrong or missing, clearest cases first."""
-    given = torch.where(y.bool(), probabilities, 1 - probabilities)  # (n, C)
-    rows = torch.nonzero(1 - given >= ODDS * given).tolist()
+    given = torch.where(y.bool(), scores.probabilities, 1 - scores.probabilities)  # (n, C)
+    rows = torch.nonzero(scores.wrong > 0.5).tolist()
     found = []
     for row, i in sorted(rows, key=lambda pair: (float(given[pair[0], pair[1]]), pair)):
-        has, odds = bool(y[row, i]), float(given[row, i])
+        has, probability = bool(y[row, i]), float(given[row, i])
         label, other = (names[i], f"not {names[i]}") if has else (f"not {names[i]}", names[i])
         found += [
             Mislabel(
                 path=path,
                 label=label,
                 suggested=other,
-                given_probability=odds,
-                suggested_probability=1 - odds,
+                given_probability=probability,
+                suggested_probability=1 - probability,
             )
             for path in paths[row]
         ]
     return found
 
 
-def label_probabilities(
+def score_given_labels(
     logits: Tensor, x: Tensor, y: Tensor, groups: Sequence[int] | Tensor
-) -> Tensor:
-    """Return class probabilities (n, C) that combine a head with nearest neighbours.
+) -> LabelScores:
+    """Return class probabilities, and the probability that each given label is wrong.
 
     Each row of `logits` (n, C) must come from a head that was not fitted to that image.
     Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
-    the result sum to 1, except for multi-label data, where labels have independent probabilities.
+    the probabilities sum to 1, except for multi-label data, where labels have independent
+    probabilities.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
     if y.ndim == 2:
         has, lacks = logits.sigmoid() * (votes + 0.05), (-logits).sigmoid() * (1.05 - votes)
-        return has / (has + lacks)
-    product = logits.softmax(dim=-1) * (votes + 0.05)  # 20 neighbours cannot rule out a class
-    return product / product.sum(dim=-1, keepdim=True)
+        probabilities = has / (has + lacks)
+        given = torch.where(y.bool(), probabilities, 1 - probabilities)
+        return LabelScores(probabilities, probably_wrong(given, MIN_WRONG, classes=2))
+    # 20 neighbours cannot rule out a class, hence the constant
+    factors = torch.stack([logits.log_softmax(dim=-1), (votes + 0.05).log()])  # (2, n, C)
+    rows = stratified_subset(y, CV_IMAGES, 0)
+    powers, wrong = fit_powers(factors[:, rows].double(), y[rows])
+    probabilities = torch.einsum("f,fnc->nc", powers.to(factors), factors).softmax(dim=-1)
+    given = probabilities.gather(1, y[:, None])[:, 0]
+    return LabelScores(probabilities, probably_wrong(given, wrong, classes=logits.shape[1]))
+
+
+def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """Return the powers (2,) of two factors and the fraction of wrong labels.
+
+    Both are the most probable ones, given the priors and the labels `y` (n,). `factors` (2, n, C)
+    are logarithms. A wrong label is assumed to be any of the other classes with equal probability.
+    """
+    classes = factors.shape[2]
+    free = torch.tensor([0.0, 0.0, -3.5], dtype=factors.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
+
+    def values() -> tuple[Tensor, Tensor]:
+        return free[:2].exp(), free[2].sigmoid()
+
+    def negative_log_posterior() -> Tensor:
+        optimizer.zero_grad()
+        powers, share = values()
+        wrong = MIN_WRONG + (MAX_WRONG - MIN_WRONG) * share
+        chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
+        given = chances.gather(1, y[:, None])[:, 0]
+        likelihood = (1 - wrong) * given + wrong * (1 - given) / max(1, classes - 1)
+        a, b = WRONG_PRIOR
+        loss: Tensor = (
+            -likelihood.log().sum()
+            - (a - 1) * share.log()
+            - (b - 1) * (1 - share).log()
+            + 0.5 * (free[:2] / POWER_SPREAD).square().sum()
+        )
+        loss.backward()
+        return loss
+
+    optimizer.step(negative_log_posterior)
+    with torch.no_grad():
+        powers, share = values()
+    return powers, MIN_WRONG + (MAX_WRONG - MIN_WRONG) * float(share)
+
+
+def probably_wrong(given: Tensor, wrong: float, *, classes: int) -> Tensor:
+    """Return the probability that each label is wrong, in the shape of `given`.
+
+    `given` contains the calibrated probabilities of the given labels, and `wrong` is the fraction
+    of labels that are wrong.
+    """
+    if_wrong = wrong * (1 - given) / max(1, classes - 1)
+    return if_wrong / (if_wrong + (1 - wrong) * given)
 
 
 def out_of_fold_logits(

@@ -23,8 +23,8 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.head import CV_IMAGES, DEFAULT_L2, HeldOutLogits, cross_validation_rows
 from vitft.features.label_errors import (
     find_mislabels,
-    label_probabilities,
     out_of_fold_logits,
+    score_given_labels,
 )
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
@@ -177,11 +177,11 @@ def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
     y = data.labels(some).cpu()
-    probabilities = label_probabilities(
+    scores = score_given_labels(
         scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
     )
     labels: dict[str, set[int]] = {}
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
-    return find_mislabels(probabilities, y, paths, data.manifest.outputs)
+    return find_mislabels(scores, y, paths, data.manifest.outputs)
