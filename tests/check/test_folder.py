@@ -426,7 +426,7 @@ def test_a_run_logs_the_findings_about_its_images(
         if "run/report.html" in line and "next:" not in line
     ]
     assert len(said) == 1
-    assert "decide on them in" in said[0]
+    assert "decide on them in" in said[0]  # two findings
     assert "1 probable label error" in said[0]
     assert "1 group of duplicates with different labels" in said[0]
     audit = json.loads((here / "run" / "audit.json").read_text())

@@ -91,6 +91,43 @@ def test_an_npz_without_a_split_leaves_it_to_our_rule(tmp_path: Path) -> None:
     assert {file.part for file in folder.files} == {""}
 
 
+def test_an_npz_with_training_images_only_is_split_by_our_rule(tmp_path: Path) -> None:
+    images, labels = drawn(12, (4, 4), classes=3)
+    np.savez(tmp_path / "set.npz", x_train=images, y_train=labels, x_test=images)
+
+    folder = scan(tmp_path / "set.npz")
+
+    assert folder.layout == "classes"
+    assert {file.part for file in folder.files} == {""}
+    assert folder.files[0].path.startswith("train/0/")
+    assert folder.notes == ("the array x_test is not used: there is no y_test",)
+
+
+@pytest.mark.parametrize("as_names", [True, False], ids=["labels are names", "names of numbers"])
+def test_an_npz_may_name_its_classes(tmp_path: Path, as_names: bool) -> None:
+    images, numbers = drawn(12, (4, 4), classes=3)
+    names = np.array(["zebra", "ape", "newt"])
+    labels = {"y": names[numbers]} if as_names else {"y": numbers, "class_names": names}
+    np.savez(tmp_path / "set.npz", allow_pickle=False, x=images, **labels)
+
+    folder = scan(tmp_path / "set.npz")
+
+    assert folder.classes == ("ape", "newt", "zebra")
+    for file in folder.files:
+        number = int(file.path[-9:-4])
+        assert folder.classes[file.label] == names[numbers[number]]
+        pixels = np.asarray(open_image(f"{tmp_path}/set.npz/{file.path}"))
+        assert np.array_equal(pixels[..., 0], images[number])
+
+
+def test_a_single_array_is_not_a_dataset(tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", np.zeros((4, 3, 3), np.uint8))
+
+    for read in (scan, find_labelled):
+        with pytest.raises(DataError, match=r"single array, without labels\n(.*)numpy.savez"):
+            read(tmp_path / "images.npy")
+
+
 def test_train_val_and_test_arrays_are_three_parts(tmp_path: Path) -> None:
     images, labels = drawn(9, (4, 4))
     arrays = {f"{part}_{kind}": value for part in ("train", "val", "test")
@@ -241,11 +278,21 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
                      id="too few labels"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.zeros(4, int)},
                      "1 distinct class name for 1 class", id="one class"),
-        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1},
+                     r"from -1 to 2\n(.*)from 0, e.g. labels - labels.min\(\)",
                      id="negative labels"),
-        pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},
-                     "or test images; subsets found: train", id="nothing to validate"),
-        pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot read",
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4), "classes": ["a", "b"]},
+                     "from 0 to 3, but there are 2 class names", id="too few class names"),
+        pytest.param({"x_test": np.zeros((4, 3, 3), np.uint8), "y_test": np.arange(4)},
+                     "no training images; subsets found: test", id="nothing to train on"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4.0)},
+                     r"dtype \(float64\)(.|\n)*labels.astype\(int\)", id="labels of floats"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.array([b"a", b"b"] * 2)},
+                     r"labels.astype\(str\)", id="labels of bytes"),
+        pytest.param({"x": np.zeros((4, 5, 5, 7), np.uint8), "y": np.arange(4)},
+                     r"unsupported shape \(4, 5, 5, 7\)", id="seven channels"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.array([*"abc", 1], object)},
+                     r"the array y contains Python objects(.|\n)*numpy.array\(y.tolist\(\)\)",
                      id="Python objects"),
     ],
 )  # fmt: skip

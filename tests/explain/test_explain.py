@@ -429,13 +429,17 @@ def test_a_projection_is_the_patch_times_the_matrix() -> None:
 def test_a_patch_that_convolutions_read_is_not_said_to_be_multiplied_with_a_matrix() -> None:
     values = np.zeros((4, 6), np.float32)
     facts: Any = {"grid": (2, 2), "projections": values, "tokens": values, "prefix": ()}
-    parts = PatchTokens(**facts, positions=None, is_linear=False, is_sum=True, channels=3)
+    parts = PatchTokens(
+        **facts, positions=None, is_linear=False, has_bias=False, is_sum=True, channels=3
+    )
 
     convolutions = [*token_matrices(parts, 48)]
     matrix = [*token_matrices(replace(parts, is_linear=True), 48)]
+    affine = [*token_matrices(replace(parts, is_linear=True, has_bias=True), 48)]
 
     assert convolutions[0] == "4. Convolutions: 6 numbers at each patch"
     assert matrix[0] == "4. Each patch times a 48 x 6 matrix"
+    assert affine[0] == "4. Each patch times a 48 x 6 matrix, plus a bias"
 
 
 def test_patches_are_cut_in_reading_order() -> None:

@@ -119,6 +119,45 @@ def test_a_step_without_a_count_spins_on_a_terminal(monkeypatch: pytest.MonkeyPa
     assert "done in 0." in shown.getvalue()
 
 
+@pytest.mark.parametrize(("seconds", "is_named"), [(0.0, False), (0.2, True)])
+def test_a_quiet_step_is_logged_only_if_it_takes_long(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    is_named: bool,
+) -> None:
+    monkeypatch.setattr(console, "QUIET_S", 0.05)
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 60.0)
+
+    with console.quiet_step("fitting the head"):
+        time.sleep(seconds)
+
+    assert capsys.readouterr().err == "fitting the head\n" * is_named
+    assert console.RUNNING == []
+
+
+def test_a_progress_bar_replaces_the_spinner_of_a_quiet_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=80, highlight=False)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+
+    with console.quiet_step("fitting the head"):
+        time.sleep(0.3)
+        before = len(shown.getvalue())
+        with console.Progress("training", 2) as progress:  # Rich allows one live display
+            progress.advance(2)
+            time.sleep(0.3)
+
+    assert "fitting the head" in shown.getvalue()[:before]
+    assert "fitting the head" not in shown.getvalue()[before:].partition("training")[2]
+    assert "training: 2/2" in shown.getvalue()
+
+
 def test_a_step_is_logged_while_the_output_of_a_library_is_suppressed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

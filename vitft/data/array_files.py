@@ -12,7 +12,7 @@ import re
 import socket
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,8 @@ NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
 """Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
+NPZ_CLASSES = ("classes", "class_names", "label_names")
+"""Names of the array of class names in .npz files."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
@@ -125,10 +127,12 @@ def read_arrays(source: Path) -> LoadedArrays:
 def read_npz_arrays(path: Path) -> LoadedArrays:
     """Read the labelled images of an .npz file from the arrays named in `NPZ_NAMES`.
 
-    Arrays of Python objects are refused.
+    Labels are numbers or class names. An array named in `NPZ_CLASSES` has the names of numbered
+    classes. Arrays of Python objects are refused.
 
     Raises:
-        DataError: The file has no pair of image and label arrays with these names.
+        DataError: The file has no pair of image and label arrays with these names, or an array
+            contains Python objects.
     """
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
@@ -136,7 +140,11 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
             raise ValueError("it contains a single array instead of named arrays")
         by_case = {name.lower(): name for name in file.files}
         parts = [
-            ArrayPart(name, channels_last(file[by_case[x]]), file[by_case[y]].squeeze())
+            ArrayPart(
+                name,
+                channels_last(npz_member(file, by_case[x], path)),
+                npz_member(file, by_case[y], path).squeeze(),
+            )
             for (x, y), name in NPZ_NAMES.items()
             if x in by_case and y in by_case
         ]
@@ -144,9 +152,46 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
             raise DataError(
                 f"{path} contains no labelled images; "
                 f"arrays found: {', '.join(file.files[:8]) or 'none'}",
-                fix="rename the arrays to x and y, or to x_train, y_train, x_test and y_test",
+                fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and "
+                "y_test",
             )
-        return LoadedArrays(tuple(parts))
+        notes = tuple(
+            f"the array {by_case[one]} is not used: there is no {other}"
+            for pair in NPZ_NAMES
+            for one, other in (pair, pair[::-1])
+            if one in by_case and other not in by_case
+        )
+        names = [npz_member(file, by_case[n], path) for n in NPZ_CLASSES if n in by_case]
+        classes = tuple(str(name) for array in names[:1] for name in array.ravel())
+    numbered, found = number_labels(parts)
+    return LoadedArrays(numbered, found or classes, notes)
+
+
+def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:
+    """Read an array of an .npz file, which must not contain Python objects."""
+    try:
+        array: Array = file[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: the array {name} contains Python objects, which are not opened because they "
+            "can run code",
+            fix=f"save it as numbers or text, e.g. numpy.array({name}.tolist())",
+        ) from error
+    return array
+
+
+def number_labels(parts: Sequence[ArrayPart]) -> tuple[tuple[ArrayPart, ...], tuple[str, ...]]:
+    """Number labels that are class names: return the parts and the sorted names.
+
+    There are no names if the labels are not text.
+    """
+    if any(part.labels.dtype.kind != "U" for part in parts):
+        return tuple(parts), ()
+    names = sorted({name for part in parts for name in part.labels.ravel().tolist()})
+    numbered = [p._replace(labels=np.searchsorted(names, p.labels)) for p in parts]
+    return tuple(numbered), tuple(names)
 
 
 def channels_last(images: Array) -> Array:

@@ -57,6 +57,8 @@ class ArraySet:
     def listing(self) -> list[tuple[str, int, Split]]:
         """Return each image's path, label and subset, sorted by class, then by path as a string."""
         kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
+        if not self.splits:
+            kinds["train"] = ""
         rows = [
             (self.path(part, i), int(label), kinds[part.name])
             for part in self.parts
@@ -233,10 +235,12 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
+        named = f", but there are {count(len(read.classes), 'class name')}" if read.classes else ""
         raise DataError(
-            f"{source}: the labels range from {min(present)} to {max(present)}, "
-            f"but the number of class names is {len(given)}",
-            fix="number the classes from 0, and provide a name for each",
+            f"{source}: the labels range from {min(present)} to {max(present)}{named}",
+            fix="number the classes from 0"
+            + ", and provide a name for each" * bool(read.classes)
+            + ", e.g. labels - labels.min()" * (min(present) < 0),
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
     names = [
@@ -259,16 +263,15 @@ def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, 
     """Return the training, validation and test subsets, or the only subset if there is no split.
 
     Raises:
-        DataError: There are no training images, or neither validation nor test images.
+        DataError: There are no training images.
     """
     by_name = {part.name: part for part in parts}
     if "all" in by_name:
         return (by_name["all"],)
-    if "train" not in by_name or len(by_name) < 2:
-        missing = "validation or test" if "train" in by_name else "training"
+    if "train" not in by_name:
         raise DataError(
-            f"{source} has no {missing} images; subsets found: {', '.join(by_name) or 'none'}",
-            fix=f"add {missing} images",
+            f"{source} has no training images; subsets found: {', '.join(by_name) or 'none'}",
+            fix="add training images",
         )
     return tuple(by_name[name] for name in ("train", "val", "test") if name in by_name)
 
@@ -280,27 +283,49 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
     """
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
-        images, labels = part.images, part.labels
-        if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
-            from_0_to_1 = np.issubdtype(images.dtype, np.floating)
-            convert = "; values from 0 to 1: (255 * images).round().astype('uint8')" * from_0_to_1
-            raise DataError(
-                f"{source}, subset {part.name}: the images have an unsupported dtype "
-                f"({images.dtype}) or shape {images.shape}",
-                fix="save them as uint8 with the shape (images, height, width) or (images, height, "
-                f"width, channels), with 1 or 3 channels{convert}",
-            )
-        whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-        if not whole or len(labels) != len(images) or not len(labels):
-            raise DataError(
-                f"{source}, subset {part.name}: the labels of the {len(images)} images have an "
-                f"unsupported dtype ({labels.dtype}) or shape {labels.shape}",
-                fix="provide one integer class index per image"
-                + ", e.g. labels.argmax(axis=1) of one-hot labels" * (labels.ndim == 2),
-            )
+        check_images(part, source)
+        check_labels_of(part, source)
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
             f"{source} contains empty images or images of different shapes: "
             f"{' and '.join(map(str, shapes))}",
             fix="resize all images to the same size",
+        )
+
+
+def check_images(part: ArrayPart, source: str) -> None:
+    """Raise a DataError if the images are not uint8 arrays with 1 or 3 channels."""
+    images = part.images
+    if images.ndim != 4 or images.shape[3] not in (1, 3):
+        raise DataError(
+            f"{source}, subset {part.name}: the images have an unsupported shape {images.shape}",
+            fix="save them with the shape (images, height, width) or (images, height, width, "
+            "channels), with 1 or 3 channels",
+        )
+    if images.dtype != np.uint8:
+        convert = ""
+        if np.issubdtype(images.dtype, np.floating):
+            convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
+        raise DataError(
+            f"{source}, subset {part.name}: the images have an unsupported dtype ({images.dtype})",
+            fix=f"save them as uint8, with values from 0 to 255{convert}",
+        )
+
+
+def check_labels_of(part: ArrayPart, source: str) -> None:
+    """Raise a DataError if there is not one integer label per image."""
+    labels, images = part.labels, len(part.images)
+    where = f"{source}, subset {part.name}"
+    if labels.shape != (images,) or not images:
+        raise DataError(
+            f"{where}: the labels of the {images} images have an unsupported shape {labels.shape}",
+            fix="provide one class index or class name per image"
+            + ", e.g. labels.argmax(axis=1) of one-hot labels" * (labels.ndim == 2),
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        kind = "str" if labels.dtype.kind == "S" else "int"
+        raise DataError(
+            f"{where}: the labels have an unsupported dtype ({labels.dtype})",
+            fix="provide one class index or class name per image, as integers or text, e.g. "
+            f"labels.astype({kind})",
         )

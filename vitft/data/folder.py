@@ -189,6 +189,11 @@ def check_is_folder(root: Path) -> None:
             f"cannot read the data folder {root}: {describe_os_error(error)}",
             fix="check the path and its permissions",
         ) from error
+    if exists and root.suffix.lower() == ".npy":
+        raise DataError(
+            f"{root} contains a single array, without labels",
+            fix="save images and labels together: numpy.savez('data.npz', x=images, y=labels)",
+        )
     if exists:
         raise DataError(
             f"{root} is a file, not a folder",

@@ -78,7 +78,7 @@ def find_labelled(
             ),
             arrays.splits,
         )
-    elif is_table(source) or source.is_file():
+    elif is_table(source) or (source.is_file() and source.suffix.lower() != ".npy"):
         found, parts = from_table(source, subset, spec or DataSpec())
     else:
         check_is_folder(source)

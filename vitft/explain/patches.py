@@ -41,6 +41,7 @@ def patch_tokens(model: VisionTransformer, pixels: torch.Tensor) -> PatchTokens:
         tokens=model.embed(pixels)[0, config.num_prefix :].float().cpu().numpy(),
         prefix=tuple(names),
         is_linear=config.stem is None and not config.convs and not config.patch_norm,
+        has_bias=model.patch_embed.proj.bias is not None,
         is_sum=not config.embed_norm,
         channels=config.in_channels,
     )

@@ -306,12 +306,13 @@ def duplicate_section(
                 more=len(group["members"]) - len(cards),
             )
         )
+    across = any(group["across_split"] for group in found)
+    warning = "Duplicates across training and validation make the accuracy look better than it is. "
     return FindingSection(
         id="duplicates",
         title="Duplicates",
         number=groups_text(undecided),
-        text="Duplicates across training and validation make the accuracy look better than it is. "
-        "Keep only one of identical files.",
+        text=warning * across + "Keep only one of identical files.",
         groups=groups,
         more=len(found) - len(groups),
         kept=len(found) - undecided,

@@ -42,6 +42,8 @@ class PatchTokens:
     """Tokens that precede those of the patches, such as `class token`."""
     is_linear: bool
     """Whether each patch is multiplied with one matrix; convolutions may precede it otherwise."""
+    has_bias: bool
+    """Whether a bias is added to the product of patch and matrix."""
     is_sum: bool
     """Whether the tokens equal the sum of projections and positions, without a normalisation."""
     channels: int
@@ -166,7 +168,7 @@ def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown
 def token_matrices(parts: PatchTokens, num_inputs: int) -> dict[str, NDArray[np.float32]]:
     """Return titles and values (P, D) of the projections, the positions and the tokens."""
     width = parts.tokens.shape[1]
-    how = f"Each patch times a {num_inputs} x {width} matrix"
+    how = f"Each patch times a {num_inputs} x {width} matrix{', plus a bias' * parts.has_bias}"
     if not parts.is_linear:
         how = f"Convolutions: {width} numbers at each patch"
     matrices = {f"4. {how}": parts.projections}

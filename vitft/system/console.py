@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
+QUIET_S = 1.5  # seconds after which a step without a count is shown
 MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
 WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
 HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
@@ -185,6 +186,47 @@ def logged_step(label: str) -> Iterator[None]:
         ended.set()
 
 
+RUNNING: list[tuple[threading.Event, threading.Thread]] = []
+"""End and thread of each running `quiet_step`."""
+
+
+@contextlib.contextmanager
+def quiet_step(label: str) -> Iterator[None]:
+    """Show that a step without a count is running if it takes longer than `QUIET_S`.
+
+    A terminal shows a spinner until the step ends or a progress bar begins. Otherwise, the step is
+    logged.
+    """
+    ended = threading.Event()
+
+    def show() -> None:
+        if ended.wait(QUIET_S):
+            return
+        if shows_notes() and has_terminal():
+            with spinner(label):
+                ended.wait()
+        else:
+            with logged_step(label):
+                ended.wait()
+
+    thread = threading.Thread(target=show, daemon=True)
+    RUNNING.append((ended, thread))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        RUNNING.remove((ended, thread))
+
+
+def end_spinners() -> None:
+    """Remove the spinners of running steps: a terminal shows one bar at a time."""
+    for ended, thread in RUNNING:
+        ended.set()
+        thread.join()
+
+
 def spinner(label: str) -> "Bar":
     """Return a context manager that shows a spinner, a text and the seconds so far on stderr."""
     from rich.markup import escape
@@ -217,6 +259,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.live:
+            end_spinners()
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
             from rich.table import Column

@@ -6,6 +6,7 @@ read again, to compare their fingerprints. The trained model does not depend on 
 """
 
 import logging
+import re
 from collections.abc import Mapping
 
 import torch
@@ -91,7 +92,8 @@ def audit_run(
 def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec) -> None:
     """Log the number of findings to review, if any, and the page that shows them."""
     if summary := audit_summary(audit, settled_paths(spec)):
-        log.info(f"found {summary}: decide on them in {run.path / 'report.html'}")
+        what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
+        log.info(f"found {summary}: decide on {what} in {run.path / 'report.html'}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

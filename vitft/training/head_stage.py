@@ -22,6 +22,7 @@ from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
 from vitft.metrics.targets import are_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
+from vitft.system import console
 from vitft.system.text import count, percent
 from vitft.training.batches import training_views
 from vitft.training.dataset import Dataset, StageInputs
@@ -41,7 +42,8 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
         The head, as loaded into the model.
     """
     best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
-    solved = solve_together(group, solver.solve, solver.own_objective)
+    with console.quiet_step("fitting the head"):
+        solved = solve_together(group, solver.solve, solver.own_objective)
     if not solved.method.reads_several:
         context.inputs = of_last_block(context.inputs, best.model)
     first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
@@ -50,7 +52,8 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
     classes = context.inputs.data.manifest.outputs
     best.update(classification_metrics(*validation_logits(context.inputs), classes))
-    best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
+    with console.quiet_step("cross-validating the head"):
+        best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
         log.info(describe_choice(best.head_results["head"]))
     return solved

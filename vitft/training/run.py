@@ -15,6 +15,7 @@ from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import RunResults
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
+from vitft.system import console
 from vitft.system.device import describe_device, peak_memory, vector_instructions
 from vitft.system.errors import RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
@@ -210,15 +211,16 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
                 results = with_budget(best.results, context.budget)
-        scored = representative_scores(context, start.inputs)
-        final = evaluate_run(
-            context.inputs,
-            model,
-            context.precision,
-            results,
-            scored=scored,
-            started=context.started,
-        )
+        with console.quiet_step("evaluating the model"):
+            scored = representative_scores(context, start.inputs)
+            final = evaluate_run(
+                context.inputs,
+                model,
+                context.precision,
+                results,
+                scored=scored,
+                started=context.started,
+            )
         with held():
             write_calibrated(run, model, card, final)
             results = final.results
@@ -326,14 +328,15 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
     """
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
-        audit = audit_run(
-            start.inputs,
-            start.inspection.inspected,
-            context.scored,
-            seed=config.train.seed,
-            cache=config.train.cache,
-            find_copies=not config.data.group_duplicates,
-        )
+        with console.quiet_step("searching for duplicates and label errors"):
+            audit = audit_run(
+                start.inputs,
+                start.inspection.inspected,
+                context.scored,
+                seed=config.train.seed,
+                cache=config.train.cache,
+                find_copies=not config.data.group_duplicates,
+            )
         if complete or context.inputs.cut.pooled:
             audit["out_of_distribution"] = write_reference(
                 context.run,

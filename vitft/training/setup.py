@@ -322,9 +322,11 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     if folder.labels:
         what = f"with {count(len(folder.labels), 'label')}"
     log.info(
-        f"{count(len(folder.files), 'file')} {what}, not opened yet: "
+        f"{count(len(folder.files), 'image')} {what}, not opened yet: "
         f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
     )
+    for note in folder.notes:
+        log.info(note)
     if config.train.sampling == "balanced":
         log.info(describe_epoch(labels, folder.classes))
     for stage in config.train.stages:

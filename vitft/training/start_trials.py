@@ -38,6 +38,7 @@ from vitft.models.pretrained.recommended import (
     machine_speed,
 )
 from vitft.models.vit import VisionTransformer
+from vitft.system import console
 from vitft.system.errors import WeightsError
 from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head
@@ -285,7 +286,8 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
 
     The result is None if there are too few images per class for cross-validation.
     """
-    first, second = held_out_scores(usual), held_out_scores(other)
+    with console.quiet_step("comparing heads by cross-validation"):
+        first, second = held_out_scores(usual), held_out_scores(other)
     if first is None or second is None:
         return None
     labels = usual.inputs.data.labels(usual.inputs.data.manifest.train).cpu().numpy()

@@ -180,10 +180,12 @@ class Trial:
             fraction=min(FRACTIONS),  # so that the weights before training are kept
         )
 
-    def inputs(self, config: Config, manifest: Manifest) -> tuple[StageInputs, Model]:
+    def inputs(
+        self, config: Config, manifest: Manifest, what: str = "extracting features"
+    ) -> tuple[StageInputs, Model]:
         """Return inputs for the images of `manifest`, and the copy of the model that is trained.
 
-        Features of the frozen blocks, if any, are computed and cached.
+        Features of the frozen blocks, if any, are computed and cached; `what` is shown meanwhile.
         """
         model, layers = copy.deepcopy(self.context.best.model), self.candidate.layers
         read_last_block(model, self.held_out.last_head)
@@ -198,7 +200,6 @@ class Trial:
         extractor = pipeline.open_extractor(config.train, max_pixels=self.data.max_pixels)
         if extractor is not None:
             view = eval_view(self.data.transform)
-            what = "extracting features"
             compute_views(extractor, manifest, manifest.rows, [view], what, self.data.group)
         data = replace(self.data, manifest=manifest)
         inputs = StageInputs(data=data, cut=pipeline.cut, extractor=extractor)
@@ -214,16 +215,18 @@ class Trial:
         few = stratified_subset(labels, TIMED_STEP_IMAGES, config.train.seed)
         rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
         started = time.monotonic()
-        inputs, _ = self.inputs(config, replace(manifest, rows=rows))
+        what = f"measuring the time to train {layers_text(self.candidate.layers)}"
+        inputs, _ = self.inputs(config, replace(manifest, rows=rows), what)
         extracted = time.monotonic()
         trainer = make_trainer(config.train, config.optim, inputs, self.context.precision)
         times, images, group = [time.monotonic()], list[int](), self.data.group
-        for batch in training_batches(config.train, config.optim, inputs)(0, 0):
-            with self.context.stopper.deferred():
-                images.append(trainer.step(batch).images)
-            times.append(time.monotonic())
-            if group.broadcast(times[-1] - started > seconds):
-                break
+        with console.quiet_step(what):
+            for batch in training_batches(config.train, config.optim, inputs)(0, 0):
+                with self.context.stopper.deferred():
+                    images.append(trainer.step(batch).images)
+                times.append(time.monotonic())
+                if group.broadcast(times[-1] - started > seconds):
+                    break
         first = min(1, len(images) - 1)
         step_s = (times[-1] - times[first]) / sum(images[first:])
         extraction_s = (extracted - started) / len(rows) if inputs.extractor else 0.0
@@ -287,9 +290,11 @@ class Trial:
                         step = trainer.step(batch)
                     shown.advance(step.images, loss=f"{step.loss:.3f}")
         logits = dict[float, Tensor]()
-        for fraction in FRACTIONS:
-            with trainer.average.swapped_in(fraction):
-                logits[fraction], _ = validation_logits(inputs, precision=self.context.precision)
+        with console.quiet_step("trial: evaluating on the held-out images"):
+            for fraction in FRACTIONS:
+                with trainer.average.swapped_in(fraction):
+                    scored = validation_logits(inputs, precision=self.context.precision)
+                logits[fraction], _ = scored
         return self.results(epochs, logits, group.broadcast(time.monotonic() - started))
 
     def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
