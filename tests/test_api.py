@@ -27,6 +27,7 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.predict.threshold import choose_threshold
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.training.run import Result
 
@@ -96,6 +97,20 @@ def test_predictions_below_the_threshold_are_noted(trained: Trained, image_folde
     (answer,) = trained.predict(image_folder / "red" / "000.png", threshold=1.0)
 
     assert "not sure" in answer.notes
+
+
+def test_a_precision_chooses_the_threshold(trained: Trained, image_folder: Path) -> None:
+    files = sorted(image_folder.rglob("*.png"))
+    chosen = choose_threshold(trained.folder, 0.9).value
+
+    found = trained.predict(files, precision=0.9)
+
+    assert chosen > 0
+    assert [a.notes for a in found] == [a.notes for a in trained.predict(files, threshold=chosen)]
+    with pytest.raises(UsageError, match="threshold and precision cannot be used together"):
+        trained.predict(files, threshold=0.5, precision=0.9)
+    with pytest.raises(UsageError, match="invalid precision"):
+        trained.predict(files, precision=1.5)
 
 
 def test_explain_depends_on_the_class(trained: Trained, image_folder: Path) -> None:

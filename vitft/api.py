@@ -6,11 +6,10 @@ signal handlers and the environment.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
-from itertools import islice
-from typing import Any, Literal, Unpack, cast
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
@@ -37,7 +36,9 @@ from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.open_engine import open_engine
+from vitft.predict.pictures import Picture, numbered_batches, picture_name
 from vitft.predict.postprocess import Postprocess, ScoreArray
+from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.report.notebook import Explanation, Predictions, trained_card
@@ -46,14 +47,6 @@ from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
-
-Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
-"""A path, the bytes of an image file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
-
-A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and contains uint8 values, or
-floats from 0 to 1 without mean and std normalisation. If the shape is ambiguous, the first
-dimension is assumed to be the channels.
-"""
 
 
 def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
@@ -226,7 +219,12 @@ class Trained:
         return self.postprocess.run
 
     def predict(
-        self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0
+        self,
+        images: Picture | Iterable[Picture],
+        *,
+        top_k: int = 1,
+        threshold: float = 0.0,
+        precision: float | None = None,
     ) -> Predictions:
         """Return one prediction per image: the `top_k` most probable classes.
 
@@ -235,21 +233,26 @@ class Trained:
 
         A prediction whose largest probability is below the threshold is marked `not sure`. A
         prediction of a multi-label model contains the probabilities of all labels; its `labels` are
-        those whose probability reaches `threshold` or, by default, the label's own threshold. For
-        an unusable image, array or tensor, no exception is raised; the prediction has an `error`.
+        those whose probability reaches `threshold` or, by default, the label's own threshold. With
+        `precision`, the threshold (of each label) is the smallest at which this fraction of the
+        predictions on the validation images is correct. For an unusable image, array or tensor, no
+        exception is raised; the prediction has an `error`.
 
         Raises:
-            UsageError: `top_k` is not an integer of 1 or more, `threshold` is not a number from 0
-                to 1, or an image has an unsupported type.
-            RunError: Some logits of the model are not finite.
+            UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not a
+                number from 0 to 1, both are given, no threshold reaches the precision, or an image
+                has an unsupported type.
+            RunError: Some logits of the model are not finite, or there are no validation
+                predictions from which to choose a threshold.
         """
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
-        if not 0 <= threshold <= 1:
-            raise UsageError(f"invalid threshold={threshold!r}", fix="use a number from 0 to 1")
+        check_threshold(threshold or None, precision, prefix="")
+        threshold, own = requested_thresholds(threshold, precision, self.folder, self.engine)
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
         if self.thresholds:
-            own = [threshold] * len(self.classes) if threshold else self.thresholds
+            if threshold:
+                own = (threshold,) * len(self.classes)
             postprocess = replace(self.postprocess, thresholds=own)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()
@@ -397,21 +400,3 @@ class Trained:
                 "tensor",
             )
         return self.engine.view_of(upright_rgb(picture, name, self.transform.grey_range))
-
-
-def picture_name(index: int, picture: Picture) -> str:
-    """Return the path of an image, or its index if it has no path."""
-    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(index)
-
-
-def numbered_batches(
-    images: Picture | Iterable[Picture], size: int
-) -> Iterator[list[tuple[int, Picture]]]:
-    """Yield batches of `size` images with their indices; `images` may also be a single image."""
-    is_stack = isinstance(images, np.ndarray | torch.Tensor) and images.ndim > 3
-    single = (str, os.PathLike, bytes, Image.Image, np.ndarray, torch.Tensor)
-    if isinstance(images, single) and not is_stack:
-        images = [images]
-    numbered = enumerate(cast("Iterable[Picture]", images))
-    while batch := list(islice(numbered, size)):
-        yield batch

@@ -115,7 +115,7 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     assert f"million parameters, random weights instead of {tiny_weights}" in err
 
     assert code == 0, err
-    assert "30 files in 3 classes, not opened yet: about 24 for training and 6 for" in err
+    assert "30 images in 3 classes, not opened yet: about 24 for training and 6 for" in err
     assert "--freeze head: 99 trainable parameters, fitted by L-BFGS" in err
     assert (
         "adamw with learning rate 0.0005: 10 epochs, 3 steps per epoch, 10 images per step" in err

@@ -209,7 +209,7 @@ def test_the_commands_know_the_changed_classes_of_a_run(
     words += ["--classes", "classes.csv"]
 
     assert main(["finetune", *words, "--dry-run"]) == 0
-    assert "30 files in 3 classes" in capsys.readouterr().err
+    assert "30 images in 3 classes" in capsys.readouterr().err
     assert main(["finetune", *words, "--out", "run"]) == 0
     assert Manifest.read(Path("run/split.csv"), Path("run")).classes == ("blue", "green", "warm")
     capsys.readouterr()

@@ -29,7 +29,7 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
 
 
 def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
-    """Convert an image tensor, as described in `api.Picture`, to an array (H, W, 3) or (H, W).
+    """Convert an image tensor (see `predict.pictures.Picture`) to an array (H, W, 3) or (H, W).
 
     Raises:
         ImageError: A floating-point value is not between 0 and 1.

@@ -111,8 +111,11 @@ def start_trials(found: StartTrials) -> list[StartTrial]:
 
 
 def needed_budget(seconds: float) -> str:
-    """Return the option with a budget of at least `seconds`, e.g. `--budget 16m or more`."""
-    return f"--budget {math.ceil(seconds / 60)}m or more"
+    """Return the option with a budget of about `seconds`, e.g. `about --budget 16m`.
+
+    The seconds follow from speeds that were measured during the run.
+    """
+    return f"about --budget {math.ceil(seconds / 60)}m"
 
 
 def describe_interpolation(found: TrialResults | BudgetResults) -> str:

@@ -131,8 +131,12 @@ class PredictRequest:
             )
 
 
-def check_threshold(threshold: float | None, precision: float | None) -> None:
+def check_threshold(
+    threshold: float | None, precision: float | None, *, prefix: str = "--"
+) -> None:
     """Check the options `--threshold` and `--precision`, which are None if they are not given.
+
+    Messages name them with a `prefix`.
 
     Raises:
         UsageError: One of them is not in (0, 1], or both are given. For a number from 50 to 100,
@@ -140,14 +144,15 @@ def check_threshold(threshold: float | None, precision: float | None) -> None:
     """
     if threshold is not None and precision is not None:
         raise UsageError(
-            "--threshold and --precision cannot be used together", fix="remove one of them"
+            f"{prefix}threshold and {prefix}precision cannot be used together",
+            fix="remove one of them",
         )
     for option, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             fix = "use a number greater than 0 and at most 1"
             if 50 <= value <= 100:
-                fix = f"use --{option} {value / 100:g} for {value:g}%"
-            raise UsageError(f"invalid --{option} {value:g}", fix=fix)
+                fix = f"use {prefix}{option} {value / 100:g} for {value:g}%"
+            raise UsageError(f"invalid {prefix}{option} {value:g}", fix=fix)
 
 
 def requested_thresholds(
