@@ -139,6 +139,16 @@ def test_the_powers_undo_overconfidence_and_the_fraction_of_wrong_labels_is_foun
     assert wrong == pytest.approx(0.15, abs=0.01)
 
 
+def test_few_images_do_not_make_the_powers_large() -> None:
+    y = torch.arange(3).repeat(4)
+    right = torch.nn.functional.one_hot(y, 3).double()  # every label is as predicted
+
+    powers, wrong = fit_powers(torch.stack([right, right]), y)
+
+    assert powers.tolist() == pytest.approx([1.76, 1.76], abs=0.02)  # 2.6 with a spread of 1.7
+    assert wrong == pytest.approx(0.034, abs=0.001)
+
+
 def test_one_class_has_no_wrong_labels() -> None:
     scores = score_given_labels(
         torch.zeros(12, 1), torch.ones(12, 2), torch.zeros(12, dtype=torch.long), range(12)

@@ -90,7 +90,8 @@ def test_a_wrong_and_a_missing_label_are_found() -> None:
     x, y = features(400)
     x[:, :3] = 4 * (2 * y - 1) + x[:, :3] / 10  # clear cases
     wrong = y.clone()
-    wrong[5, 0], wrong[9, 1] = 1 - wrong[5, 0], 1 - wrong[9, 1]
+    missing = 10 + int(torch.nonzero(y[10:, 2])[0])
+    wrong[5, 0], wrong[9, 1], wrong[missing, 2] = 1 - wrong[5, 0], 1 - wrong[9, 1], 0
     logits = 2 * x[:, :3]
 
     scores = score_given_labels(logits, x, wrong, torch.arange(400))
@@ -99,4 +100,7 @@ def test_a_wrong_and_a_missing_label_are_found() -> None:
     named = {one["path"]: (one["label"], one["suggested"]) for one in found}
     words = {1.0: ("a", "not a"), 0.0: ("not a", "a")}
     assert named["5"] == words[wrong[5, 0].item()]
-    assert set(named) == {"5", "9"}
+    assert named[str(missing)] == ("not c", "c")
+    assert set(named) == {"5", "9", str(missing)}
+    assert all(0 <= one["given_probability"] < 0.03 for one in found)
+    assert all(0.97 < one["suggested_probability"] <= 1 for one in found)
