@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,9 @@ from vitft.system.errors import UsageError
 from vitft.training import budget, trial
 from vitft.training.best import RunningMetrics
 from vitft.training.budget import best_trial
-from vitft.training.loop import StepResult
+from vitft.training.loop import Batch, StepResult, Trainer
 from vitft.training.run import Result, run_finetuning
-from vitft.training.trial import MAX_EPOCHS, Trial, pooled
+from vitft.training.trial import MAX_EPOCHS, Trial, pooled, tempered_losses
 
 RESULTS: TrialResults = {
     "layers": "none", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
@@ -537,6 +538,56 @@ def test_epochs_are_planned_from_the_time_of_a_step(
 
     # one epoch: 57 + 72 images and a third of 4 x 15 + 3 x 18 + 2 x 72 others: 0.21 s
     assert trials[0].affordable_epochs(seconds, after=after) == epochs
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(100, 12), (4, 50)])
+def test_few_images_may_be_trained_for_more_epochs(
+    monkeypatch: pytest.MonkeyPatch, steps_per_epoch: int, epochs: int
+) -> None:
+    monkeypatch.setattr(trial, "MAX_STEPS", 200)
+    monkeypatch.setattr(Trial, "epochs_of", lambda _, steps: math.ceil(steps / steps_per_epoch))
+
+    assert Trial.most_epochs(object.__new__(Trial)) == epochs
+
+
+def test_the_time_of_a_step_is_the_mean_without_the_first_step(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, **BEHIND)
+    clock, images, measured = [0.0], list[int](), list[float]()
+    step, original = Trainer.step, Trial.time_steps
+
+    def slow(self: Trainer, batch: Batch) -> StepResult:
+        result = step(self, batch)
+        images.append(result.images)
+        clock[0] += 1.0 if len(images) > 1 else 100.0
+        return result
+
+    def watched(self: Trial, seconds: float) -> tuple[float, float]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "step", slow)
+            patch.setattr(trial, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+            measured.append(original(self, 1e9)[1])
+        return 0.0, 0.001
+
+    monkeypatch.setattr(Trial, "time_steps", watched)
+
+    run(home, "run")
+
+    assert len(images) > 2
+    assert measured == [pytest.approx((len(images) - 1) / sum(images[1:]))]
+
+
+def test_losses_are_compared_after_temperature_scaling() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 3, generator=generator)
+    y = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0].numpy()
+
+    losses, overconfident = tempered_losses(logits, y), tempered_losses(10 * logits, y)
+
+    assert overconfident.mean() == pytest.approx(losses.mean(), rel=0.01)
+    untempered = torch.nn.functional.cross_entropy(10 * logits, torch.from_numpy(y))
+    assert overconfident.mean() < 0.5 * untempered
 
 
 def test_the_last_blocks_are_tried_only_if_others_stay_frozen(tiny_vit: VisionTransformer) -> None:
