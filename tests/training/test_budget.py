@@ -24,9 +24,10 @@ from vitft.models.vit import VisionTransformer
 from vitft.report.run_files import read_run
 from vitft.report.summary import key_figures, summary_sentences
 from vitft.system.errors import UsageError
-from vitft.training import budget, trial
+from vitft.training import budget, stages, trial
 from vitft.training.best import RunningMetrics
 from vitft.training.budget import best_trial
+from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Batch, StepResult, Trainer
 from vitft.training.run import Result, run_finetuning
 from vitft.training.trial import MAX_EPOCHS, Trial, pooled, tempered_losses
@@ -538,6 +539,28 @@ def test_epochs_are_planned_from_the_time_of_a_step(
 
     # one epoch: 57 + 72 images and a third of 4 x 15 + 3 x 18 + 2 x 72 others: 0.21 s
     assert trials[0].affordable_epochs(seconds, after=after) == epochs
+
+
+@pytest.mark.parametrize(
+    ("epoch_started", "epochs", "is_last"),
+    [
+        pytest.param(88.5, 3, False, id="an epoch and the evaluation still fit"),
+        pytest.param(87.0, 3, True, id="only one of them fits"),
+        pytest.param(0.0, 12, False, id="no epoch follows anyway"),
+    ],
+)
+def test_training_ends_if_another_epoch_and_the_evaluation_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, epoch_started: float, epochs: int, is_last: bool
+) -> None:
+    stage: Any = object.__new__(stages.StepStage)
+    stage.context = types.SimpleNamespace(budget={"seconds": 100.0, "epochs": 12}, started=0.0)
+    stage.config = types.SimpleNamespace(optim=types.SimpleNamespace(epochs=12))
+    stage.data = types.SimpleNamespace(group=ProcessGroup())
+    stage.epochs, stage.epoch_started = epochs, epoch_started
+    monkeypatch.setattr(stages, "time", types.SimpleNamespace(monotonic=lambda: 92.0))
+
+    assert stage.is_last_in_budget() == is_last
+    assert stage.context.budget["epochs"] == (3 if is_last else 12)
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(100, 12), (4, 50)])
