@@ -143,7 +143,7 @@ def test_a_clean_folder_has_no_table_of_fixes(
 ) -> None:
     assert main(["check", str(scenes_folder(tmp_path / "pets"))]) == 0
 
-    assert "nothing to fix" in capsys.readouterr().out
+    assert "nothing found to fix" in capsys.readouterr().out
     assert list(here.iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, SharedImage, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
+    curve_charts,
     disputed_groups,
     run_descriptions,
     write_comparison,
@@ -204,9 +205,7 @@ def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
     result = compared(one, other)
 
     assert result.shared == 11
-    assert "Excluded: 1 validation image of all runs that has different labels in them." in (
-        result.notes
-    )
+    assert "Excluded: 1 validation image that has different labels in the runs." in (result.notes)
 
 
 def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) -> None:
@@ -226,7 +225,7 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
         "images that all of them share, with the same label, are compared." in notes
     )
     assert (
-        "Excluded: 1 validation image of all runs that has different labels in them: the fixes of "
+        "Excluded: 1 validation image that has different labels in the runs: the fixes of "
         "B changed 1 of them." in notes
     )
     assert (
@@ -285,6 +284,27 @@ def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(
     page = (here / "page.html").read_text(encoding="utf-8")
     shown = re.findall(r'data-label="cross-validated accuracy">([^<]*)<small>([^<]*)<', page)
     assert shown == [("62.5%", "50.0 to 75.0%"), ("–", "")]
+
+
+def test_the_cross_validation_of_a_head_is_not_that_of_a_run_that_trained_further(
+    here: Path,
+) -> None:
+    for name, best_epoch in (("a", 1), ("b", 7)):
+        run = make_run(here / name)
+        results = json.loads((run / "eval.json").read_text())
+        results |= {"best_epoch": best_epoch}
+        (run / "eval.json").write_text(json.dumps(results))
+
+    result = compared(here / "a", here / "b")
+
+    assert result.cross_validated[0] is not None
+    assert result.cross_validated[1] is None
+    assert result.notes[-1] == (
+        "No cross-validated accuracy for B: layers were trained after the head, which alone was "
+        "cross-validated."
+    )
+    titles = [title for title, _ in curve_charts(result)]
+    assert not any("Cross-validated" in title for title in titles)
 
 
 def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(

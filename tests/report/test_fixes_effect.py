@@ -21,6 +21,9 @@ from vitft.report.run_files import read_run
 from vitft.system.errors import RunError
 from vitft.system.structure import structured
 
+CHANGES = "1 distinct image with other labels, 1 left out"
+"""What the fixes of `fixed` change."""
+
 
 def fixed(path: Path, *, hardness: float = 1.0, seed: int = 0) -> Path:
     """A run of 90 images that relabelled a training image and left out another one."""
@@ -59,7 +62,9 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
 
     (text,) = result.conclusions()
     _, fixing = ("A", "B")[::order]
-    beginning = verdict.format(after=fixing, changes="1 image relabelled, 1 left out")
+    beginning = verdict.format(
+        after=fixing, changes="1 distinct image with other labels, 1 left out"
+    )
     difference = f"{order * 100 * (before - after) / 88:+.1f}".replace("-", "−")
     assert text.startswith(f"{beginning}: B - A = {difference} points on the 88 images ")
     assert "each classified in cross-validation by a head not fitted to it (95% interval " in text
@@ -115,9 +120,25 @@ def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
     (text,) = compared(*runs).conclusions()
 
     assert text.startswith(
-        "The effect of the fixes of B (1 image relabelled, 1 left out) cannot be separated from "
-        "that of optim.l2: B - A = +"
+        f"The effect of the fixes of B ({CHANGES}) cannot be separated from that of optim.l2: "
+        "B - A = +"
     )
+
+
+def test_images_of_another_table_do_not_count_as_left_out_by_the_fixes(tmp_path: Path) -> None:
+    plain, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "x")
+    table = tmp_path / "fixes.csv"
+    table.write_text(table.read_text() + "0/gone.jpg,drop,\n1/copy.jpg,drop,\n")  # copies, damaged
+    with_fixes(after, table, hashlib.sha256(table.read_bytes()).hexdigest())
+    head, *rows = (plain / "split.csv").read_text().splitlines()
+    more = [f"0/9{n}.jpg,daisy,train,{n:064}" for n in range(7)]
+    rows = [f"photos/{row}" for row in [*rows, *more]]  # the table is one folder higher
+    (plain / "split.csv").write_text("\n".join([head, *rows]) + "\n")
+
+    (effect,) = compared(plain, after).fixes
+
+    assert effect is not None
+    assert (effect.relabelled, effect.left_out, effect.added) == (1, 1, 7)
 
 
 def test_fixes_that_change_no_image_are_not_mentioned(tmp_path: Path) -> None:
@@ -154,7 +175,7 @@ def test_the_page_and_json_state_the_effect_of_the_fixes(
     assert effect["interval"][0] > 0
     assert effect["p_holm"] < 0.001
     page = (tmp_path / "page.html").read_text()
-    assert '<p class="verdict">The fixes of B (1 image relabelled, 1 left out) helped.</p>' in page
+    assert f'<p class="verdict">The fixes of B ({CHANGES}) helped.</p>' in page
     assert "cannot be compared: a gain is partly" in page
 
 

@@ -218,7 +218,9 @@ def print_next_steps(
 ) -> None:
     """Print the names of the files written and the next command, which begins with `command`."""
     if page is None:
-        output.result("nothing more to fix" if outcome.former else "nothing to fix")
+        output.result("nothing more found to fix" if outcome.former else "nothing found to fix")
+        if outcome.labels_checked:
+            output.result("wrong labels may remain: not all of them can be found")
         return
     output.result(f"page: {page} shows the images; use it to choose and save the fixes")
     if written is None:

@@ -189,7 +189,8 @@ def print_tables(results: Mapping[str, Any]) -> None:
     is_measured = results["images"] >= MIN_CALIBRATION_IMAGES
     if is_measured:
         rows.append(("calibration error", error, interval(calibration["ece_interval"])))
-    if is_measured and calibration["ece_before"] is not None:
+    is_scaled = calibration["temperature"] != 1
+    if is_measured and is_scaled and calibration["ece_before"] is not None:
         at = ""
         if calibration["temperature"] is not None:
             at = f"at temperature 1 instead of {calibration['temperature']:.2f}"

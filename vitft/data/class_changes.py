@@ -82,7 +82,7 @@ def check_names(reader: TableReader, old: str, new: str) -> None:
     try:
         new.encode()
     except UnicodeEncodeError as error:
-        fix = "save the table in UTF-8"
+        fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
         raise reader.error("the text is not UTF-8", column="new_class", fix=fix) from error
 
 

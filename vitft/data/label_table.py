@@ -367,7 +367,9 @@ class RowParser:
             cell.encode("utf-8", "surrogateescape" if is_path else "strict")
         except UnicodeEncodeError as error:
             raise self.reader.error(
-                "the text is not UTF-8", column=column, fix="save the table in UTF-8"
+                "the text is not UTF-8",
+                column=column,
+                fix="save the table in UTF-8 (in Excel: CSV UTF-8)",
             ) from error
         return cell
 

@@ -15,6 +15,7 @@ from vitft.config.options import setting_text
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.values import Interval
+from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
@@ -128,8 +129,12 @@ class RunComparison:
 
     @cached_property
     def cross_validated(self) -> list[Proportion | None]:
-        """Cross-validated accuracy and interval of each run, or None; empty if no run has them."""
-        found = [run.results.get("cross_validation") for run in self.runs]
+        """Cross-validated accuracy and interval of each run, or None; empty if no run has them.
+
+        A run that trained further layers after the head has none: its cross-validation is that of
+        the head alone.
+        """
+        found = [model_cross_validation(run.results) for run in self.runs]
         known = [
             (more["top1"], more["top1_interval"]) if more and more.get("top1_interval") else None
             for more in found
@@ -343,6 +348,16 @@ def comparison_notes(
         )
     notes += fixes_notes(runs, by_digest, relabelled)
     notes += data_notes(runs)
+    further = [
+        letter
+        for letter, run in zip(ascii_uppercase, runs, strict=False)
+        if run.results.get("cross_validation") and not model_cross_validation(run.results)
+    ]
+    if further:
+        notes.append(
+            f"No cross-validated accuracy for {listing(further)}: layers were trained after the "
+            "head, which alone was cross-validated."
+        )
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.verdict import model_cross_validation
 from vitft.models.model_names import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
@@ -122,14 +123,19 @@ def by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
 
 
 def by_penalty(run: Run) -> list[tuple[float, float]]:
-    """Return the cross-validated accuracy by penalty, for at least two penalties."""
+    """Return the cross-validated accuracy by penalty, for at least two penalties.
+
+    The result is empty if the model is not the cross-validated head.
+    """
+    if not model_cross_validation(run.results):
+        return []
     log = [line for line in run.log if {"l2", "cv_top1"} <= {*line}]
     return sorted((line["l2"], line["cv_top1"]) for line in log) if len(log) > 1 else []
 
 
 def learning_points(run: Run) -> list[tuple[float, float]]:
     """Return the learning curve of a run; empty if there are fewer than two points."""
-    more = run.results.get("cross_validation")
+    more = model_cross_validation(run.results)
     curve = (more.get("curve") or []) if more else []
     return [(point["images"], point["top1"]) for point in curve] if len(curve) > 1 else []
 

@@ -78,7 +78,7 @@ def fixes_notes(
         why = f": {' and '.join(moved)}" if moved else ""
         notes.insert(
             0,
-            f"Excluded: {count(len(relabelled), 'validation image')} of all runs that "
-            f"{'has' if one else 'have'} different labels in them{why}.",
+            f"Excluded: {count(len(relabelled), 'validation image')} that "
+            f"{'has' if one else 'have'} different labels in the runs{why}.",
         )
     return notes

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitft.data.fixes import Fix
 from vitft.data.table import base_folder
 from vitft.metrics.intervals import holm, mcnemar, paired_interval
 from vitft.metrics.values import Interval
@@ -100,9 +101,9 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     relabelled = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     missing, added = before.keys() - after.keys(), after.keys() - before.keys()
     applied, unknown = former_fixes(fixed)
-    drops = sum(fix.action == "drop" for fix in applied)
-    # Of the missing images, more than the fixes drop are images that only `without` has.
-    left_out = len(missing) if unknown else min(len(missing), drops)
+    # An image is left out by the fixes if they drop all of its files. Other missing images are
+    # images that only `without` has.
+    left_out = len(missing if unknown else missing & dropped_images(without, applied))
     if not relabelled and not left_out:
         return None
     only_with, only_without = held_out.only_second, held_out.only_first
@@ -140,6 +141,21 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     )
 
 
+def dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
+    """Return the digests of the images of a run of which the fixes drop every file.
+
+    The paths of the run may begin with folders that those in the table of fixes do not have.
+    """
+    drops = {fix.path for fix in fixes if fix.action == "drop"}
+    kept: set[str] = set()
+    found: set[str] = set()
+    for row in run.rows:
+        parts = row.path.split("/")
+        is_dropped = any("/".join(parts[i:]) in drops for i in range(len(parts)))
+        (found if is_dropped else kept).add(row.sha256)
+    return found - kept
+
+
 def labels_by_digest(run: Run) -> dict[str, set[str]]:
     """Return the labels of each distinct image of a run; copies may have different labels."""
     labels: dict[str, set[str]] = {}
@@ -157,9 +173,10 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
         p: The p-value as text, e.g. `p = 0.012`.
     """
     fixed = letters[effect.is_second]
-    numbers = [(effect.relabelled, "relabelled"), (effect.left_out, "left out")]
+    numbers = [(effect.relabelled, "with other labels"), (effect.left_out, "left out")]
     (first, what), *more = [(number, text) for number, text in numbers if number]
-    changes = ", ".join([f"{count(first, 'image')} {what}", *(f"{n:,} {text}" for n, text in more)])
+    images = count(first, "distinct image")
+    changes = ", ".join([f"{images} {what}", *(f"{n:,} {text}" for n, text in more)])
     fixes = f"the fixes of {fixed} ({changes})"
     difference, (low, high) = effect.difference, effect.interval
     if not effect.is_second:
