@@ -1,8 +1,12 @@
 """Detection of probable label errors."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from tests.support.limits import HANG_S
 from vitft.data.inspection import InspectedFile
 from vitft.features.label_errors import (
     LabelScores,
@@ -137,6 +141,17 @@ def test_the_powers_undo_overconfidence_and_the_fraction_of_wrong_labels_is_foun
 
     assert powers[0].item() == pytest.approx(1 / 3, rel=0.03)
     assert wrong == pytest.approx(0.15, abs=0.01)
+
+
+def test_the_fit_does_not_import_the_compiler_of_torch() -> None:
+    program = (
+        "import sys, torch\n"
+        "from vitft.features.label_errors import fit_powers\n"
+        "fit_powers(torch.randn(2, 9, 3).double().log_softmax(-1), torch.arange(9) % 3)\n"
+        "assert 'torch._dynamo' not in sys.modules"  # torch.optim imports it, which takes a second
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)
 
 
 def test_few_images_do_not_make_the_powers_large() -> None:

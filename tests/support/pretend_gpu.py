@@ -417,7 +417,8 @@ def pretend_gpu(
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
         check = "_accelerator_graph_capture_health_check"  # of streams, which there are not
-        stack.enter_context(mock.patch.object(torch.optim.Optimizer, check))
+        if hasattr(torch.optim.Optimizer, check):  # the oldest supported torch has none
+            stack.enter_context(mock.patch.object(torch.optim.Optimizer, check))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__enter__", enter_no_grad))
         stack.enter_context(mock.patch.object(torch.inference_mode, "__exit__", exit_no_grad))
         for path in ("torch.optim.optimizer", "torch.nn.utils.clip_grad"):

@@ -30,6 +30,7 @@ from vitft.features.head import (
     CV_IMAGES,
     choose_penalty,
 )
+from vitft.features.lbfgs import minimise
 from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
 from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
@@ -188,35 +189,34 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """Return the powers (2,) of two factors and the fraction of wrong labels.
 
     Both are the most probable ones, given the priors and the labels `y` (n,). `factors` (2, n, C)
-    are logarithms. A wrong label is assumed to be any of the other classes with equal probability.
+    are logarithms in float64. A wrong label is assumed to be any of the other classes with equal
+    probability.
     """
     classes = factors.shape[2]
-    free = torch.tensor([0.0, 0.0, -3.5], dtype=factors.dtype, requires_grad=True)
-    optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
 
-    def values() -> tuple[Tensor, Tensor]:
+    def values(free: Tensor) -> tuple[Tensor, Tensor]:
         return free[:2].exp(), free[2].sigmoid()
 
-    def negative_log_posterior() -> Tensor:
-        optimizer.zero_grad()
-        powers, share = values()
-        wrong = MIN_WRONG + (MAX_WRONG - MIN_WRONG) * share
-        chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
-        given = chances.gather(1, y[:, None])[:, 0]
-        likelihood = (1 - wrong) * given + wrong * (1 - given) / max(1, classes - 1)
-        a, b = WRONG_PRIOR
-        loss: Tensor = (
-            -likelihood.log().sum()
-            - (a - 1) * share.log()
-            - (b - 1) * (1 - share).log()
-            + 0.5 * (free[:2] / POWER_SPREAD).square().sum()
-        )
-        loss.backward()
-        return loss
+    def negative_log_posterior(point: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            free = point[0].clone().requires_grad_()
+            powers, share = values(free)
+            wrong = MIN_WRONG + (MAX_WRONG - MIN_WRONG) * share
+            chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
+            given = chances.gather(1, y[:, None])[:, 0]
+            likelihood = (1 - wrong) * given + wrong * (1 - given) / max(1, classes - 1)
+            a, b = WRONG_PRIOR
+            loss = (
+                -likelihood.log().sum()
+                - (a - 1) * share.log()
+                - (b - 1) * (1 - share).log()
+                + 0.5 * (free[:2] / POWER_SPREAD).square().sum()
+            )
+            (gradient,) = torch.autograd.grad(loss, free)
+        return loss.detach()[None], gradient[None]
 
-    optimizer.step(negative_log_posterior)
-    with torch.no_grad():
-        powers, share = values()
+    start = torch.tensor([[0.0, 0.0, -3.5]], dtype=torch.float64)
+    powers, share = values(minimise(negative_log_posterior, start, steps=100, tolerance=1e-6)[0])
     return powers, MIN_WRONG + (MAX_WRONG - MIN_WRONG) * float(share)
 
 
