@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ few = settings(
 )
 # Names as a file system gives them: any text, and bytes that are not UTF-8 as lone surrogates.
 characters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
-names = st.text(characters | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), min_size=1)
+names = st.text(
+    characters | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), min_size=1
+).filter(lambda name: os.fsdecode(os.fsencode(name)) == name)  # as names of files are
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
