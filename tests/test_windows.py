@@ -61,7 +61,12 @@ def test_the_commands_run_where_windows_is_stricter(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "commands.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": "cp1252",
+            "USERNAME": "user",  # Windows sets it, and torch asks for it
+        },
         capture_output=True,
         encoding="cp1252",
         timeout=240,
