@@ -158,10 +158,10 @@ def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(
     last = json.loads((run / "eval.json").read_text())["head"]["last_block_top1"]
     cost = f"(validation accuracy {percent(last)}, as with the run's head)"  # both are 100%
     assert note.startswith("the head of --timm reads only the last block")
-    assert f"the last 2 blocks {cost}; --onnx and --torch-export keep the run's head" in note
+    assert f"the last 2 blocks {cost}; the other formats keep the run's head" in note
     readme = (home / "out" / "timm" / "README.md").read_text()
     assert f"Accuracy {percent(last)}" in readme
-    assert f"the last 2 blocks {cost}. Exports made with `--onnx`" in readme
+    assert f"the last 2 blocks {cost}. Exports in other formats, such as `--onnx`, keep" in readme
 
 
 def test_the_cost_of_a_head_on_the_last_block_is_stated(tmp_path: Path) -> None:

@@ -216,7 +216,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {describe_os_error(error)}", fix="check the path"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", fix="correct the file") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}",
+            fix='correct the file; text needs quotes, e.g. freeze = "blocks:1"',
+        ) from error
 
 
 def read_run_config(run: Path) -> dict[str, dict[str, Any]]:

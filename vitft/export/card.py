@@ -244,7 +244,7 @@ def limits_section(
     if not by_class:
         lines.append(
             f"- The head reads only the last block, {last_block_reason(trained.run)}. Exports "
-            "made with `--onnx` or `--torch-export` keep the run's head. Results by class, "
+            "in other formats, such as `--onnx`, keep the run's head. Results by class, "
             "confusions and the calibration were measured with the run's head and are left out."
         )
     if status := unfinished_status(trained.run):

@@ -179,7 +179,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         options = " and ".join(f"--{name}" for name in narrow)
         notes.append(
             f"the head of {options} reads only the last block, {last_block_reason(trained.run)}; "
-            "--onnx and --torch-export keep the run's head"
+            "the other formats keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:

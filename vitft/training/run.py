@@ -53,6 +53,7 @@ from vitft.training.state import (
     check_same_images,
     list_states,
     newest_state,
+    read_budget,
     remove_states,
     remove_temporary_files,
 )
@@ -132,7 +133,7 @@ def run_finetuning(
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
-            log.info("no training state was saved: training starts again from the beginning")
+            log.info(f"no training state was saved: {restart_text(run)}")
         trackers.start(run, flat_settings(setup.config), resume=resume)
         context = RunContext(
             run=run,
@@ -151,6 +152,13 @@ def run_finetuning(
         trackers.finish(result.status, result.figures)
         group.barrier()
     return result
+
+
+def restart_text(run: RunDir) -> str:
+    """Return what a run without a training state repeats when it is resumed."""
+    if read_budget(run.resume) is None:
+        return "training starts again from the beginning"
+    return "training starts again, but finished trials are not repeated"
 
 
 def set_up(
