@@ -91,6 +91,8 @@ def test_an_invalid_setting_is_refused_with_its_name_and_a_fix(setting: str, mes
 def test_a_number_in_quotes_is_answered_without_them() -> None:
     with pytest.raises(UsageError, match="fix: use an integer of 1 or more, without quotes"):
         config_from_table({"optim": {"epochs": "3"}})
+    with pytest.raises(UsageError, match=r"fix: use an integer of 1 or more$"):
+        config_from_table({"optim": {"epochs": "three"}})
     with pytest.raises(UsageError, match=r"fix: use head, (.*) e\.g\. head,none$"):
         config_from_table({"train": {"freeze": "5"}})
 

@@ -112,7 +112,8 @@ def invalid(key: str, value: object, allowed: object) -> UsageError:
     text = str(allowed)
     if isinstance(value, float) and not math.isfinite(value):
         text = text.replace("a number", "a finite number")
-    if isinstance(value, str) and re.match("an? (finite )?(number|integer)|true", text):
+    is_text = isinstance(value, str) and re.match(r"[+-]?[\d.]|true|false", value)
+    if is_text and re.match("an? (finite )?(number|integer)|true", text):
         text += ", without quotes"
     return UsageError(f"invalid {key}={shown_value(value)}", fix=f"use {text}")
 
