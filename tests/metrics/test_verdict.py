@@ -73,6 +73,7 @@ def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any)
         "images": sum(map(sum, matrix)),
         "best_epoch": 1,
         "calibration": {"cross_validated": scored - 33},
+        "seconds": 1.0,
         "cross_validation": more,
     }
     return cast("RunResults", {**found, **changes})
@@ -109,6 +110,21 @@ def test_cross_validation_that_tells_less_does_not_change_the_verdict(
 
     assert better_estimate(crossed(matrix, right=172, scored=202)) is not None
     assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("matrix", "is_used"),
+    [([[15, 1], [2, 15]], True), ([[8, 8], [9, 8]], False)],
+    ids=["intervals overlap", "the validation is harder"],
+)
+def test_an_unfinished_run_uses_cross_validation_if_the_intervals_overlap(
+    matrix: list[list[int]], is_used: bool
+) -> None:
+    results = crossed(matrix, right=172, scored=202)
+    for added_at_the_end in ("seconds", "calibration"):
+        results.pop(added_at_the_end, None)
+
+    assert (better_estimate(results) is not None) == is_used
 
 
 @pytest.mark.parametrize(

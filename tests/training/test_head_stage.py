@@ -14,11 +14,13 @@ from PIL import Image
 from tests.conftest import tiny_home
 from tests.support.export_run import figures
 from vitft.config.run import config_from_table
+from vitft.data.split import Manifest
 from vitft.explain.attribution import relevance_map
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
 from vitft.export.trained import last_block_reason
 from vitft.features import mixture
+from vitft.features.cut import BothHeads
 from vitft.metrics.results import HeadChoice
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
@@ -29,6 +31,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.report.run_page import write_report
 from vitft.system.errors import UsageError
 from vitft.system.text import percent
+from vitft.training import finish
 from vitft.training.head_stage import describe_choice
 from vitft.training.run import run_finetuning
 
@@ -162,6 +165,43 @@ def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(
     readme = (home / "out" / "timm" / "README.md").read_text()
     assert f"Accuracy {percent(last)}" in readme
     assert f"the last 2 blocks {cost}. Exports in other formats, such as `--onnx`, keep" in readme
+
+
+def test_the_accuracy_of_the_head_on_the_last_block_is_confirmed_in_float32(
+    home: Path, choose: Choose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    for path in images_of(home):  # noise, so that both heads are often wrong and rarely certain
+        Image.fromarray(generator.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    compute, confirm, found = finish.image_logits, finish.final_logits, list[torch.Tensor]()
+
+    def imprecise(*args: Any, **options: Any) -> torch.Tensor:
+        logits = compute(*args, **options)
+        return logits + torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) * 4
+
+    def kept(*args: Any) -> tuple[torch.Tensor, int | None]:
+        found[:] = [confirm(*args)[0]]
+        return found[0], len(found[0])
+
+    monkeypatch.setattr(finish, "image_logits", imprecise)
+    monkeypatch.setattr(finish, "final_logits", kept)
+    choose(mixture.MIXTURE)
+
+    run = train(home, "run", precision="bf16")
+
+    state, card = load_checkpoint(run / "model.safetensors")
+    val = Manifest.read(run / "split.csv", home / "data").val
+    views = [card.transform.pixels(Image.open(home / "data" / row.path)) for row in val]
+    pixels = card.transform.normalise(torch.from_numpy(np.stack(views)))
+    model = build_model(state, card.architecture)
+    assert isinstance(model, VisionTransformer)
+    with torch.inference_mode():
+        exact = BothHeads(model.eval())(pixels).argmax(dim=-1)
+    assert torch.equal(found[0].argmax(dim=-1), exact)
+    right = (exact == torch.tensor([row.label for row in val])[:, None]).double().mean(dim=0)
+    results = json.loads((run / "eval.json").read_text())
+    assert results["top1"] == pytest.approx(right[0].item())
+    assert results["head"]["last_block_top1"] == pytest.approx(right[1].item())
 
 
 def test_the_cost_of_a_head_on_the_last_block_is_stated(tmp_path: Path) -> None:

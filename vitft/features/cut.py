@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitft.models.checkpoint import state_digest
 from vitft.models.freeze import frozen_blocks
 from vitft.models.timm_model import Model, TimmModel
+from vitft.models.vit import VisionTransformer
 from vitft.system.device import exact_float32
 
 
@@ -139,6 +140,25 @@ class Whole(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.model.classify(self.model.features(pixels))
+
+
+class BothHeads(nn.Module):
+    """A model whose head reads several blocks, with both its heads.
+
+    The model maps pooled features (B, D), or pixels (B, channels, H, W), to logits (B, 2, C): those
+    of its head, followed by those of the head that reads only the last block.
+    """
+
+    def __init__(self, model: VisionTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        model = self.model
+        assert model.last_head is not None
+        pooled = inputs if inputs.ndim == 2 else model.pool(*model.encode_read(model.embed(inputs)))
+        last = model.pre_logits(pooled[:, : last_block_size(model)])
+        return torch.stack([model.classify(pooled), model.last_head(last)], dim=1)
 
 
 class Cut(NamedTuple):

@@ -70,7 +70,8 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
 
     This requires that the model is the cross-validated head, that the training images are measured
     to be comparable with the validation images (as for the calibration: a validation set from
-    another place may be harder), and that at least `MORE_IMAGES` times as many images were scored.
+    another place may be harder; in an unfinished run, which is not calibrated, the intervals of
+    both accuracies must overlap), and that at least `MORE_IMAGES` times as many images were scored.
     The result is None for multi-label models, which cross-validation scores without their
     thresholds.
     """
@@ -78,6 +79,9 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
     if not more or "labels" in results or not more.get("top1_interval"):
         return None
     is_comparable = bool(calibration and calibration.get("cross_validated"))
+    if "seconds" not in results:
+        low, high = results.get("top1_interval", (1.0, 0.0))
+        is_comparable = more["top1_interval"][0] <= high and low <= more["top1_interval"][1]
     are_many = more["images"] >= MORE_IMAGES * results["images"]
     return more if is_comparable and are_many else None
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
 from vitft.data.split import Manifest, Row
+from vitft.features.cut import BothHeads
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,
@@ -29,12 +30,14 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.intervals import Floats
 from vitft.metrics.results import FinalTestResults, Metrics, RunResults
+from vitft.metrics.targets import are_right
 from vitft.metrics.thresholds import fit_thresholds
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import write_adapter
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
+from vitft.models.vit import VisionTransformer
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
 from vitft.training.cross_validated import cross_validated_classes, cross_validated_set
@@ -83,8 +86,9 @@ def evaluate_run(
     is the value of `time.monotonic()` at the start of the run.
     """
     rows = inputs.data.manifest.val
-    logits, confirmed = final_logits(inputs, model, precision, rows)
-    labels = inputs.data.labels(rows).cpu()
+    heads, confirmed = final_logits(inputs, model, precision, rows)
+    logits, labels = heads[:, 0], inputs.data.labels(rows).cpu()
+    results = with_last_block(results, heads, labels)
     validation = ScoredSet(logits.double().numpy(), labels.numpy())
     fitted, training = inputs.data.group.main_only(
         lambda: calibrate(validation, inputs.data, scored)
@@ -112,6 +116,17 @@ def evaluate_run(
     if scored is not None and inputs.data.group.is_main:
         predicted = cross_validated_classes(inputs.data, scored)
     return FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
+
+
+def with_last_block(results: RunResults, heads: Tensor, labels: Tensor) -> RunResults:
+    """Return the results with the accuracy of the head that reads the last block, if there is one.
+
+    `heads` (n, H, C) are logits from `final_logits`, and `labels` (n,) are class indices.
+    """
+    if heads.shape[1] == 1:
+        return results
+    top1 = are_right(heads[:, 1], labels).float().mean().item()
+    return {**results, "head": {**results["head"], "last_block_top1": top1}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +201,7 @@ def final_test(
     rows = [row for row in data.manifest.test if row.sha256 not in known]
     if not rows:
         return {}
-    logits, _ = final_logits(inputs, model, precision, rows)
+    logits = final_logits(inputs, model, precision, rows)[0][:, 0]
     labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
     return {
         "test": {
@@ -212,6 +227,9 @@ def final_logits(
 ) -> tuple[Tensor, int | None]:
     """Return logits whose top classes match those of `vitft predict` and exported models.
 
+    If the head of the model reads several blocks, there are H = 2 heads: the second one reads only
+    the last block and is used in some exports (see `BothHeads`). Otherwise, H is 1.
+
     Features in bf16 change logits by a few thousandths, which matters only if the two largest
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
@@ -220,38 +238,45 @@ def final_logits(
     used in order, so the result does not depend on the number of processes.
 
     Returns:
-        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images. The
-        number is None if the precision is fp32 or nothing is frozen, in which case no image needs
-        to be recomputed.
+        Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images.
+        The number is None if the precision is fp32 or nothing is frozen, in which case no image
+        needs to be recomputed.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the run.
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
+    heads: nn.Module = model
+    if isinstance(model, VisionTransformer) and model.last_head is not None and inputs.cut.pooled:
+        heads = BothHeads(model)
+        inputs = replace(inputs, cut=inputs.cut._replace(suffix=heads))
     logits = image_logits(inputs, rows)
+    if heads is model:
+        logits = logits[:, None]
     if precision == "fp32" or inputs.extractor is None:
         return logits, None
     if data.manifest.labels:
         margins, order = torch.zeros(len(rows)), torch.arange(len(rows))
     else:
-        best = logits.topk(2, dim=-1).values  # (n, 2)
-        margins, order = (best[:, 0] - best[:, 1]).sort()
+        best = logits.topk(2, dim=-1).values  # (n, H, 2)
+        margins, order = (best[..., 0] - best[..., 1]).amin(dim=1).sort()
     change, done, batches = 0.0, 0, [order[i : i + size] for i in range(0, len(order), size)]
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
         some = batches[done // size :][: data.group.size]
         own = [rows[i] for batch in data.group.shard(some) for i in batch.tolist()]
-        recomputed = data.group.gather(exact_logits(inputs, model, own))
+        recomputed = data.group.gather(exact_logits(inputs, heads, own))
         for chosen, exact in zip(some, recomputed, strict=False):
             if done and margins[done] >= 4 * change:
                 break
             done += len(chosen)
+            exact = exact.view(len(chosen), *logits.shape[1:])
             change = max(change, (exact - logits[chosen]).abs().max().item())
             logits[chosen] = exact
     return logits, done
 
 
-def exact_logits(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Tensor:
-    """Return the logits (n, C) of images, computed from pixels in float32 in one batch."""
+def exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> Tensor:
+    """Return the output of a model for images, computed from pixels in float32 in one batch."""
     if not rows:
         return torch.empty(0)
     data = inputs.data
