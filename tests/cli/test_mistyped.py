@@ -50,6 +50,15 @@ from vitft.cli.main import main
         ("train --data photos", "use finetune"),
         ("patches x.jpg", "use explain --patches"),
         ("validate --data photos", "use evaluate"),
+        ("predict --weights x a.jpg", "use --run"),
+        ("export --coreml", "use --torch-export"),
+        ("report runs/x", "the model is given with --run: {report --run runs/x}"),
+        ("evaluate --run x", "add --data DIR|TABLE; run vitft evaluate --help for usage"),
+        (
+            "study --out x",
+            "add --data DIR and --weights NAME; run vitft study --help for usage",
+        ),
+        ("weights", "add one of list, show, fetch, inspect; run vitft weights --help for usage"),
         ("evaluate photos", "images are given with --data: {evaluate --data photos}"),
         ("predict --input new", "images are given without an option: {predict new}"),
         (

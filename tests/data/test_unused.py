@@ -67,6 +67,12 @@ def test_suffixes_are_counted_with_reason_and_fix() -> None:
     assert not unused_notes({})
 
 
+def test_documents_without_a_suffix_need_no_action() -> None:
+    assert unused_notes({"LICENSE": 1, ".txt": 2}) == [
+        "not used: 3 files: 2 .txt and 1 LICENSE (not images; no action is needed)"
+    ]
+
+
 def test_no_suffix_of_an_image_counts_as_unused() -> None:
     assert not {*KIND_BY_SUFFIX} & {*FORMAT_BY_SUFFIX}
 
@@ -79,6 +85,8 @@ def test_no_suffix_of_an_image_counts_as_unused() -> None:
         ("a.mp4", ".mp4", True),
         ("a.cr2", ".cr2", False),
         ("a.xyz", ".xyz", False),
+        ("LICENSE", "LICENSE", True),
+        ("Readme", "Readme", True),
         ("a", "(no suffix)", False),
         ("a.", "(no suffix)", False),
     ],

@@ -67,13 +67,45 @@ def test_the_interval_of_balanced_accuracy_covers_the_truth_for_few_images() -> 
         if low <= sum(shares) / 3 <= high:
             coverage += float(np.prod([*map(binom.pmf, counts, images, shares)]))
 
-    assert 0.92 <= coverage <= 0.97
+    assert 0.94 <= coverage <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("images", "shares"),
+    [
+        pytest.param((35,) * 10, (0.955,) * 10, id="as the digits of scikit-learn"),
+        pytest.param((10,) * 5, (0.94,) * 5, id="five small classes"),
+        pytest.param((10,) * 60, (0.9,) * 60, id="many classes"),
+        pytest.param((1,) * 8, (0.8,) * 8, id="one image each"),
+        pytest.param((100, 50, 20, 10, 5), (0.9,) * 5, id="classes of different sizes"),
+        pytest.param((1000, 10), (0.99, 0.6), id="a weak rare class"),
+        pytest.param((1000, 10), (0.9, 0.99), id="a strong rare class"),
+    ],
+)
+def test_no_side_of_the_interval_of_balanced_accuracy_is_too_short(
+    images: tuple[int, ...], shares: tuple[float, ...]
+) -> None:
+    truth = sum(shares) / len(shares)
+    drawn = np.random.default_rng(0).binomial(images, shares, size=(1000, len(images)))
+
+    ends = [mean_fraction_interval(list(zip(counts, images, strict=True))) for counts in drawn]
+
+    below, above = (np.array(end) for end in zip(*ends, strict=True))
+    assert (above < truth).mean() < 0.075
+    assert (below > truth).mean() < 0.05
+    assert ((below <= truth) & (truth <= above)).mean() >= 0.925
+
+
+def test_balanced_accuracy_has_the_interval_of_the_accuracy_if_classes_are_equally_large() -> None:
+    counts = [(35, 35), (30, 35), (35, 35), (34, 35)]
+
+    assert mean_fraction_interval(counts) == pytest.approx(wilson_interval(134, 140))
 
 
 def test_twenty_correct_of_twenty_in_each_class_is_not_certain() -> None:
     low, high = mean_fraction_interval([(20, 20)] * 3)
 
-    assert low < 0.92
+    assert low < 0.95
     assert high == 1
 
 

@@ -189,11 +189,10 @@ def print_tables(results: Mapping[str, Any]) -> None:
     is_measured = results["images"] >= MIN_CALIBRATION_IMAGES
     if is_measured:
         rows.append(("calibration error", error, interval(calibration["ece_interval"])))
-    is_scaled = calibration["temperature"] != 1
+    temperature = calibration["temperature"]
+    is_scaled = temperature is None or f"{temperature:.2f}" != "1.00"
     if is_measured and is_scaled and calibration["ece_before"] is not None:
-        at = ""
-        if calibration["temperature"] is not None:
-            at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
+        at = "" if temperature is None else f"at temperature 1 instead of {temperature:.2f}"
         before = calibration["ece_before"]
         shown = percent(before) if is_measurable(before) else "too small to measure"
         rows.append(("  before scaling", shown, at))

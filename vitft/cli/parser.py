@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from vitft.system.errors import UsageError
+from vitft.system.rundir import BASE
 from vitft.system.text import listing, shell_join
 
 FEW_CHOICES = 10
@@ -22,6 +23,11 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--cfg": ("--recipe",),
     "--json": ("--format json",),
     "--csv": ("--format csv",),
+    "--coreml": ("--torch-export",),
+    "--tflite": ("--torch-export",),
+    "--engine": ("--onnx",),
+    "--tensorrt": ("--onnx",),
+    "--weights": ("--run",),
     "--model": ("--run", "--weights"),
     "--checkpoint": ("--run", "--weights"),
     "--ckpt": ("--run", "--weights"),
@@ -63,6 +69,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
         fix = f"run {self.prog} --help for usage"
+        required = message.partition("arguments are required: ")[2]
+        if required and self.commands:
+            fix = f"add one of {', '.join(self.commands)}; {fix}"
+        elif required:
+            fix = f"add {listing(map(self.with_value, required.split(', ')))}; {fix}"
         if sides := re.search(r"argument (--[\w-]+): invalid int value: '(\d+)x(\d+)'", message):
             option, height, width = sides.groups()
             pixels = height if height == width else f"{height} {width}"
@@ -101,6 +112,11 @@ class Parser(argparse.ArgumentParser):
         words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
         return f"{text} with {option[0]}: {shell_join(['vitft', *words])}"
 
+    def with_value(self, argument: str) -> str:
+        """Return an option with the name of its value, e.g. `--out DIR`, or the argument itself."""
+        action = self._option_string_actions.get(argument)
+        return f"{argument} {action.metavar}" if action and action.metavar else argument
+
     def with_quotes(self, unknown: str) -> str:
         """Return a fix if an unknown word is part of an existing path with spaces, or ""."""
         at = self.typed.index(unknown)
@@ -136,7 +152,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         if "--data" in known:
             return "images are given", ("--data", word)
-        if "--run" in known and os.path.lexists(word):
+        if "--run" in known and (os.path.lexists(word) or word.startswith(f"{BASE}{os.sep}")):
             return "the model is given", ("--run", word)
         if "--out" not in known:
             return "", ()

@@ -63,19 +63,34 @@ OTHER_SUFFIX = UnusedKind(
     "not a known image suffix",
     "correct the suffix if they are images, or convert them to PNG or JPEG",
 )
+DOCUMENT_NAMES = frozenset({
+    "authors", "changelog", "changes", "citation", "contributing", "copying", "copyright",
+    "dockerfile", "licence", "license", "makefile", "manifest", "notice", "readme", "todo",
+    "version",
+})  # fmt: skip
+"""Names of documents without a suffix, in lower case."""
 KIND_BY_SUFFIX = {suffix: kind for kind in UNUSED_KINDS for suffix in kind.suffixes}
 DOCUMENTS = UNUSED_KINDS[-1]
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file name in lower case, or `NO_SUFFIX`."""
+    """Return the suffix of a file name in lower case; or `NO_SUFFIX`, or the name of a document."""
     stem, dot, suffix = name.rpartition(".")
-    return f".{suffix.lower()}" if stem and dot and suffix else NO_SUFFIX
+    if stem and dot and suffix:
+        return f".{suffix.lower()}"
+    return name if name.lower() in DOCUMENT_NAMES else NO_SUFFIX
+
+
+def kind_of(suffix: str) -> UnusedKind:
+    """Return the kind of the files with a suffix, as returned by `suffix_of`."""
+    if suffix.lower() in DOCUMENT_NAMES:
+        return DOCUMENTS
+    return KIND_BY_SUFFIX.get(suffix, OTHER_SUFFIX)
 
 
 def is_surely_no_image(name: str) -> bool:
     """Return whether the suffix belongs to a document, a data file, a video or an archive."""
-    kind = KIND_BY_SUFFIX.get(suffix_of(name))
+    kind = kind_of(suffix_of(name))
     return kind in (*UNUSED_KINDS[2:], DOCUMENTS)
 
 
@@ -86,7 +101,7 @@ def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
     """
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        kind = KIND_BY_SUFFIX.get(suffix, OTHER_SUFFIX)
+        kind = kind_of(suffix)
         entries.append({"suffix": suffix, "files": files, "reason": kind.reason, "fix": kind.fix})
     return entries
 

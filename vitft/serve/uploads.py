@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
 from vitft.serve.limits import BODY_SECONDS, MAX_HEADER_LINES, MIN_BYTES_PER_SECOND, PART_HEADERS
+from vitft.system.text import count
 
 RETRY_SOON = {"Retry-After": "1"}
 
@@ -118,7 +119,7 @@ class FormReader:
     def on_part_begin(self) -> None:
         self.num_parts += 1
         if self.num_parts > self.max_files:
-            raise FormError(f"more than {self.max_files} files in one request")
+            raise FormError(f"more than {count(self.max_files, 'file')} in one request")
         self.name, self.chunks = None, []
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:

@@ -336,6 +336,13 @@ def test_the_error_for_an_unknown_name_lists_the_five_nearest() -> None:
     assert caught.value.fix.count("vit_") == 5
 
 
+def test_the_name_of_a_repository_on_the_hub_is_answered_with_its_prefix() -> None:
+    with pytest.raises(WeightsError) as caught:
+        check_weights_name("google/vit-base-patch16-224")
+
+    assert "for a repository on the hub, use hf:google/vit-base-patch16-224;" in caught.value.fix
+
+
 def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     code = (
         "import sys; from vitft.models.pretrained.locate import check_weights_name as check;"

@@ -4,6 +4,7 @@ Does not import torch, so that a wrong name is reported at once. `fetch` downloa
 """
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from vitft.models.model_names import similar_models
 from vitft.models.timm_config import timm_modules
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
+
+REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"
+"""Regular expression for the name of a hub repository, owner/name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +149,10 @@ def find_entry(name: str) -> CatalogEntry:
 
             return registry_entry(known)
         near = similar_models(name, {**rows, **timm_modules()})
-        raise WeightsError(
-            f"unknown weights {name!r}",
-            fix=f"check the name (similar ones are {', '.join(near)}), or pass the path of a file",
-        )
+        fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
+        if re.fullmatch(REPOSITORY, name, re.ASCII):
+            fix = f"for a repository on the hub, use hf:{name}; otherwise, {fix}"
+        raise WeightsError(f"unknown weights {name!r}", fix=fix)
     return rows[name]
 
 

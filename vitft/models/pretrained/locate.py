@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, find_entry
+from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
 from vitft.system.files import resource
 from vitft.system.near_paths import path_fix
@@ -113,7 +113,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
     Raises:
         WeightsError: The name is invalid.
     """
-    pattern = r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?"
+    pattern = rf"hf:(?P<repo>{REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
     match = re.fullmatch(pattern, name, re.ASCII)
     if match is None or ".." in name:
         raise WeightsError(
