@@ -11,15 +11,13 @@ from torch.nn import functional as F
 
 from vitft.features.head import SolvedHead, cross_validate, solve_head
 from vitft.features.mixture import (
-    LAST_BLOCK,
-    MIXTURE,
-    SEVERAL_BLOCKS,
     Candidate,
     HeadMethod,
     choose_candidate,
     mixture_weights,
     tempered,
 )
+from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 
 READ = 6
 NAMES = ["a", "b", "c"]

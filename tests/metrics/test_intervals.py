@@ -7,8 +7,10 @@ import pytest
 from scipy.stats import binom, binomtest, t
 
 from vitft.metrics.intervals import (
+    binomial_tail,
     bootstrap_mean_interval,
     f1_with_interval,
+    log_factorials,
     mean_fraction_interval,
     student_t_quantile,
     wilson_interval,
@@ -22,6 +24,21 @@ def test_the_interval_of_a_fraction_is_that_of_scipy(correct: int, total: int) -
     assert wilson_interval(correct, total) == pytest.approx(
         (expected.low, expected.high), abs=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    ("least", "trials", "chance"),
+    [(4, 34, 0.0451), (10, 10, 0.7), (2, 300, 0.01), (1000, 5000, 0.19), (3, 9, 0), (3, 9, 1)],
+)
+def test_the_binomial_tail_is_that_of_scipy(least: int, trials: int, chance: float) -> None:
+    expected = float(binom.sf(least - 1, trials, chance))
+
+    found = binomial_tail(least, trials, chance)
+    with_table = binomial_tail(least, trials, chance, log_factorials(trials + 5))
+
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert with_table == pytest.approx(found)
+    assert binomial_tail(0, trials, chance) == 1
 
 
 def test_the_interval_without_images_is_zero_to_one() -> None:

@@ -8,7 +8,6 @@ import pytest
 from vitft.predict.threshold import (
     Answers,
     Threshold,
-    binomial_tail,
     choose_threshold,
     needed_images,
     smallest_cover,
@@ -126,14 +125,6 @@ def test_predictions_of_equal_probability_are_all_above_or_all_below() -> None:
     found = {smallest_cover(answers, p) for p in (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96)}
 
     assert found == {50, 100}
-
-
-def test_the_binomial_tail_is_that_of_the_distribution() -> None:
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, 301)))])
-
-    expected = 1 - (0.99**300 + 300 * 0.01 * 0.99**299)
-    assert binomial_tail(2, 300, 0.01, log_factorial) == pytest.approx(expected)
-    assert binomial_tail(0, 300, 0.01, log_factorial) == 1
 
 
 def write_run(path: Path, training: int) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import fontManager
 from PIL import Image
 
 pytest.importorskip("matplotlib")
@@ -15,6 +16,7 @@ pytest.importorskip("matplotlib")
 from matplotlib import colormaps
 
 from tests.support.limits import HANG_S
+from vitft.report import plots
 from vitft.report.plots import (
     AccuracyCurve,
     accuracy_curves_png,
@@ -31,6 +33,34 @@ def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
 
     assert text == "Löwenzahn وردة\nЖук \\U0010fffd"
     assert families[0] == "DejaVu Sans"
+
+
+def test_a_character_that_no_font_has_is_reported_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "family_with", lambda c: "" if c in "数字" else "DejaVu Sans")
+    plots.warn_of_missing_font.cache_clear()
+
+    for _ in range(2):
+        assert drawable("数字 x")[0] == r"\u6570\u5b57 x"
+
+    (record,) = caplog.records
+    assert r"codes such as \u6570, because no font on this machine has 数字:" in record.getMessage()
+
+
+def test_a_font_installed_after_the_list_was_cached_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: list[str] = []
+    own = fontManager.ttflist[0].fname
+    monkeypatch.setattr(plots, "findSystemFonts", lambda: [own, "/new/cjk.ttc"])
+    monkeypatch.setattr(fontManager, "addfont", added.append)
+    plots.add_new_fonts.cache_clear()
+
+    plots.add_new_fonts()
+
+    assert added == ["/new/cjk.ttc"]
+    plots.add_new_fonts.cache_clear()
 
 
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:

@@ -21,7 +21,7 @@ from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, read_toml, to_toml
 from vitft.data.unused import unused_files
 from vitft.report import charts, palette, svg
-from vitft.report.advice import advise
+from vitft.report.advice import ClassRecall, advise, compared_with_accuracy
 from vitft.report.chart_sections import confidence_section, epochs_section
 from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
@@ -506,6 +506,17 @@ def test_an_uncertain_order_of_the_classes_is_stated(tmp_path: Path) -> None:
 
     assert step.what == "If you collect more images, start with rose."
     assert "may be due to chance" in step.why
+
+
+def test_the_lowest_of_many_recalls_may_be_low_by_chance() -> None:
+    low = ClassRecall("8", 27 / 34, 34, "34 validation images", (0.63, 0.9), 0.9549)
+    less = ClassRecall("8", 30 / 34, 34, "34 validation images", (0.73, 0.953), 0.9549)
+
+    assert compared_with_accuracy(low, 10).startswith("clearly below")
+    assert compared_with_accuracy(less, 10) == (
+        "with a 95% interval of 73 to 95%. The lowest of 10 recalls can be as low as this by "
+        "chance."
+    )
 
 
 def test_a_model_no_better_than_the_largest_class_should_not_be_used(tmp_path: Path) -> None:

@@ -57,6 +57,20 @@ def test_the_rate_counts_what_was_done_since_the_start(
     assert "950/1000  2.5 images/s  about 25 s left" in capsys.readouterr().err
 
 
+def test_the_rate_does_not_count_skipped_units(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
+    with console.Progress("extracting features", 250) as progress:
+        progress.advance(200)
+        clock[0] = 2.0
+        progress.advance(50)
+        progress.skip(200)
+
+    assert "250/250  25 images/s  in 2.0 s" in capsys.readouterr().err
+
+
 def test_no_time_left_is_stated_before_it_has_been_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

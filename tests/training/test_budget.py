@@ -19,6 +19,7 @@ from vitft.config import defaults
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.features import mixture
 from vitft.metrics.budget_results import TrialResults
+from vitft.metrics.results import MIXTURE
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.report.run_files import read_run
@@ -492,7 +493,7 @@ def test_chosen_layers_start_from_the_head_on_the_last_block(
 ) -> None:
     judged(monkeypatch, **BETTER)
     monkeypatch.setattr(
-        mixture, "choose_candidate", lambda *c: next(x for x in c[:3] if x.name == mixture.MIXTURE)
+        mixture, "choose_candidate", lambda *c: next(x for x in c[:3] if x.name == MIXTURE)
     )
 
     several = run(home, "several")

@@ -21,7 +21,7 @@ from vitft.export.plan import ExportPlan
 from vitft.export.trained import last_block_reason
 from vitft.features import mixture
 from vitft.features.cut import BothHeads
-from vitft.metrics.results import HeadChoice
+from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadChoice
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.vit import VisionTransformer
@@ -34,6 +34,7 @@ from vitft.system.text import percent
 from vitft.training import finish
 from vitft.training.head_stage import describe_choice
 from vitft.training.run import run_finetuning
+from vitft.training.stages import image_logits
 
 Choose = Callable[[str], None]
 
@@ -71,7 +72,7 @@ def images_of(home: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", [mixture.MIXTURE, mixture.SEVERAL_BLOCKS])
+@pytest.mark.parametrize("name", [MIXTURE, SEVERAL_BLOCKS])
 def test_every_engine_predicts_with_all_blocks_that_the_head_reads(
     home: Path, choose: Choose, name: str, precision: str
 ) -> None:
@@ -95,7 +96,7 @@ def test_every_engine_predicts_with_all_blocks_that_the_head_reads(
 def test_a_head_reads_several_blocks_of_a_model_that_averages_the_patches(
     home: Path, choose: Choose
 ) -> None:
-    choose(mixture.MIXTURE)
+    choose(MIXTURE)
     state, card = load_checkpoint(home / "w.safetensors")
     norm = {n.replace("norm.", "fc_norm."): t for n, t in state.items() if n.startswith("norm.")}
     rest = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
@@ -119,7 +120,7 @@ def test_a_head_reads_several_blocks_of_a_model_that_averages_the_patches(
 def test_a_head_on_the_last_block_is_the_same_to_the_bit_whether_others_were_tried(
     home: Path, choose: Choose
 ) -> None:
-    choose(mixture.LAST_BLOCK)
+    choose(LAST_BLOCK)
 
     tried, alone = train(home, "tried"), train(home, "alone", head_blocks=1)
 
@@ -146,7 +147,7 @@ def test_features_of_the_last_block_are_shared_with_runs_that_read_no_others(
 def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(
     home: Path, choose: Choose
 ) -> None:
-    choose(mixture.MIXTURE)
+    choose(MIXTURE)
     run = train(home, "run")
 
     done = export_run(str(run), ExportPlan(formats=("timm", "torch-export"), out=home / "out"))
@@ -173,7 +174,7 @@ def test_the_accuracy_of_the_head_on_the_last_block_is_confirmed_in_float32(
     generator = np.random.default_rng(0)
     for path in images_of(home):  # noise, so that both heads are often wrong and rarely certain
         Image.fromarray(generator.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
-    compute, confirm, found = finish.image_logits, finish.final_logits, list[torch.Tensor]()
+    compute, confirm, found = image_logits, finish.final_logits, list[torch.Tensor]()
 
     def imprecise(*args: Any, **options: Any) -> torch.Tensor:
         logits = compute(*args, **options)
@@ -185,7 +186,7 @@ def test_the_accuracy_of_the_head_on_the_last_block_is_confirmed_in_float32(
 
     monkeypatch.setattr(finish, "image_logits", imprecise)
     monkeypatch.setattr(finish, "final_logits", kept)
-    choose(mixture.MIXTURE)
+    choose(MIXTURE)
 
     run = train(home, "run", precision="bf16")
 
@@ -217,7 +218,7 @@ def test_the_cost_of_a_head_on_the_last_block_is_stated(tmp_path: Path) -> None:
 def test_a_head_that_reads_several_blocks_can_be_explained_and_reported(
     home: Path, choose: Choose
 ) -> None:
-    choose(mixture.MIXTURE)
+    choose(MIXTURE)
     run = train(home, "run")
     state, card = load_checkpoint(run / "model.safetensors")
     model = build_model(state, card.architecture)
@@ -230,7 +231,7 @@ def test_a_head_that_reads_several_blocks_can_be_explained_and_reported(
 
 
 def test_training_continues_from_such_a_run_with_a_new_head(home: Path, choose: Choose) -> None:
-    choose(mixture.MIXTURE)
+    choose(MIXTURE)
     run = train(home, "run")
 
     model, _ = load_backbone(run / "model.safetensors", num_classes=4)

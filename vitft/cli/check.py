@@ -23,7 +23,7 @@ from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.files import free_name, writing
 from vitft.system.redaction import redacted
 from vitft.system.rundir import check_folder_name
-from vitft.system.text import count, percent, shell_join
+from vitft.system.text import count, shell_join, whole_percent
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -273,8 +273,9 @@ def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> d
             g for g in groups if g["labels_differ"]
         ),
         f"probable label errors{beside}": [
-            f"{entry['path']}: {entry['suggested']} ({percent(entry['suggested_probability'], 0)}) "
-            f"rather than {entry['label']} ({percent(entry['given_probability'], 0)})"
+            f"{entry['path']}: {entry['suggested']} "
+            f"({whole_percent(entry['suggested_probability'])}) rather than {entry['label']} "
+            f"({whole_percent(entry['given_probability'])})"
             for entry in suspects
         ],
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.system.errors import RunError, UsageError
+from vitft.system.rundir import plan_run
 
 
 def add_report(parser: Parser) -> None:
@@ -16,16 +17,29 @@ def add_report(parser: Parser) -> None:
         metavar="FILE",
         help="HTML page to write (default: report.html in the run directory)",
     )
+    parser.add_argument(
+        "--charts",
+        metavar="DIR",
+        help="new folder for the charts of the page as SVG files, e.g. for slides; the page itself "
+        "is then written only if --out is given",
+    )
     parser.set_defaults(command=report_command)
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the report from the files of the run, and print its path."""
+    """Write the report or the charts from the files of the run, and print their paths."""
+    from vitft.report.chart_files import write_charts
     from vitft.report.run_files import find_run
     from vitft.report.run_page import write_report
 
-    page = write_report(find_run(args.run), new_page(args.out) if args.out else None)
-    output.result(f"report: {page}")
+    run = find_run(args.run)
+    out = new_page(args.out) if args.out else None
+    if args.charts:
+        folder = plan_run(args.charts, "", option="--charts")
+        for name in write_charts(run, folder):
+            output.result(f"chart: {folder / name}")
+    if out is not None or not args.charts:
+        output.result(f"report: {write_report(run, out)}")
     return 0
 
 

@@ -56,8 +56,9 @@ class Config:
         )
         require(
             is_new or not self.weights.name or self.model == ModelSpec(),
-            f"section [model] has no effect on pretrained weights ({self.weights.name})",
-            fix="remove [model], or use --weights none",
+            "settings of the section [model] (model.norm etc.) have no effect on pretrained "
+            f"weights ({self.weights.name})",
+            fix="remove them, or use --weights none",
         )
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",

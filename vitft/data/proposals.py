@@ -74,7 +74,8 @@ def propose_fixes(
 
     def order(fix: Fix) -> tuple[int, int, float, str]:
         kind = KIND_ORDER.index(fix.kind)
-        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
+        path = "" if fix.kind == "mislabel" else fix.path  # in the order of the audit
+        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), path
 
     return sorted(merge_fixes(fixes), key=order)
 

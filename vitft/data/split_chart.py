@@ -2,6 +2,8 @@
 
 import logging
 
+from rich.cells import cell_len
+
 from vitft.data.split import Manifest, leaks
 from vitft.system.console import visible
 from vitft.system.text import count, shortened
@@ -10,7 +12,7 @@ log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
 """Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
-MOST_CHARACTERS = 28
+MAX_CLASS_NAME = 28
 """Maximum number of characters of a class name in the chart."""
 
 
@@ -31,12 +33,13 @@ def log_split(manifest: Manifest) -> None:
         shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
         log.info(f"the {len(shown)} of {len(counts):,} classes with the fewest images:")
     largest = max(sum(counts[name]) for name in shown)
-    names = {name: shortened(visible(name), MOST_CHARACTERS) for name in shown}
-    widest = max(map(len, names.values()))
+    names = {name: shortened(visible(name), MAX_CLASS_NAME) for name in shown}
+    widest = max(map(cell_len, names.values()))
     for name in shown:
         train, val = counts[name]
         bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
-        log.info(f"  {names[name]:<{widest}}  {bar} {train:,} + {val:,}")
+        padded = names[name] + " " * (widest - cell_len(names[name]))
+        log.info(f"  {padded}  {bar} {train:,} + {val:,}")
     if manifest.test:
         log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
     found = leaks(manifest)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from vitft.features.discriminant import solve_discriminant
 from vitft.features.lbfgs import minimise
 from vitft.features.logistic import held_out_logits, rough_fit
-from vitft.metrics.results import HeadCandidate
+from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadCandidate
 
 SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
@@ -32,7 +32,6 @@ PRIOR_STRENGTH = 3.0
 
 FACTOR_EXPONENTS = (-4.0, 2.0)
 """Smallest and largest base-10 logarithm of the factor that calibrates logits."""
-LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

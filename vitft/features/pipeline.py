@@ -257,7 +257,10 @@ def inspect_dataset(
                 inspect_folder, max_pixels=max_pixels, workers=usable_cores()
             )
         inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
-        if extractor is not None and extractor.computed == before:
+        computed = 0 if extractor is None else extractor.computed - before
+        if extractor is not None and computed:
+            progress.skip(len(folder.files) - computed)
+        elif extractor is not None:
             progress.label = "checking images"  # all features were in the cache
         return inspected
 

@@ -45,6 +45,31 @@ def score_interval(fraction: float, total: float) -> Interval:
     return low, high
 
 
+def log_factorials(largest: int) -> Floats:
+    """Return the logarithms of 0!, 1!, 2! and so on, up to the factorial of `largest`."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, largest + 1)))])
+
+
+def binomial_tail(
+    least: int, trials: int, chance: float, factorials: Floats | None = None
+) -> float:
+    """Return the probability of `least` or more successes in `trials` independent trials.
+
+    Args:
+        least: Minimum number of successes.
+        trials: Number of trials.
+        chance: Probability of success in each trial.
+        factorials: Result of `log_factorials` for at least `trials`; None to compute it here.
+    """
+    if least == 0 or not 0 < chance < 1:
+        return 1.0 if least == 0 or chance >= 1 else 0.0
+    table = log_factorials(trials) if factorials is None else factorials
+    k = np.arange(least)
+    logs = table[trials] - table[k] - table[trials - k]
+    logs += k * math.log(chance) + (trials - k) * math.log1p(-chance)
+    return max(0.0, 1 - float(np.exp(logs).sum()))
+
+
 def student_t_quantile(freedom: int) -> float:
     """Return the two-sided 95% quantile of Student's t distribution.
 

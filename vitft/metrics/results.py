@@ -124,6 +124,10 @@ WeakClass = TypedDict(
 """A class with low recall."""
 
 
+LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
+"""Values of `HeadCandidate["reads"]`, in the order of `features.mixture`."""
+
+
 class HeadCandidate(TypedDict):
     """A way to fit the head, with its cross-validated scores on the training images."""
 

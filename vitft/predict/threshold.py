@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitft.metrics.intervals import Flags, Floats, wilson_interval
+from vitft.metrics.intervals import Flags, Floats, binomial_tail, log_factorials, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.predict.validation import (
     read_training_predictions,
@@ -138,9 +138,9 @@ def smallest_cover(answers: Answers, precision: float) -> int:
     mistakes = np.cumsum(~correct)
     is_tied = np.append(probability[1:] == probability[:-1], False)
     accepted = (spare_mistakes(answers, precision) >= SPARE_MISTAKES) & ~is_tied
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(n))])
+    factorials = log_factorials(len(n))
     for i in np.flatnonzero(accepted)[::-1].tolist():
-        if binomial_tail(int(mistakes[i]), i + 1, 1 - precision, log_factorial) >= SIGNIFICANCE:
+        if binomial_tail(int(mistakes[i]), i + 1, 1 - precision, factorials) >= SIGNIFICANCE:
             return i + 1
     return 0
 
@@ -149,23 +149,6 @@ def spare_mistakes(answers: Answers, precision: float) -> Floats:
     """Return (1 - p) n - e for the first n predictions, for n = 1, 2, and so on."""
     n = np.arange(1, len(answers.probability) + 1)
     return np.asarray((1 - precision) * n - np.cumsum(1 - answers.probability))
-
-
-def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats) -> float:
-    """Return the probability of `least` or more successes in `trials` independent trials.
-
-    Args:
-        least: Minimum number of successes.
-        trials: Number of trials.
-        chance: Probability of success in each trial.
-        log_factorial: Logarithms of 0!, 1!, 2! and so on, up to at least `trials`.
-    """
-    if least == 0 or not 0 < chance < 1:
-        return 1.0 if least == 0 else 0.0
-    k = np.arange(least)
-    logs = log_factorial[trials] - log_factorial[k] - log_factorial[trials - k]
-    logs += k * math.log(chance) + (trials - k) * math.log1p(-chance)
-    return max(0.0, 1 - float(np.exp(logs).sum()))
 
 
 def needed_images(answers: Answers, precision: float) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
-from vitft.metrics.intervals import sample_size, wilson_interval
+from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import mistakes
@@ -142,12 +142,8 @@ def weakest_class(run: Run) -> Advice | None:
     if run.several:
         return weakest_label(known)
     worst = min(known, key=lambda one: one.recall)
-    found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, " + (
-        "clearly below the overall accuracy."
-        if worst.interval[1] < recalls[0].accuracy
-        else f"but its 95% interval ({interval(worst.interval, 0)}) is so wide that this may be "
-        "due to chance."
-    )
+    found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, "
+    found += compared_with_accuracy(worst, len(run.classes))
     more = max(10, round(train[worst.name] / 4))
     spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
     if spread < 1.3 * more:
@@ -201,6 +197,25 @@ class ClassRecall:
     """Accuracy over all classes, measured on the same images."""
     taken_for: str = ""
     """Most frequent wrong prediction; empty if unknown."""
+
+
+def compared_with_accuracy(worst: ClassRecall, classes: int) -> str:
+    """Return whether the lowest of the recalls of all classes is more than bad luck.
+
+    With many classes, one of them has a low recall by chance. The exact probability of a recall as
+    low as this at the overall accuracy is therefore multiplied by the number of classes
+    (Bonferroni's correction).
+    """
+    bounds = interval(worst.interval, 0)
+    if worst.interval[1] >= worst.accuracy:
+        return f"but its 95% interval ({bounds}) is so wide that this may be due to chance."
+    wrong = worst.images - round(worst.recall * worst.images)
+    if classes * binomial_tail(wrong, worst.images, 1 - worst.accuracy) < 0.05:
+        return "clearly below the overall accuracy."
+    return (
+        f"with a 95% interval of {bounds}. The lowest of {classes} recalls can be as low as this "
+        "by chance."
+    )
 
 
 def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:

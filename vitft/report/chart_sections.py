@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import CalibrationMetrics, LogLine
+from vitft.metrics.results import SEVERAL_BLOCKS, CalibrationMetrics, LogLine
 from vitft.metrics.verdict import BEST_RULE, selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
@@ -49,6 +49,7 @@ def epochs_section(run: Run) -> ChartSection | None:
         text += f" The saved weights come from {selected_epoch(run.results, freeze)}"
         how = f", the best on the validation images: {BEST_RULE}"
         text += f"{how if run.results.get('selected_on_validation') else ''}."
+        text += remeasured(run, log, freeze)
     return ChartSection(
         title="Training curves",
         text=text,
@@ -98,14 +99,54 @@ def penalty_section(run: Run) -> ChartSection | None:
         chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
     return ChartSection(
         title="How the head was fitted",
-        text="The head was fitted to convergence by L-BFGS. Cross-validation on the "
-        f"training images selected {chosen}.",
+        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[
             [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
         ],
     )
+
+
+def fitted_head(run: Run) -> str:
+    """Return how the head was fitted, in one or two sentences."""
+    head = run.results.get("head")
+    if not head or head["blocks"] == 1:
+        return "The head was fitted to convergence by L-BFGS."
+    discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
+    if head["reads"] == SEVERAL_BLOCKS:
+        return (
+            f"The head was fitted by {discriminant}. Logistic regression on the last block was "
+            "fitted for comparison, to convergence by L-BFGS."
+        )
+    return (
+        "The head is a weighted sum of logistic regression on the last block, fitted to "
+        f"convergence by L-BFGS, and {discriminant}."
+    )
+
+
+def remeasured(run: Run, log: Sequence[LogLine], freeze: str) -> str:
+    """Return a sentence if the saved epoch's accuracy differs from the final one, or "".
+
+    `log` contains the lines of the epochs.
+    """
+    precision = str(run.environment.get("precision", "fp32"))
+    index = run.results["best_epoch"] - 1 - freeze.startswith("head,")
+    if precision == "fp32" or not 0 <= index < len(log) or "seconds" not in run.results:
+        return ""
+    during, final = percent(log[index]["val_top1"]), percent(run.results["top1"])
+    if during == final:
+        return ""
+    return (
+        f" After training, it was validated again in float32, with an accuracy of {final}; during "
+        f"training, in {precision}, it was {during}."
+    )
+
+
+def range_text(low: float, high: float) -> str:
+    """Return e.g. `47 to 98%`, with as many digits as distinguish the ends, but at most two."""
+    digits = next((d for d in (0, 1) if percent(low, d) != percent(high, d)), 2)
+    return interval((low, high), digits)
 
 
 def confidence_section(run: Run) -> ChartSection | None:
@@ -140,7 +181,7 @@ def confidence_section(run: Run) -> ChartSection | None:
         columns=["confidence", "images", "mean confidence", "accuracy"],
         rows=[
             [
-                f"{percent(b['low'], 0)} to {percent(b['high'], 0)}",
+                range_text(b["low"], b["high"]),
                 b["images"],
                 percent(b.get("confidence")),
                 percent(b.get("accuracy")),

@@ -3,8 +3,10 @@
 Drawing needs no display and does not change the global state of matplotlib.
 """
 
+import contextlib
 import functools
 import io
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,12 +16,14 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager, get_font
+from matplotlib.font_manager import findSystemFonts, fontManager, get_font
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from vitft.system.console import visible
 from vitft.system.text import count, percent
+
+log = logging.getLogger(__name__)
 
 DEFAULT_FONT = "DejaVu Sans"
 """Font that matplotlib contains."""
@@ -30,6 +34,10 @@ MAX_TITLE, MAX_LABEL = 48, 26
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
+LAST_LATIN = 0x24F
+"""Last character of the Latin blocks, which matplotlib's own font has."""
+MOST_MISSING = 10
+"""Maximum number of characters without a font that a warning names."""
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
 LABEL_SIZE = 8.5
 """Font size of line labels in points; labels are at least 1.25 times this size apart."""
@@ -228,25 +236,55 @@ def drawable(text: str) -> tuple[str, list[str]]:
     r"""Return text that can be drawn, and the font families that have its characters.
 
     Characters that matplotlib's own font lacks are taken from fonts of the system. Characters that
-    no font has are escaped (\u8486) instead of being drawn as boxes.
+    no font has are escaped (\u8486) instead of being drawn as boxes, and a warning names them.
     """
-    families, parts = [DEFAULT_FONT], []
+    families, parts, missing = [DEFAULT_FONT], [], dict[str, None]()
     for character in text:
         family = DEFAULT_FONT if character == "\n" else family_with(character)
         if family and family not in families:
             families.append(family)
-        parts.append(character if family else character.encode("unicode_escape").decode())
+        if not family:
+            missing[character] = None
+        parts.append(character if family else escaped(character))
+    if missing:
+        warn_of_missing_font(visible("".join([*missing][:MOST_MISSING])))
     return "".join(parts), families
+
+
+@functools.cache
+def warn_of_missing_font(characters: str) -> None:
+    """Log, once for the same characters, that no font on this machine has them."""
+    log.warning(
+        f"figures show codes such as {escaped(characters[0])}, because no font on this machine has "
+        f"{characters}: install one, e.g. Noto Sans CJK for Chinese, Japanese and Korean"
+    )
+
+
+def escaped(character: str) -> str:
+    r"""Return the code of a character, e.g. \u8486."""
+    return character.encode("unicode_escape").decode()
 
 
 @functools.cache
 def family_with(character: str) -> str:
     """Return a font family that has a character, or "" if no font has it."""
+    if ord(character) > LAST_LATIN:
+        add_new_fonts()
     every = [f for f in fontManager.ttflist if not f.name.startswith(SYMBOL_FONTS)]
     for font in sorted(every, key=lambda font: (font.name != DEFAULT_FONT, font.name)):
         if font.style == "normal" and get_font(font.fname).get_char_index(ord(character)):
             return font.name
     return ""
+
+
+@functools.cache
+def add_new_fonts() -> None:
+    """Add the system fonts that were installed since matplotlib cached its list, once."""
+    known = {font.fname for font in fontManager.ttflist}
+    for path in findSystemFonts():
+        if path not in known:
+            with contextlib.suppress(RuntimeError, OSError):  # matplotlib cannot read every font
+                fontManager.addfont(path)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -311,6 +311,10 @@ class Progress:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
 
+    def skip(self, count: int) -> None:
+        """Do not count `count` of the units in the rate, because they took no time."""
+        self.before = min(self.done, self.before + count)
+
     @property
     def is_complete(self) -> bool:
         """Whether the total is known and has been reached."""

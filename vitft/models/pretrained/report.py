@@ -47,7 +47,9 @@ class LoadReport:
         source = path.stem if path.is_absolute() else self.source
         if source in ("model", "pytorch_model"):
             source = path.parent.name
-        size = f"{self.parameters / 1e6:,.1f} million parameters"
+        size = count(self.parameters, "parameter")
+        if self.parameters >= 100_000:
+            size = f"{self.parameters / 1e6:,.1f} million parameters"
         resized = f", positions {self.positions}" if "->" in self.positions else ""
         return f"{'model:':<12}{self.architecture}, {size}, {source}{resized}"
 
