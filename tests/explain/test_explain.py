@@ -192,23 +192,28 @@ def test_relevance_with_mean_pooling_and_no_mixing_is_the_contribution_of_each_p
     ],
 )
 def test_relevance_is_highest_on_the_patch_that_decides(options: dict[str, Any]) -> None:
-    # The class is the colour of one patch in noise; a small model learns it from random places.
-    model = VisionTransformer(replace(TINY, depth=2, **options))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(150):
-        pixels, _, labels = dotted(32, seed=step)
-        F.cross_entropy(model(pixels), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
+    # The class is the colour of one patch in noise; small models learn it from random places. How
+    # much of it a model routes through other patches depends on its initial weights.
     pixels, places, labels = dotted(64, seed=9999)
-    assert (model(pixels).argmax(dim=-1) == labels).float().mean() > 0.95
+    shares, hits = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = VisionTransformer(replace(TINY, depth=2, **options))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        for step in range(150):
+            some, _, classes = dotted(32, seed=step)
+            F.cross_entropy(model(some), classes).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        assert (model(pixels).argmax(dim=-1) == labels).float().mean() > 0.95
 
-    heat = relevance_map(model, pixels, labels).reshape(64, -1)
+        heat = relevance_map(model, pixels, labels).reshape(64, -1)
 
-    at = heat[np.arange(64), places.numpy()] / heat.sum(axis=1)
-    assert at.mean() > 0.3  # its share of the area is 1/16
-    assert (heat.argmax(axis=1) == places.numpy()).mean() > 0.6
+        shares.append(heat[np.arange(64), places.numpy()] / heat.sum(axis=1))
+        hits.append(heat.argmax(axis=1) == places.numpy())
+    assert np.mean(shares) > 0.4  # its share of the area is 1/16
+    assert np.mean(hits) > 0.6
 
 
 def dotted(count: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:

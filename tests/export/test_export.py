@@ -557,3 +557,28 @@ def test_one_line_per_format_is_shown(
     first = [line.split()[0] for line in lines]
     assert first == ["format", "safetensors", "torch-export", "exported"]
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == first[1:3]
+
+
+def test_a_format_that_differs_from_the_run_is_removed_and_the_others_are_kept(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(row: ExportComparison, **_: object) -> None:
+        if row.name == "timm":
+            raise RunError("the predictions of the --timm export differ", fix="report this")
+
+    monkeypatch.setattr(job, "check_comparison", refuse)
+    out = tmp_path / "out"
+
+    code = main(["export", "--run", str(run), "--timm", "--safetensors", "--out", str(out)])
+
+    assert code == 5
+    printed = capsys.readouterr()
+    assert "the predictions of the --timm export differ" in printed.err
+    assert "exported to" in printed.out
+    assert [path.name for path in out.iterdir()] == ["safetensors"]
+    assert (out / "safetensors" / "model.safetensors").is_file()
+    assert main(["export", "--run", str(run), "--timm", "--out", str(tmp_path / "none")]) == 5
+    assert not (tmp_path / "none").exists()

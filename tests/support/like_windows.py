@@ -51,6 +51,7 @@ class Blocker(MetaPathFinder):
 
 def hide() -> None:
     """Make this process behave like one on Windows."""
+    import huggingface_hub.utils  # noqa: F401 - imports termios unless sys.platform is win32
     import torch  # noqa: F401 - it may use what is hidden below
 
     fsync_checked, replaced = checked_fsync(), os.replace

@@ -130,6 +130,8 @@ def export_command(args: argparse.Namespace) -> int:
 
     done = export_run(args.run, plan)
     print_export(done, plan)
+    if done.refused:  # the other formats are kept, but nothing is pushed
+        raise done.refused[0]
     if args.out is None and done.folder != Path("export"):
         output.note(
             f"export/ already existed, so this export is in {done.folder}/: other commands need "

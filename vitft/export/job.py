@@ -1,8 +1,9 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.export.card import write_readme
@@ -53,6 +54,8 @@ class Exported:
     narrow: tuple[str, ...] = ()
     """Formats whose head reads only the last block, unlike that of the run; they are compared with
     the run's model with this head."""
+    refused: tuple[RunError, ...] = ()
+    """One error for each format that was removed, because its predictions differ from the run's."""
 
     @property
     def images(self) -> int:
@@ -71,11 +74,11 @@ class Exported:
 
 
 def export_run(run: str | None, plan: ExportPlan) -> Exported:
-    """Export a run in each format of the plan; nothing is kept unless all formats are verified.
+    """Export a run in each format of the plan, and keep the formats that agree with the run.
 
     Raises:
-        RunError: The run is missing or cannot be exported to a format, the predictions of an export
-            differ from the run's by more than the tolerance, or the folder is not writable.
+        RunError: The run is missing or cannot be exported to a format, the predictions of every
+            format differ from the run's by more than the tolerance, or the folder is not writable.
         WeightsError: The repository `hf:owner/name` of the run cannot be found.
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.
@@ -97,10 +100,11 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             names = {n for n, one in formats.items() if one.source(trained) is source}
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
             rows += compare_with(source, group, sizes, plan)
-        for row in rows:
-            check_comparison(row, max_error=max_error_of(row.name, plan))
+        refused = remove_refused(rows, plan, fresh, single=len(formats) == 1)
+        rows = [row for row in rows if format_of(row) not in refused]
+        plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
         notes = export_notes(trained, plan, rows)
-        notes += [note for each in formats.values() for note in each.notes()]
+        notes += [note for n, each in formats.items() if n not in refused for note in each.notes()]
         notes += licence_note(trained, plan)
         named = {row.name: row for row in rows}
         for row in rows:
@@ -113,7 +117,35 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         rows=tuple(rows),
         notes=tuple(notes),
         narrow=narrow_formats(trained, plan),
+        refused=tuple(refused.values()),
     )
+
+
+def format_of(row: ExportComparison) -> str:
+    """Return the format to which a comparison belongs; 8-bit graphs may be part of another."""
+    return row.name.removesuffix(", int8")
+
+
+def remove_refused(
+    rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path, *, single: bool
+) -> dict[str, RunError]:
+    """Remove the formats whose predictions differ from the run's, and return the errors.
+
+    Raises:
+        RunError: No format is left.
+    """
+    refused: dict[str, RunError] = {}
+    for row in rows:
+        try:
+            check_comparison(row, max_error=max_error_of(row.name, plan))
+        except RunError as error:
+            refused.setdefault(format_of(row), error)
+    if refused and len(refused) == len({format_of(row) for row in rows}):
+        raise next(iter(refused.values()))
+    for name in () if single else refused:
+        with writing(fresh):
+            shutil.rmtree(fresh / name)
+    return refused
 
 
 def write_formats(

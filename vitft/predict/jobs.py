@@ -127,7 +127,9 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
         errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
         log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
     if request.shard.world == 1 and (request.out is not None or rows.count > SCREEN_ROWS):
-        for line in rows.tally.lines(" after resuming" if resumed else ""):
+        beginning = " after resuming" if resumed else ""
+        has_threshold = bool(request.threshold) or request.precision is not None
+        for line in rows.tally.lines(beginning, has_threshold=has_threshold):
             log.info(line)
 
 

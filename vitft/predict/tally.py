@@ -28,16 +28,21 @@ class Tally:
         self.answers.update(answers or ["no label"])
         self.marks.update(note.partition(":")[0] for note in prediction.notes)
 
-    def lines(self, beginning: str = "") -> Iterator[str]:
+    def lines(self, beginning: str = "", *, has_threshold: bool = False) -> Iterator[str]:
         """Yield a line with the most frequent classes, and one with the notes, if there are any.
 
         Args:
             beginning: Text after the first word that says which rows are counted.
+            has_threshold: Whether predictions may be marked `not sure`; if so, it is stated even
+                if none is.
         """
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
             classes = listing(f"{visible(name)} {number:,}" for name, number in frequent)
+            if foreign := self.marks[OUT_OF_DISTRIBUTION]:
+                classes += f", including {foreign:,} {OUT_OF_DISTRIBUTION}"
             yield f"predicted{beginning}: {classes}"
-        found = [name for name in (*MARKS, UNREADABLE) if self.marks[name]]
+        shown = {NOT_SURE} if has_threshold else set()
+        found = [n for n in (*MARKS, UNREADABLE) if self.marks[n] or n in shown]
         if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):
             yield f"marked{beginning}: {marked}"

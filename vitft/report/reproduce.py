@@ -79,10 +79,31 @@ def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """Return each setting that differs between runs, with its value in each run.
 
-    The value is None in a run where the setting is unset or had no effect.
+    The value is None in a run where the setting is unset or had no effect. A setting that had no
+    effect in one of the runs is left out if it has its default value in all others.
     """
     tables = [effective_settings(run.config) for run in runs]
-    return [(key, [table.get(key) for table in tables]) for key in different_keys(tables)]
+    defaults = [own_defaults(run.config) for run in runs]
+
+    def is_default(key: str) -> bool:
+        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
+        return len(own) < len(runs) and all(value == usual for value, usual in own)
+
+    keys = [key for key in different_keys(tables) if not is_default(key)]
+    return [(key, [table.get(key) for table in tables]) for key in keys]
+
+
+def own_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of all settings for the solver and the layers of a run, by dotted name.
+
+    The result is empty if this version of the program does not know their values.
+    """
+    settings = dotted(config)
+    named = ("optim.solver", "train.freeze", "weights.name")
+    try:
+        return defaults_with({key: settings[key] for key in named if key in settings})
+    except UsageError:
+        return {}
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
