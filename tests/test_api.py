@@ -454,3 +454,51 @@ def test_without_weights_the_demo_chooses_its_own(
     result = vitft.finetune(data="demo", cache="none")
 
     assert read_run_config(result.run)["weights"]["name"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": [1, 2]}, "invalid data=.*expected a string or a path, got list"),
+        ({"data": "x", "out": 5}, "invalid out=5: expected a string or a path, got int"),
+        (
+            {"data": "x", "settings": ["optim.ema=0.9"]},
+            "invalid settings=.*expected a mapping, got list",
+        ),
+        (
+            {"data": "x", "epochs": 2, "settings": {"optim.epochs": 7}},
+            "optim.epochs is set both by an argument and by `settings`",
+        ),
+        (
+            {"data": "x", "freeze": "none", "settings": {"train.freeze": "head"}},
+            "train.freeze is set both by an argument and by `settings`",
+        ),
+    ],
+)
+def test_arguments_of_the_wrong_type_and_settings_given_twice_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        vitft.finetune(weights="demo", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("photos", "a folder; pass its files"), ("photos/*.png", "a pattern; pass its files")],
+)
+def test_a_folder_or_a_pattern_is_answered_with_how_to_list_its_files(
+    trained: Trained, tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "photos").mkdir()
+    path = tmp_path / name
+
+    (answer,) = trained.predict(path)
+
+    assert reason in answer.error
+    with pytest.raises(ImageError, match=reason):
+        trained.explain(path)
+
+
+def test_no_images_at_all_are_a_usage_error(trained: Trained) -> None:
+    with pytest.raises(UsageError, match="images have unsupported type NoneType"):
+        trained.predict(None)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 These functions write the same files as the commands and raise the errors that the commands print.
 They print nothing and, before returning, restore the random state, the number of threads, the
-signal handlers and the environment.
+signal handlers and the environment variables that they have set.
 """
 
 import os
@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.config.options import option_settings
+from vitft.config.options import check_argument_types, option_settings
 from vitft.config.request import requested_config
 from vitft.data.demo import demo_data
-from vitft.data.images import read_bytes
 from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
@@ -36,7 +35,13 @@ from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.open_engine import open_engine
-from vitft.predict.pictures import Picture, numbered_batches, picture_name
+from vitft.predict.pictures import (
+    PICTURE_TYPES,
+    Picture,
+    numbered_batches,
+    picture_name,
+    read_picture,
+)
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.predict.run_info import RunInfo
@@ -135,7 +140,13 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     Raises:
         VitftError: The run failed; the command would print the same error.
     """
-    options = option_settings({k: v for k, v in locals().items() if k != "settings"})
+    arguments = {k: v for k, v in locals().items() if k != "settings"}
+    check_argument_types(arguments, settings)
+    options = option_settings(arguments)
+    if twice := {key for key, _ in options} & {*(settings or {})}:
+        raise UsageError(
+            f"{min(twice)} is set both by an argument and by `settings`", fix="remove one of them"
+        )
     named = [*options, *(settings or {}).items()]
     config = requested_config(None if recipe is None else os.fspath(recipe), named)
     config = replace(config, data=demo_data(config.data))
@@ -372,7 +383,7 @@ class Trained:
         name = picture_name(index, picture)
         try:
             if isinstance(picture, str | os.PathLike):
-                picture = read_bytes(picture)
+                picture = read_picture(picture)
             notes = notes_on(picture) if isinstance(picture, bytes) else ()
             return LoadedImage(name, self.view(name, picture), notes=notes)
         except ImageError as error:
@@ -386,7 +397,7 @@ class Trained:
             UsageError: The image has an unsupported type.
         """
         if isinstance(picture, str | os.PathLike):
-            picture = read_bytes(picture)
+            picture = read_picture(picture)
         if isinstance(picture, bytes):
             return self.engine.view(picture, name)
         if isinstance(picture, torch.Tensor):
@@ -396,7 +407,6 @@ class Trained:
         if not isinstance(picture, Image.Image):
             raise UsageError(
                 f"image {name} has unsupported type {type(picture).__name__}",
-                fix="pass a path, the bytes of an image file, a PIL image, a uint8 array or a "
-                "tensor",
+                fix=f"pass {PICTURE_TYPES}",
             )
         return self.engine.view_of(upright_rgb(picture, name, self.transform.grey_range))

@@ -112,7 +112,7 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     steps = ["--freeze", "head,none", "--batch-size", "10", "--set", "train.sampling=balanced"]
 
     code, out, err = dry_run(capsys, *data, *place, *steps)
-    assert f"million parameters, random weights instead of {tiny_weights}" in err
+    assert f"parameters, random weights instead of {tiny_weights}" in err
 
     assert code == 0, err
     assert "30 images in 3 classes, not opened yet: about 24 for training and 6 for" in err

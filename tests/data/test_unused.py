@@ -83,6 +83,7 @@ def test_no_suffix_of_an_image_counts_as_unused() -> None:
         ("a.TXT", ".txt", True),
         ("a.tar.gz", ".gz", True),
         ("a.mp4", ".mp4", True),
+        ("a.pdf", ".pdf", True),
         ("a.cr2", ".cr2", False),
         ("a.xyz", ".xyz", False),
         ("LICENSE", "LICENSE", True),

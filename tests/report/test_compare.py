@@ -255,9 +255,11 @@ def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path)
     solved, other, stepped = map(read_run, runs)
 
     assert dict(different_settings([solved, other])) == {"optim.l2": [0.0, 2.0]}
-    differ = dict(different_settings([solved, stepped]))
+    differ = dict(different_settings([other, stepped]))
     assert differ["optim.epochs"] == [None, 5]
-    assert differ["optim.l2"] == [0.0, None]
+    assert differ["optim.l2"] == [2.0, None]
+    assert "optim.lr" not in differ  # the default of one run, without effect in the other
+    assert "optim.l2" not in dict(different_settings([solved, stepped]))
 
 
 def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(

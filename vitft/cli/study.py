@@ -89,7 +89,13 @@ def study_command(args: argparse.Namespace) -> int:
         output.note(f"skipping --shots {left_out}: the smallest class has too few images")
 
     with heavy_imports():
-        from vitft.study.results import heading, lead_sentences, short_rows, write_results
+        from vitft.study.results import (
+            HEAD_NOTE,
+            heading,
+            lead_sentences,
+            short_rows,
+            write_results,
+        )
         from vitft.study.run import run_study
 
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
@@ -102,6 +108,7 @@ def study_command(args: argparse.Namespace) -> int:
         short_rows(study),
         numbers=len(study.plan.shots),
     )
+    output.note(HEAD_NOTE)
     for text in lead_sentences(study):
         output.result(text)
     output.result(f"written: {plan.out}/study.png, study.md, study.json")

@@ -232,6 +232,22 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     return settings
 
 
+def check_argument_types(arguments: Mapping[str, object], settings: object) -> None:
+    """Raise a UsageError if a path or `settings` has a type that `finetune` does not accept."""
+    for name in ("data", "weights", "out", "recipe", "classes", "like", "fixes", "cache"):
+        if not isinstance(value := arguments[name], str | os.PathLike | None):
+            raise UsageError(
+                f"invalid {name}={value!r}: expected a string or a path, got "
+                f"{type(value).__name__}",
+                fix='pass one path or name, e.g. data="photos"',
+            )
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(
+            f"invalid settings={settings!r}: expected a mapping, got {type(settings).__name__}",
+            fix='pass settings by name, e.g. settings={"optim.ema": 0.9}',
+        )
+
+
 def setting_text(value: object) -> str:
     """Return a value in the syntax of `--set`."""
     if isinstance(value, bool):

@@ -32,10 +32,13 @@ UNUSED_KINDS = (
     UnusedKind(
         frozenset({
             ".cur", ".dcm", ".dds", ".eps", ".exr", ".fits", ".hdr", ".icns", ".ico", ".j2k",
-            ".jp2", ".jpx", ".jxl", ".nii", ".pbm", ".pdf", ".pgm", ".pnm", ".ppm", ".psd", ".qoi",
+            ".jp2", ".jpx", ".jxl", ".nii", ".pbm", ".pgm", ".pnm", ".ppm", ".psd", ".qoi",
             ".svg", ".tga", ".wmf", ".xcf",
         }),
         "this format is not supported", CONTAINER_FIX,
+    ),
+    UnusedKind(
+        frozenset({".pdf"}), "documents are not read", "save their pages as PNG or JPEG"
     ),
     UnusedKind(
         frozenset({".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".webm", ".wmv"}),

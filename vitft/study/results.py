@@ -209,6 +209,13 @@ def to_figure(study: StudyResults) -> bytes:
     )
 
 
+HEAD_NOTE = (
+    "every head reads the last block only; the head of vitft finetune may read several blocks and "
+    "then be more accurate, above all on pictures unlike photos"
+)
+"""What a user must know before comparing the accuracies with those of runs."""
+
+
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
     """Return the content of study.md: command, table of accuracies and table of differences."""
     plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
@@ -232,6 +239,8 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         f"device {markdown_cell(study.device)}, precision {markdown_cell(study.precision)}.",
         "",
         *markdown_table(["images per class", *columns], accuracies),
+        "",
+        f"{HEAD_NOTE[0].upper()}{HEAD_NOTE[1:]}.",
         "",
         f"## {markdown_cell(study.curves[0].name)} compared with the others",
         "",

@@ -253,7 +253,9 @@ def refused_changes(
     ]
     again = ""
     if "optim.epochs" in changed:
-        again = " (only a run with a constant learning rate can be given more epochs)"
+        again = (
+            " (only a run with optim.schedule=constant and optim.warmup=0 can be given more epochs)"
+        )
     return RunError(
         f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
         fix=f"remove {listing(by_option)}, or start a new run without --resume{again}",
