@@ -9,7 +9,7 @@ import pytest
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
 from vitft.config.sections import DataSpec
-from vitft.data.draw import joined_groups
+from vitft.data.draw import joined_groups, joined_note
 from vitft.data.folder import File, Folder, assign_parts
 from vitft.data.inspection import InspectedFolder
 from vitft.data.scan import scan
@@ -93,6 +93,19 @@ def test_copies_and_groups_are_joined() -> None:
     assert groups.get(same.sha256, same.sha256) == groups.get(first.sha256, first.sha256)
     assert groups[second.sha256] == groups[fourth.sha256]
     assert groups.get(first.sha256, first.sha256) != groups[second.sha256]
+
+
+def test_groups_that_copies_join_are_counted() -> None:
+    found = inspected({"a": ["g1", "g2", "", "g3"], "b": ["g4", "g5", "g6", ""]})
+    first, second, *rest = found.good
+    same = (first, replace(second, sha256=first.sha256), *rest)
+
+    assert joined_note(found.good, joined_groups(found.good, {}), {}) == ""
+    note = joined_note(same, joined_groups(same, {}), {})
+    assert note.startswith("identical images in different groups join the 6 groups to 5,")
+    copies = {found.good[0].sha256: "x", found.good[4].sha256: "x"}
+    note = joined_note(found.good, joined_groups(found.good, copies), copies)
+    assert "identical images or near-duplicates in different groups join" in note
 
 
 def test_without_groups_the_split_does_not_change() -> None:

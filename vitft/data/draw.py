@@ -21,6 +21,7 @@ from vitft.data.duplicates import group_names
 from vitft.data.folder import File
 from vitft.data.inspection import InspectedFile
 from vitft.data.parts import Part
+from vitft.system.text import count
 
 
 def draw(
@@ -72,6 +73,25 @@ def joined_groups(
     keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
     pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
     return group_names(digests, pairs)
+
+
+def joined_note(
+    files: Sequence[InspectedFile], groups: Mapping[str, str], duplicates: Mapping[str, str]
+) -> str:
+    """Return a note if copies in several groups of the user join them, otherwise "".
+
+    `groups` is the result of `joined_groups` for the same `files` and `duplicates`.
+    """
+    own = {file.group for file in files if file.group}
+    left = {groups.get(file.sha256, file.sha256) for file in files if file.group}
+    if len(left) >= len(own):
+        return ""
+    copies = "identical images or near-duplicates" if duplicates else "identical images"
+    return (
+        f"{copies} in different groups join the {count(len(own), 'group')} to {len(left):,}, "
+        "because no image may be in both training and validation: vitft check lists the copies; "
+        "drop them to keep the groups apart"
+    )
 
 
 def ordered_groups(

@@ -273,7 +273,9 @@ def mislabel_section(
         title="Probable label errors",
         number=labels_text(undecided),
         text=f"A model that was not trained on these images {what}. Look at each image before you "
-        "change its label, because difficult images are also listed.",
+        "change its label, because difficult images are also listed. Other wrong labels may "
+        "remain: the fewer images there are, and the more difficult the classes are, the fewer of "
+        "them can be found.",
         groups=[CardGroup(cards=cards)],
         more=len(found) - len(cards),
         kept=len(found) - undecided,

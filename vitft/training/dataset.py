@@ -169,7 +169,7 @@ def fold_groups(
     if len(divided) > len(alone):
         log.info(
             "the cross-validated accuracy may be too high: all training images of a class are in "
-            "one group, which cross-validation has to divide "
+            "one group, or in groups that copies join, which cross-validation has to divide "
             f"({listing(manifest.classes[label] for label in sorted(alone))})"
         )
     rest = {digest: name for digest, name in groups.items() if digest not in divided}

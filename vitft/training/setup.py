@@ -17,7 +17,7 @@ from vitft.config.labels import check_several_labels
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
-from vitft.data.draw import draw, joined_groups
+from vitft.data.draw import draw, joined_groups, joined_note
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.inspection import describe_counts, log_inspection
@@ -233,6 +233,8 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
     """
     config, inspected, duplicates = setup.config, found.inspected, found.duplicates
     groups, former = joined_groups(inspected.good, duplicates), None
+    if note := joined_note(inspected.good, groups, duplicates):
+        log.warning(note)
     if config.data.like and (fingerprints := found.fingerprints) is not None:
         like, max_pixels = config.data.like, config.data.max_pixels
         former = group.main_only(

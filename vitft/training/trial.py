@@ -25,6 +25,7 @@ from vitft.metrics.calibration import fit_temperature, log_losses
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
+from vitft.training.best import RunningMetrics
 from vitft.training.dataset import StageInputs
 from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head, read_last_block
@@ -285,10 +286,12 @@ class Trial:
         label = f"trial: training {layers_text(self.candidate.layers)}"
         with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
             for epoch in range(epochs):
+                metrics = RunningMetrics()
                 for batch in batches(epoch, 0):
                     with stopper.deferred():
                         step = trainer.step(batch)
-                    shown.advance(step.images, loss=f"{step.loss:.3f}")
+                    metrics.add(step)
+                    shown.advance(step.images, loss=f"{metrics.loss:.3f}")
         logits = dict[float, Tensor]()
         with console.quiet_step("trial: evaluating on the held-out images"):
             for fraction in FRACTIONS:
