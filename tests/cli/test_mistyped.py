@@ -51,6 +51,8 @@ from vitft.cli.main import main
         ("patches x.jpg", "use explain --patches"),
         ("validate --data photos", "use evaluate"),
         ("predict --weights x a.jpg", "use --run"),
+        ("predict --conf 0.5 a.jpg", "use --threshold"),
+        ("export --openvino", "use --onnx"),
         ("export --coreml", "use --torch-export"),
         ("report runs/x", "the model is given with --run: {report --run runs/x}"),
         ("evaluate --run x", "add --data DIR|TABLE; run vitft evaluate --help for usage"),

@@ -40,6 +40,16 @@ def test_a_folder_becomes_its_images_in_the_order_of_their_whole_paths(here: Pat
     assert found == [f"photos/{n}" for n in Walk("photos").images_in("")]  # as finetune lists them
 
 
+def test_the_folder_of_a_run_is_not_a_folder_of_images(here: Path) -> None:
+    for name in ("model.safetensors", "split.csv"):
+        (here / "photos" / name).touch()
+
+    with pytest.raises(DataError, match="photos is a run, not a folder of images") as caught:
+        names("photos")
+
+    assert "name the run with --run photos" in caught.value.fix
+
+
 def test_folders_are_read_as_they_are_used(here: Path) -> None:
     found = sources(["photos"])
 

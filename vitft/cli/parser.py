@@ -23,6 +23,8 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--cfg": ("--recipe",),
     "--json": ("--format json",),
     "--csv": ("--format csv",),
+    "--conf": ("--threshold",),
+    "--openvino": ("--onnx",),
     "--coreml": ("--torch-export",),
     "--tflite": ("--torch-export",),
     "--engine": ("--onnx",),

@@ -29,7 +29,7 @@ from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_f
 from vitft.data.walk import HIDDEN, Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
-from vitft.system.text import describe_os_error, listing
+from vitft.system.text import describe_os_error, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,13 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     """Return the images in and below a folder, sorted by path.
 
     Raises:
-        DataError: The folder contains no images or cannot be read.
+        DataError: The folder contains no images or cannot be read, or it is a run.
     """
+    if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
+        raise DataError(
+            f"{root} is a run, not a folder of images",
+            fix=f"name the run with --run {shell_quote(root)}, and give images or folders besides",
+        )
     walk = Walk(root.rstrip("/") or "/")
     images = walk_and_log(walk)
     first = next(images, None)
