@@ -445,7 +445,8 @@ def test_a_moved_run_is_resumed_at_its_new_place(
             ["--epochs", "9"],
             5,
             "--epochs was 3 and is now 9\n  fix: remove --epochs, or start a new run without "
-            "--resume (only a run with a constant learning rate can be given more epochs)\n",
+            "--resume (only a run with optim.schedule=constant and optim.warmup=0 can be given "
+            "more epochs)\n",
         ),
         (
             ["--seed", "1", "--batch-size", "4"],  # a seed is two settings
