@@ -1,4 +1,4 @@
-"""Warnings and errors that name the images that were probably meant by misspelt paths."""
+"""Warnings and errors about paths of images that are missing, or that name something else."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
 from vitft.system.near_paths import near_paths
 from vitft.system.redaction import redacted
-from vitft.system.text import listing
+from vitft.system.text import listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -80,3 +80,12 @@ def probably_meant(name: str) -> list[str]:
 def may_be_image(entry: "os.DirEntry[str]") -> bool:
     """Return whether an entry is a folder or may be an image."""
     return entry.is_dir() or not is_surely_no_image(entry.name)
+
+
+def refuse_run(root: str) -> None:
+    """Raise a DataError if a folder that should contain images to predict is that of a run."""
+    if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
+        raise DataError(
+            f"{root} is a run, not a folder of images",
+            fix=f"name the run with --run {shell_quote(root)}, and give images or folders besides",
+        )

@@ -21,7 +21,7 @@ from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
-from vitft.data.missing import check_some_exist, warn_of_misspelt
+from vitft.data.missing import check_some_exist, refuse_run, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
@@ -29,7 +29,7 @@ from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_f
 from vitft.data.walk import HIDDEN, Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
-from vitft.system.text import describe_os_error, listing, shell_quote
+from vitft.system.text import describe_os_error, listing
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +124,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     Raises:
         DataError: The folder contains no images or cannot be read, or it is a run.
     """
-    if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
-        raise DataError(
-            f"{root} is a run, not a folder of images",
-            fix=f"name the run with --run {shell_quote(root)}, and give images or folders besides",
-        )
+    refuse_run(root)
     walk = Walk(root.rstrip("/") or "/")
     images = walk_and_log(walk)
     first = next(images, None)
