@@ -125,8 +125,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
         DataError: The folder contains no images or cannot be read, or it is a run.
     """
     refuse_run(root)
-    walk = Walk(root.rstrip("/") or "/")
-    images = walk_and_log(walk)
+    images = walk_and_log(walk := Walk(root.rstrip("/") or "/"))
     first = next(images, None)
     if first is None or not walk.has_image_name(first.name):
         from vitft.data.arrays import refuse_arrays  # it imports numpy
