@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.support.run_files import ENVIRONMENT, make_run
 from vitft.cli.main import main
 from vitft.metrics.results import MIXTURE, SEVERAL_BLOCKS
-from vitft.report.chart_sections import epochs_section, penalty_section
+from vitft.report import charts
+from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
 from vitft.report.run_files import read_run
 
 
@@ -66,6 +68,56 @@ def test_the_page_says_how_the_head_was_fitted(
 
     assert section is not None
     assert text in section.text
+
+
+def with_curve(run: Path, *points: float, gain: float | None) -> Path:
+    """Give a run a learning curve with these accuracies of 10, 20, 30 and so on images."""
+    curve = [{"images": 10 * i, "top1": top1} for i, top1 in enumerate(points, 1)]
+    found = json.loads((run / "eval.json").read_text()).get("cross_validation") or {}
+    more = {"images": 50, "of": 50, "top1": points[-1], "top1_interval": [0.1, 0.9]}
+    change(
+        run / "eval.json", cross_validation=found | more | {"curve": curve, "gain_from_twice": gain}
+    )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("points", "has_stopped"),
+    [
+        pytest.param((0.5, 0.7, 0.7, 0.69), True, id="flat at the end"),
+        pytest.param((0.7, 0.6, 0.7, 0.72), False, id="rising at the end"),
+    ],
+)
+def test_a_learning_curve_has_stopped_rising_if_its_last_points_do_not_rise(
+    tmp_path: Path, points: tuple[float, ...], has_stopped: bool
+) -> None:
+    run = with_curve(make_run(tmp_path / "run"), *points, gain=None)
+
+    section = learning_section(read_run(run))
+
+    assert section is not None
+    assert ("stopped rising" in section.text) == has_stopped
+
+
+def test_the_extrapolated_point_of_a_learning_curve_is_at_twice_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_curve(make_run(tmp_path / "run"), 0.5, 0.7, gain=0.1)
+    drawn: list[Any] = []
+
+    def draw(*given: Any, **_: Any) -> str:
+        drawn.append(given)
+        return ""
+
+    monkeypatch.setattr(charts, "learning_curve_chart", draw)
+
+    section = learning_section(read_run(run))
+
+    assert section is not None
+    ((_, measured, extrapolated),) = drawn
+    assert measured == [(10, 0.5), (20, 0.7)]
+    assert extrapolated == (40, pytest.approx(0.8))
+    assert "improve the accuracy by about 10.0 points" in section.text
 
 
 def test_charts_are_written_as_files_that_need_no_style_sheet(
