@@ -65,10 +65,8 @@ def draw_patches(runs: Path, out: Path) -> None:
         model = load_run_model(str(run), device="cpu")
         view = model.transform.pixels(open_image(path))
         png = patch_figure(model.net, model.inputs, view, Path(path).name)
-        whole = Image.open(BytesIO(png)).convert("RGB")
-        # A fifth of the bytes. The median cut, the default, turns rare colours into others.
-        few = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3)
-        few.save(out / name, optimize=True)
+        # All colours are kept: with a palette, those of the colour bar would be wrong.
+        Image.open(BytesIO(png)).convert("RGB").save(out / name, optimize=True)
         print(out / name, flush=True)
 
 

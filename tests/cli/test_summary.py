@@ -96,7 +96,7 @@ def test_a_calibration_error_of_zero_is_not_called_perfect(
     [
         (
             0.0,
-            "7.9% (95% interval 0.0 to 15.0%), not measurably different before calibration (0.0%)",
+            "7.9% (95% interval 0.0 to 15.0%), not measurably different before calibration",
         ),
         (0.03, "7.9% (95% interval 3.0 to 15.0%), 0.0% before calibration"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data.sources import STDIN, ImageSource, sources
+from vitft.data.sources import STDIN, ImageSource, expand, sources
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 
@@ -229,3 +229,10 @@ def test_a_name_with_a_line_break_survives_print0() -> None:
 def test_standard_input_can_be_named_only_once() -> None:
     with pytest.raises(UsageError, match="given more than once"):
         sources([STDIN, STDIN], stdin=io.BytesIO(PNG))
+
+
+def test_a_path_without_its_data_is_answered_with_the_data_before_it(here: Path) -> None:
+    with pytest.raises(DataError, match=r"a/2\.jpg does not exist") as caught:
+        list(expand(["a/2.jpg"]))
+
+    assert caught.value.fix == "check the path: did you mean photos/a/2.jpg?"

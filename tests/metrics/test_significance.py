@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitft.metrics.intervals import holm, mcnemar, paired_interval, sample_size
+from vitft.metrics.intervals import holm, mcnemar, paired_interval, sample_size, score_interval
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (200, 301)])
@@ -41,5 +41,9 @@ def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
 
 
 def test_sample_size_follows_the_normal_approximation() -> None:
-    assert sample_size(0.04, 0.5) == 601  # 1.96^2 * 0.25 / 0.04^2
-    assert sample_size(0.04, 1.0) == 25  # an accuracy of 1 on a sample is not certain
+    for accuracy, needed in ((0.5, 597), (0.77, 423), (1.0, 45)):  # 1 on a sample is not certain
+        assert sample_size(0.04, accuracy) == needed
+        low, high = score_interval(accuracy, needed)
+        assert high - low <= 0.08
+        low, high = score_interval(accuracy, needed - 1)
+        assert high - low > 0.08

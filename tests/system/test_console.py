@@ -68,7 +68,7 @@ def test_the_rate_does_not_count_skipped_units(
         progress.advance(50)
         progress.skip(200)
 
-    assert "250/250  25 images/s  in 2.0 s" in capsys.readouterr().err
+    assert "250/250, 50 of them new  25 images/s  in 2.0 s" in capsys.readouterr().err
 
 
 def test_no_time_left_is_stated_before_it_has_been_measured(

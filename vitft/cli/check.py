@@ -221,6 +221,11 @@ def print_next_steps(
         output.result("nothing more found to fix" if outcome.former else "nothing found to fix")
         if outcome.labels_checked:
             output.result("wrong labels may remain: not all of them can be found")
+        if outcome.former:
+            output.result(
+                "no page and no table were written, and those of an earlier check do not contain "
+                "your decisions: go on using the table with them"
+            )
         return
     output.result(f"page: {page} shows the images; use it to choose and save the fixes")
     if written is None:

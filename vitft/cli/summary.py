@@ -202,7 +202,7 @@ def calibration_text(calibration: CalibrationMetrics, images: int) -> str:
         return f"{error} (too small to be measured on these images)"
     before, shown = calibration["ece_before"], f"{error} (95% interval {interval(bounds)})"
     if before is not None and bounds[0] <= before < calibration["ece"]:
-        return f"{shown}, not measurably different before calibration ({percent(before)})"
+        return f"{shown}, not measurably different before calibration"
     return f"{shown}, {percent(before)} before calibration"
 
 

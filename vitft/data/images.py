@@ -149,7 +149,8 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
             if reason := wrong_member_reason(name):
                 raise ImageError(name, reason) from error
         reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({describe_os_error(error)})")
-        raise ImageError(name, reason) from error
+        fix = "check the path" if error.errno == errno.ENOENT else "replace or remove the file"
+        raise ImageError(name, reason, fix=fix) from error
     except ValueError as error:  # NUL or surrogate in the file name
         raise ImageError(name, "not found") from error
     raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")

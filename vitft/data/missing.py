@@ -17,6 +17,8 @@ from vitft.system.text import listing, shell_quote
 
 log = logging.getLogger(__name__)
 
+MOST_PLACES = 50
+"""Maximum number of folders and files in which a missing path is looked for."""
 MOST_WARNED = 3
 """Maximum number of misspelt paths for which a path is suggested."""
 
@@ -71,6 +73,8 @@ def probably_meant(name: str) -> list[str]:
     if not name or os.path.lexists(name):
         return []
     with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
+        if inside := inside_data(name):
+            return inside
         near = near_paths(Path(name), may_be_image)
         wants_file = bool(Path(name).suffix)
         return [str(path) for path in near if path.is_file() or not wants_file]
@@ -80,6 +84,18 @@ def probably_meant(name: str) -> list[str]:
 def may_be_image(entry: "os.DirEntry[str]") -> bool:
     """Return whether an entry is a folder or may be an image."""
     return entry.is_dir() or not is_surely_no_image(entry.name)
+
+
+def inside_data(name: str) -> list[str]:
+    """Return a path without its data, such as `all/3/00003.bmp` in split.csv, with the data before.
+
+    The data may be a folder or an .npz file in the current folder.
+    """
+    if os.sep not in name or os.path.isabs(name):  # noqa: PTH117 - also for odd names
+        return []
+    places = [one.name for one in os.scandir() if one.is_dir() or one.name.endswith(".npz")]
+    found = (f"{place}/{name}" for place in sorted(places)[:MOST_PLACES])
+    return [path for path in found if not is_missing(path)][:MOST_WARNED]
 
 
 def refuse_run(root: str) -> None:

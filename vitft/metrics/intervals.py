@@ -211,7 +211,20 @@ def paired_interval(only_first: int, only_second: int, images: int) -> tuple[flo
 def sample_size(half_width: float, accuracy: float) -> int:
     """Return the number of images needed for a 95% interval of `accuracy` +/- `half_width`.
 
-    The normal approximation is used, with a variance p (1 - p) of at least 0.01.
+    It is the smallest number with which the Wilson interval of this accuracy is at most twice
+    `half_width` wide; the interval of an accuracy of 1 has a width, too.
     """
-    variance = max(accuracy * (1 - accuracy), 0.01)
-    return math.ceil(Z * Z * variance / half_width**2)
+    few, many = 0, 1  # too few images, and enough
+    while width(accuracy, many) > 2 * half_width:
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        is_enough = width(accuracy, middle) <= 2 * half_width
+        few, many = (few, middle) if is_enough else (middle, many)
+    return many
+
+
+def width(fraction: float, total: float) -> float:
+    """Return the width of the 95% Wilson interval of a fraction."""
+    low, high = score_interval(fraction, total)
+    return high - low

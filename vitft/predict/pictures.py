@@ -35,14 +35,16 @@ def read_picture(path: str | os.PathLike[str]) -> bytes:
     name = os.fspath(path)
     if os.path.isdir(name):  # noqa: PTH112 - the name may contain a null character
         reason = 'a folder; pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
-        raise ImageError(name, reason)
+        raise ImageError(name, reason, fix="pass the path of an image, or a list of paths")
     try:
         return read_bytes(path)
     except ImageError as error:
         if "*" not in name:
             raise
         reason = 'a pattern; pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
-        raise ImageError(name, reason) from error
+        raise ImageError(
+            name, reason, fix="pass the path of an image, or a list of paths"
+        ) from error
 
 
 def picture_name(index: int, picture: Picture) -> str:

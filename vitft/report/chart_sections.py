@@ -14,6 +14,7 @@ from vitft.system.text import (
     TOO_FEW_TO_CALIBRATE,
     count,
     interval,
+    is_measurable,
     percent,
     points,
 )
@@ -162,6 +163,7 @@ def confidence_section(run: Run) -> ChartSection | None:
     if error < 0.0005:  # displayed as 0.0 points
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
+    text += " Chance alone makes the bins below differ, too: it has been subtracted."
     is_measured = run.results["images"] >= MIN_CALIBRATION_IMAGES
     if not is_measured:
         text = f"{TOO_FEW_TO_CALIBRATE.capitalize()}."
@@ -171,7 +173,10 @@ def confidence_section(run: Run) -> ChartSection | None:
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
             f"{calibration_images(calibration)}"
         )
-        without = f"; without it, the difference was {points(before).lstrip('+')}."
+        shown = f"the difference was {points(before).lstrip('+')}"
+        if not is_measurable(before):
+            shown = "no difference could be measured"
+        without = f"; without it, {shown}."
         text += without if is_measured else "."
     return ChartSection(
         title="Is the confidence reliable?",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from vitft.predict.validation import ValidationPrediction
+from vitft.report.fixes_effect import labels_by_digest
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count
@@ -26,9 +27,7 @@ def data_notes(runs: Sequence[Run]) -> list[str]:
 
 def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
     """Return the numbers of `CHANGES` for each run but the first, compared with the first."""
-    first, *others = [
-        {row.sha256: run.split.classes[row.label] for row in run.rows} for run in runs
-    ]
+    first, *others = map(labels_by_digest, runs)
     return [
         (
             sum(first[key] != table[key] for key in first.keys() & table),

@@ -251,6 +251,7 @@ class Progress:
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.before = self.done = done
+        self.skipped = 0
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
         self.first: tuple[float, int] | None = None
@@ -313,6 +314,7 @@ class Progress:
 
     def skip(self, count: int) -> None:
         """Do not count `count` of the units in the rate, because they took no time."""
+        self.skipped = count
         self.before = min(self.done, self.before + count)
 
     @property
@@ -355,5 +357,6 @@ class Progress:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""
         left = self.time_left()
         clock = f"in {time.monotonic() - self.started:.1f} s" if final else left and f"about {left}"
-        shown = [f"{self.label}: {self.count_text()}", self.metrics_text(), clock]
+        new = f", {self.done - self.before:,} of them new" if self.skipped else ""
+        shown = [f"{self.label}: {self.count_text()}{new}", self.metrics_text(), clock]
         return "  ".join(filter(None, shown))

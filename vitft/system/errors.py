@@ -45,8 +45,8 @@ class DataError(VitftError):
 class ImageError(DataError):
     """A file that cannot be used as an image; `reason` is short enough for a table."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}", fix="replace or remove the file")
+    def __init__(self, path: str, reason: str, fix: str = "replace or remove the file") -> None:
+        super().__init__(f"{path}: {reason}", fix=fix)
         self.path, self.reason = redacted(path), redacted(reason)
 
 
