@@ -45,7 +45,11 @@ def test_names_are_quoted_for_the_terminal(here: Path) -> None:
     assert f"--run 'runs/{FLOWERS}'" in suggest_runs("Bl\u00fcten", otherwise="")
 
 
-def test_without_runs_there_is_nothing_to_suggest(tmp_path: Path) -> None:
+def test_without_runs_there_is_nothing_to_suggest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     assert suggest_runs(tmp_path / "none", otherwise="train first") == "train first"
 
 
