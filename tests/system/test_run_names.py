@@ -103,3 +103,12 @@ def test_without_a_finished_run_the_stopped_one_is_named(
     assert main(["predict", "a.jpg"]) == 5
 
     assert f"`vitft finetune --resume runs/{LEAVES}`" in capsys.readouterr().err
+
+
+def test_only_the_listed_runs_are_counted(here: Path) -> None:
+    listed = suggest_runs("runs/birds", otherwise="")
+    export = here / "exported"
+    export.mkdir()
+    (export / "model.safetensors").touch()
+
+    assert suggest_runs("birds", otherwise="").split(",")[0] == listed.split(",")[0]

@@ -12,7 +12,14 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.system.run_content import read_run_json
-from vitft.system.text import MIN_CALIBRATION_IMAGES, TOO_FEW_TO_CALIBRATE, count, interval, percent
+from vitft.system.text import (
+    MIN_CALIBRATION_IMAGES,
+    TOO_FEW_TO_CALIBRATE,
+    count,
+    interval,
+    is_measurable,
+    percent,
+)
 
 FEW_PER_CLASS = 10
 """Number of validation images below which the recall of a class is unreliable."""
@@ -124,9 +131,14 @@ def calibration(results: RunResults) -> list[str]:
         return []
     if results["images"] < MIN_CALIBRATION_IMAGES:
         return [f"There were {TOO_FEW_TO_CALIBRATE}."]
+    if not is_measurable(found["ece"]):
+        return [
+            "No difference between the probabilities and the accuracy could be measured (expected "
+            f"calibration error below {percent(found['ece_interval'][1])})."
+        ]
     return [
         "The probabilities differ from the accuracy by "
-        f"{percent(max(0.0, found['ece']))} on average (expected calibration error, 95% interval "
+        f"{percent(found['ece'])} on average (expected calibration error, 95% interval "
         f"{interval(found['ece_interval'])})."
     ]
 

@@ -34,7 +34,8 @@ def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwis
         names = (f"{prefix}{shell_quote(str(known[name]))}" for name in near)
         return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
     example = shell_quote(str(known.get(LATEST) or next(iter(known.values()))))
-    number = count(len({*known} - {LATEST}) or 1, "run")
+    listed = {child.name for child in known.values() if child.parent == BASE} or {*known}
+    number = count(len(listed - {LATEST}) or 1, "run")
     return f"choose from {number}, e.g. {prefix}{example}; {list_all}"
 
 
