@@ -18,7 +18,7 @@ from tests.support.export_run import make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, to_toml
 from vitft.export.card import write_readme
-from vitft.export.limits import limits_of
+from vitft.export.limits import calibration, limits_of
 from vitft.export.pictures import confusion_png
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import load_trained
@@ -290,3 +290,21 @@ def test_a_dry_run_writes_the_folder_without_network_or_token(
     assert "pushed" not in printed.out
     assert f"not pushed (--dry-run): read {out}/README.md first" in printed.err
     assert f"next: hf upload me/flowers {out}" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("ece", "text"),
+    [
+        (0.0, "No difference between the probabilities and the accuracy could be measured"),
+        (0.061, "The probabilities differ from the accuracy by 6.1% on average"),
+    ],
+)
+def test_a_calibration_error_that_cannot_be_measured_is_not_called_zero(
+    ece: float, text: str
+) -> None:
+    results: Any = {"calibration": {"ece": ece, "ece_interval": (0.0, 0.135)}, "images": 50}
+
+    found = calibration(results)
+
+    assert text in found[0]
+    assert "13.5%" in found[0]
