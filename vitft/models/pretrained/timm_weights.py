@@ -11,7 +11,7 @@ from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpo
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.licences import licence_terms
-from vitft.models.model_names import similar_models
+from vitft.models.model_names import file_name, similar_models
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import strip_prefixes
@@ -132,7 +132,7 @@ def reload_timm(
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes), drop_path=drop_path)
     model.net.load_state_dict(old.net.state_dict())
-    provenance = descended({"name": path.stem, "source": str(path)}, card.weights)
+    provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
     report = timm_report(model, len(card.classes), card.transform, provenance)
     return model, replace(report, flavour="vitft", statistics_source="from the checkpoint")
 

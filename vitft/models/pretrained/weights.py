@@ -107,7 +107,7 @@ def open_pretrained(
     return from_raw(
         raw,
         SidecarFacts() if is_checkpoint else read_sidecar(found),
-        {"name": found.stem, "source": str(found), "sha256": raw.sha256},
+        {"name": file_name(found), "source": str(found), "sha256": raw.sha256},
     )
 
 
