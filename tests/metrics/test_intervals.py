@@ -97,6 +97,8 @@ def test_the_interval_of_balanced_accuracy_covers_the_truth_for_few_images() -> 
         pytest.param((100, 50, 20, 10, 5), (0.9,) * 5, id="classes of different sizes"),
         pytest.param((1000, 10), (0.99, 0.6), id="a weak rare class"),
         pytest.param((1000, 10), (0.9, 0.99), id="a strong rare class"),
+        pytest.param((100,) * 9 + (3,), (0.99,) * 9 + (0.6,), id="a weak class of three images"),
+        pytest.param((1000, 20), (0.999, 0.9), id="a weak class beside a perfect one"),
     ],
 )
 def test_no_side_of_the_interval_of_balanced_accuracy_is_too_short(

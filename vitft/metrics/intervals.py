@@ -63,6 +63,8 @@ def binomial_tail(
     """
     if least == 0 or not 0 < chance < 1:
         return 1.0 if least == 0 or chance >= 1 else 0.0
+    if least > trials:
+        return 0.0
     table = log_factorials(trials) if factorials is None else factorials
     k = np.arange(least)
     logs = table[trials] - table[k] - table[trials - k]
@@ -100,6 +102,9 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
     variance of each fraction is estimated after `PRIOR_IMAGES` images with the mean fraction have
     been added to it, so that a fraction of 1 does not count as certain. The effective number is at
     most that of equal fractions; with equal totals, the interval is therefore that of the sum.
+    With unequal totals, the estimate for a small class rests on the other classes. Each end is then
+    extended towards that of `square_and_add` if this lies further out: by the fraction 1 - h / a,
+    where h is the harmonic and a the arithmetic mean of the totals.
 
     Adding the distances to the ends of the single Wilson intervals in quadrature would be wrong
     for fractions near 1: with 10 fractions of 35 images at 0.955, such intervals cover the true
@@ -119,7 +124,23 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
     variance = math.fsum(p * (1 - p) / total for p, total in smoothed) / number**2
     if variance > 0:
         effective = min(effective, max(1.0, mean * (1 - mean) / variance))
-    return score_interval(mean, effective)
+    low, high = score_interval(mean, effective)
+    sizes = [total for _, total in counts]
+    weight = 1 - number**2 / (math.fsum(1 / size for size in sizes) * math.fsum(sizes))
+    wide_low, wide_high = square_and_add(counts, mean)
+    return low - weight * max(0.0, low - wide_low), high + weight * max(0.0, wide_high - high)
+
+
+def square_and_add(counts: Sequence[tuple[int, int]], mean: float) -> Interval:
+    """Return a mean of fractions with the single Wilson intervals added in quadrature.
+
+    Source: Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function
+    of binomial proportions", Computational Statistics & Data Analysis 53.
+    """
+    parts = [(right / total, wilson_interval(right, total)) for right, total in counts]
+    below = math.hypot(*(p - low for p, (low, _) in parts)) / len(counts)
+    above = math.hypot(*(high - p for p, (_, high) in parts)) / len(counts)
+    return max(0.0, mean - below), min(1.0, mean + above)
 
 
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:

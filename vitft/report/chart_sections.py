@@ -133,7 +133,12 @@ def remeasured(run: Run, log: Sequence[LogLine], freeze: str) -> str:
     """
     precision = str(run.environment.get("precision", "fp32"))
     index = run.results["best_epoch"] - 1 - freeze.startswith("head,")
-    if precision == "fp32" or not 0 <= index < len(log) or "seconds" not in run.results:
+    if (
+        run.several
+        or precision == "fp32"
+        or not 0 <= index < len(log)
+        or "seconds" not in run.results
+    ):
         return ""
     during, final = percent(log[index]["val_top1"]), percent(run.results["top1"])
     if during == final:
