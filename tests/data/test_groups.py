@@ -102,10 +102,10 @@ def test_groups_that_copies_join_are_counted() -> None:
 
     assert joined_note(found.good, joined_groups(found.good, {}), {}) == ""
     note = joined_note(same, joined_groups(same, {}), {})
-    assert note.startswith("identical images in different groups join the 6 groups to 5,")
+    assert note.startswith("identical images in different groups merge the 6 groups into 5,")
     copies = {found.good[0].sha256: "x", found.good[4].sha256: "x"}
     note = joined_note(found.good, joined_groups(found.good, copies), copies)
-    assert "identical images or near-duplicates in different groups join" in note
+    assert "identical images or near-duplicates in different groups merge" in note
 
 
 def test_without_groups_the_split_does_not_change() -> None:

@@ -195,7 +195,7 @@ def test_relevance_is_highest_on_the_patch_that_decides(options: dict[str, Any])
     # The class is the colour of one patch in noise; small models learn it from random places. How
     # much of it a model routes through other patches depends on its initial weights.
     pixels, places, labels = dotted(64, seed=9999)
-    shares, hits = [], []
+    fractions, hits = [], []
     for seed in range(3):
         torch.manual_seed(seed)
         model = VisionTransformer(replace(TINY, depth=2, **options))
@@ -210,9 +210,9 @@ def test_relevance_is_highest_on_the_patch_that_decides(options: dict[str, Any])
 
         heat = relevance_map(model, pixels, labels).reshape(64, -1)
 
-        shares.append(heat[np.arange(64), places.numpy()] / heat.sum(axis=1))
+        fractions.append(heat[np.arange(64), places.numpy()] / heat.sum(axis=1))
         hits.append(heat.argmax(axis=1) == places.numpy())
-    assert np.mean(shares) > 0.4  # its share of the area is 1/16
+    assert np.mean(fractions) > 0.4  # its fraction of the area is 1/16
     assert np.mean(hits) > 0.6
 
 

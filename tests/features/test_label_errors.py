@@ -173,9 +173,8 @@ def test_one_class_has_no_wrong_labels() -> None:
 
 
 def test_the_most_certain_errors_come_first() -> None:
-    probabilities = torch.tensor([[0.008, 0.4, 0.592], [0.012, 0.9, 0.088], [0.001, 0.099, 0.9]])
-    probabilities[0, 2] = 0.3  # odds of 50, 75 and 900 to one
-    scores = LabelScores(probabilities, torch.ones(3))
+    probabilities = torch.tensor([[0.08, 0.9, 0.02], [0.02, 0.9, 0.08], [0.001, 0.5, 0.499]])
+    scores = LabelScores(probabilities, torch.tensor([0.6, 0.8, 0.99]))  # c: either other class
 
     found = find_mislabels(scores, torch.zeros(3, dtype=torch.long), "abc", "012")
 

@@ -88,7 +88,7 @@ def test_the_interval_of_balanced_accuracy_covers_the_truth_for_few_images() -> 
 
 
 @pytest.mark.parametrize(
-    ("images", "shares"),
+    ("images", "recalls"),
     [
         pytest.param((35,) * 10, (0.955,) * 10, id="as the digits of scikit-learn"),
         pytest.param((10,) * 5, (0.94,) * 5, id="five small classes"),
@@ -102,10 +102,10 @@ def test_the_interval_of_balanced_accuracy_covers_the_truth_for_few_images() -> 
     ],
 )
 def test_no_side_of_the_interval_of_balanced_accuracy_is_too_short(
-    images: tuple[int, ...], shares: tuple[float, ...]
+    images: tuple[int, ...], recalls: tuple[float, ...]
 ) -> None:
-    truth = sum(shares) / len(shares)
-    drawn = np.random.default_rng(0).binomial(images, shares, size=(1000, len(images)))
+    truth = sum(recalls) / len(recalls)
+    drawn = np.random.default_rng(0).binomial(images, recalls, size=(1000, len(images)))
 
     ends = [mean_fraction_interval(list(zip(counts, images, strict=True))) for counts in drawn]
 

@@ -22,6 +22,7 @@ from vitft.system.text import (
     csv_line,
     interval,
     is_measurable,
+    is_scaled,
     percent,
     percent_or_bound,
 )
@@ -190,8 +191,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
     if is_measured:
         rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     temperature = calibration["temperature"]
-    is_scaled = temperature is None or f"{temperature:.2f}" != "1.00"
-    if is_measured and is_scaled and calibration["ece_before"] is not None:
+    if is_measured and is_scaled(temperature) and calibration["ece_before"] is not None:
         at = "" if temperature is None else f"at temperature 1 instead of {temperature:.2f}"
         before = calibration["ece_before"]
         shown = percent(before) if is_measurable(before) else "too small to measure"

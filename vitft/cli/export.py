@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.export.plan import EXPORT_FORMATS, FOREIGN_FORMATS, NUM_COMPARED, ExportPlan, plan_export
-from vitft.system.errors import UsageError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, shell_quote
@@ -130,8 +130,10 @@ def export_command(args: argparse.Namespace) -> int:
 
     done = export_run(args.run, plan)
     print_export(done, plan)
-    if done.refused:  # the other formats are kept, but nothing is pushed
-        raise done.refused[0]
+    if done.refused:  # the other formats are kept
+        fixes = dict.fromkeys(error.fix for error in done.refused)
+        problem = "; ".join(error.problem for error in done.refused)
+        raise RunError(problem, fix="; ".join(fixes))
     if args.out is None and done.folder != Path("export"):
         output.note(
             f"export/ already existed, so this export is in {done.folder}/: other commands need "

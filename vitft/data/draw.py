@@ -80,15 +80,18 @@ def joined_note(
 ) -> str:
     """Return a note if copies in several groups of the user join them, otherwise "".
 
+    Images whose part is given are not counted, because they are not drawn.
+
     `groups` is the result of `joined_groups` for the same `files` and `duplicates`.
     """
-    own = {file.group for file in files if file.group}
-    left = {groups.get(file.sha256, file.sha256) for file in files if file.group}
+    drawn = [file for file in files if file.group and not file.part]
+    own = {file.group for file in drawn}
+    left = {groups.get(file.sha256, file.sha256) for file in drawn}
     if len(left) >= len(own):
         return ""
     copies = "identical images or near-duplicates" if duplicates else "identical images"
     return (
-        f"{copies} in different groups join the {count(len(own), 'group')} to {len(left):,}, "
+        f"{copies} in different groups merge the {count(len(own), 'group')} into {len(left):,}, "
         "because no image may be in both training and validation: vitft check lists the copies; "
         "drop them to keep the groups apart"
     )

@@ -74,8 +74,9 @@ def propose_fixes(
 
     def order(fix: Fix) -> tuple[int, int, float, str]:
         kind = KIND_ORDER.index(fix.kind)
-        path = "" if fix.kind == "mislabel" else fix.path  # in the order of the audit
-        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), path
+        if fix.kind == "mislabel":  # in the order of the audit
+            return -ACTIONS.index(fix.action), kind, 0.0, ""
+        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
 
     return sorted(merge_fixes(fixes), key=order)
 

@@ -100,7 +100,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             names = {n for n, one in formats.items() if one.source(trained) is source}
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
             rows += compare_with(source, group, sizes, plan)
-        refused = remove_refused(rows, plan, fresh, single=len(formats) == 1)
+        refused = remove_refused(rows, plan, fresh)
         rows = [row for row in rows if format_of(row) not in refused]
         plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
         notes = export_notes(trained, plan, rows)
@@ -127,7 +127,7 @@ def format_of(row: ExportComparison) -> str:
 
 
 def remove_refused(
-    rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path, *, single: bool
+    rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path
 ) -> dict[str, RunError]:
     """Remove the formats whose predictions differ from the run's, and return the errors.
 
@@ -142,7 +142,7 @@ def remove_refused(
             refused.setdefault(format_of(row), error)
     if refused and len(refused) == len({format_of(row) for row in rows}):
         raise next(iter(refused.values()))
-    for name in () if single else refused:
+    for name in refused:
         with writing(fresh):
             shutil.rmtree(fresh / name)
     return refused

@@ -116,7 +116,7 @@ def find_mislabels(
 ) -> list[Mislabel]:
     """Return the files whose label is more probably wrong than right.
 
-    The labels with the most probable suggestions come first. For multi-label data, the suggestion
+    The labels that are most probably wrong come first. For multi-label data, the suggestion
     is to add or remove a label. `paths` lists the files of each image; the list is empty if the
     image must not be reported.
     """
@@ -133,7 +133,7 @@ def find_mislabels(
             given_probability=float(given[row]),
             suggested_probability=float(most[row]),
         )
-        for row in sorted(rows, key=lambda i: (-float(most[i]), float(given[i]), i))
+        for row in sorted(rows, key=lambda i: (-float(scores.wrong[i]), float(given[i]), i))
         for path in paths[row]
     ]
 

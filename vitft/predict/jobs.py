@@ -128,8 +128,7 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
         log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
     if request.shard.world == 1 and (request.out is not None or rows.count > SCREEN_ROWS):
         beginning = " after resuming" if resumed else ""
-        has_threshold = bool(request.threshold) or request.precision is not None
-        has_threshold = has_threshold and not rows.labels  # labels are assigned, not marked
+        has_threshold = bool(request.threshold or request.precision) and not rows.labels
         for line in rows.tally.lines(beginning, has_threshold=has_threshold):
             log.info(line)
 

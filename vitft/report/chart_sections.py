@@ -15,6 +15,7 @@ from vitft.system.text import (
     count,
     interval,
     is_measurable,
+    is_scaled,
     percent,
     points,
 )
@@ -165,7 +166,7 @@ def confidence_section(run: Run) -> ChartSection | None:
         return None
     error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
-    if error < 0.0005:  # displayed as 0.0 points
+    if not is_measurable(error):
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
     text += " Chance alone makes the bins below differ, too: it has been subtracted."
@@ -173,7 +174,7 @@ def confidence_section(run: Run) -> ChartSection | None:
     if not is_measured:
         text = f"{TOO_FEW_TO_CALIBRATE.capitalize()}."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
-    if before is not None and temperature not in (None, 1.0):
+    if before is not None and temperature is not None and is_scaled(temperature):
         text += (
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
             f"{calibration_images(calibration)}"

@@ -1,6 +1,7 @@
 """PNG figures drawn with matplotlib (extra `plots`), which only this module imports.
 
-Drawing needs no display and does not change the global state of matplotlib.
+Drawing needs no display. The global state of matplotlib does not change, except that fonts that
+were installed since it listed them are added to its list.
 """
 
 import contextlib
@@ -34,8 +35,6 @@ MAX_TITLE, MAX_LABEL = 48, 26
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
-LAST_LATIN = 0x24F
-"""Last character of the Latin blocks, which matplotlib's own font has."""
 MOST_MISSING = 10
 """Maximum number of characters without a font that a warning names."""
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
@@ -268,10 +267,12 @@ def escaped(character: str) -> str:
 @functools.cache
 def family_with(character: str) -> str:
     """Return a font family that has a character, or "" if no font has it."""
-    if ord(character) > LAST_LATIN:
-        add_new_fonts()
+    default = get_font(fontManager.findfont(DEFAULT_FONT))
+    if default.get_char_index(ord(character)):
+        return DEFAULT_FONT
+    add_new_fonts()
     every = [f for f in fontManager.ttflist if not f.name.startswith(SYMBOL_FONTS)]
-    for font in sorted(every, key=lambda font: (font.name != DEFAULT_FONT, font.name)):
+    for font in sorted(every, key=lambda font: font.name):
         if font.style == "normal" and get_font(font.fname).get_char_index(ord(character)):
             return font.name
     return ""

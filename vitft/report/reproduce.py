@@ -12,6 +12,9 @@ from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 from vitft.system.text import shell_join, shell_quote
 
+DECISIVE = ("train.freeze", "train.augment", "optim.solver")
+"""Settings on which the defaults of other settings depend."""
+
 
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the command that repeats a run, or an empty string if its settings are invalid.
@@ -25,8 +28,7 @@ def command_of(config: Mapping[str, Any]) -> str:
         settings = effective_settings(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shell_quote(str(v))}" for key, v in given.items()]
-        # The defaults of other settings depend on these three.
-        for key in ("train.freeze", "train.augment", "optim.solver"):
+        for key in DECISIVE:
             if key in settings and settings[key] != defaults_with(given).get(key):
                 given[key] = settings[key]
                 parts.append(set_option(key, settings[key]))
@@ -99,9 +101,9 @@ def own_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     The result is empty if this version of the program does not know their values.
     """
     settings = dotted(config)
-    named = ("optim.solver", "train.freeze", "weights.name")
+    named = [key for key in ("weights.name", *DECISIVE) if key in settings]
     try:
-        return defaults_with({key: settings[key] for key in named if key in settings})
+        return defaults_with({key: settings[key] for key in named})
     except UsageError:
         return {}
 

@@ -31,6 +31,11 @@ def whole_percent(probability: float | None) -> str:
     return "< 1%" if probability < 0.5 else "> 99%"
 
 
+def is_scaled(temperature: float | None) -> bool:
+    """Return whether a temperature is not displayed as 1.00; None stands for several of them."""
+    return temperature is None or f"{temperature:.2f}" != "1.00"
+
+
 def is_measurable(fraction: float) -> bool:
     """Return whether a nonnegative fraction is not rounded to 0.0%."""
     return fraction >= 0.0005

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vitft.data.transforms import CROP, Fit
@@ -150,7 +151,8 @@ def find_entry(name: str) -> CatalogEntry:
             return registry_entry(known)
         near = similar_models(name, {**rows, **timm_modules()})
         fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
-        if re.fullmatch(REPOSITORY, name, re.ASCII):
+        is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
+        if re.fullmatch(REPOSITORY, name, re.ASCII) and not is_path:
             fix = f"for a repository on the hub, use hf:{name}; otherwise, {fix}"
         raise WeightsError(f"unknown weights {name!r}", fix=fix)
     return rows[name]
