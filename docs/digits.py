@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 digits = load_digits()
 path = Path(sys.argv[1])
 path = path if path.suffix == ".npz" else Path(f"{path}.npz")  # as numpy.savez names it

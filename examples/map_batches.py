@@ -89,6 +89,8 @@ def with_spark(run: str, images: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5 or sys.argv[1] not in ("ray", "spark"):
+        sys.exit(__doc__)
     engine, run_path, folder, result = sys.argv[1:]
     # Workers have another working folder, and an address is left as it is.
     places = [p if "://" in p else str(Path(p).resolve()) for p in (run_path, folder, result)]

@@ -111,6 +111,9 @@ def test_a_precision_chooses_the_threshold(trained: Trained, image_folder: Path)
         trained.predict(files, threshold=0.5, precision=0.9)
     with pytest.raises(UsageError, match="invalid precision"):
         trained.predict(files, precision=1.5)
+    with pytest.raises(UsageError, match=r"threshold=0\.8") as error:
+        trained.predict(files, precision=1.0)
+    assert "--" not in error.value.fix
 
 
 def test_explain_depends_on_the_class(trained: Trained, image_folder: Path) -> None:

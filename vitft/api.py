@@ -6,6 +6,7 @@ signal handlers and the environment variables that they have set.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -245,26 +246,26 @@ class Trained:
         A prediction whose largest probability is below the threshold is marked `not sure`. A
         prediction of a multi-label model contains the probabilities of all labels; its `labels` are
         those whose probability reaches `threshold` or, by default, the label's own threshold. With
-        `precision`, the threshold (of each label) is the smallest at which this fraction of the
-        predictions on the validation images is correct. For an unusable image, array or tensor, no
+        `precision`, the threshold (of each label) is the smallest with this expected precision, as
+        with `vitft predict --precision`. For an unusable image, array or tensor, no
         exception is raised; the prediction has an `error`.
 
         Raises:
-            UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not a
-                number from 0 to 1, both are given, no threshold reaches the precision, or an image
-                has an unsupported type.
+            UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not
+                above 0 and at most 1, both are given, no threshold reaches the precision, or an
+                image has an unsupported type.
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold.
         """
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         check_threshold(threshold or None, precision, prefix="")
-        threshold, own = requested_thresholds(threshold, precision, self.folder, self.engine)
-        postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
-        if self.thresholds:
-            if threshold:
-                own = (threshold,) * len(self.classes)
-            postprocess = replace(self.postprocess, thresholds=own)
+        try:
+            threshold, own = requested_thresholds(threshold, precision, self.folder, self.engine)
+        except UsageError as error:  # it names the options of the command
+            fix = re.sub(r"--(threshold|precision) (?=[\d.])", r"\1=", error.fix)
+            raise UsageError(error.problem, fix=fix.replace("--precision", "precision")) from error
+        postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold, thresholds=own)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()
         size = PREDICT_BATCH_SIZE if isinstance(self.engine, Predictor) else self.engine.batch

@@ -5,7 +5,8 @@
     python -m benchmarks.speed.predict load [--model vit_base_patch16_224] [--repeats 7]
 
 All have the same architecture and 5 classes, and take turns, each in a fresh process. Weights are random
-unless --run names trained ones (random ones give many close calls, which bf16 recomputes in float32).
+unless --run names trained ones (random ones give many close calls, which bf16 recomputes in float32);
+the head of RUN must read one block (`--set train.head_blocks=1`), as timm's does.
 
 `throughput` counts from the loaded model to the last written prediction, in wall time and in CPU time of
 the process and its workers (the fairer measure on a machine that does other work, too):
@@ -93,7 +94,9 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
 
 def photos(data: Path, count: int) -> list[str]:
     """Return `count` paths, repeating the photos of a folder in random order."""
-    files = list(expand([str(data)]))
+    files = [
+        file for file in expand([str(data)]) if file.lower().endswith((".jpg", ".jpeg", ".png"))
+    ]
     random.Random(0).shuffle(files)
     return [*islice(cycle(files), count)]
 

@@ -26,4 +26,6 @@ def main(run: str, out: str, count: str = "64") -> None:
 
 
 if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -33,4 +33,6 @@ def main(graph: str, reference: str = "") -> None:
 
 
 if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 3:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -46,4 +46,6 @@ def check(path: str, reference: str) -> None:
 
 
 if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

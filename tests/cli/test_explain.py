@@ -236,7 +236,7 @@ def test_figures_of_the_weights(
     assert files_in(Path("a")) == ["distance.png", "filters.png", "positions.png"]
     assert files_in(Path("b")) == ["filters.png", "positions.png"]
     assert (
-        "distance.png was not written because measuring attention distances requires images"
+        "distance.png was not written: attention distances are measured on images"
         in capsys.readouterr().err
     )
     for path in Path("a").iterdir():

@@ -166,9 +166,9 @@ WRONG = [
     (["finetune", "--data", "D", "--weights", "./no.safetensors"], 4, "weights not found"),
     (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "suffix"),
     (["finetune", "--data", "D", "--weights", "W", "--bach-size", "4"], 2, "--bach-size"),
-    (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "invalid optim.lr=-1.0"),
+    (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "invalid --lr -1.0"),
     (["finetune", "--data", "D", "--weights", "W", "--lr", "fast"], 2, "invalid float value"),
-    (["finetune", "--data", "D", "--weights", "W", "--epochs", "0"], 2, "invalid optim.epochs=0"),
+    (["finetune", "--data", "D", "--weights", "W", "--epochs", "0"], 2, "invalid --epochs 0"),
     (
         ["finetune", "--data", "D", "--weights", "W", "--image-size", "17"],
         2,
@@ -177,7 +177,7 @@ WRONG = [
     (
         ["finetune", "--data", "D", "--weights", "W", "--freeze", "all"],
         2,
-        "train.freeze=all",
+        "invalid --freeze all",
     ),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "blocks:9"], 2, "has only 2 blocks"),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "pre_logits"], 2, "--pre-logits"),

@@ -180,7 +180,12 @@ def test_what_spreadsheets_make_of_the_table_is_read(
     ("row", "problem"),
     [
         pytest.param("a/1.jpg,move,c", r"line 3: new_label is 'c'", id="unknown label"),
-        pytest.param("a/1.jpg,move,", r"line 3: new_label is ''", id="move to nowhere"),
+        pytest.param("a/1.jpg,move,", "line 3: .* new_label is empty", id="move to nowhere"),
+        pytest.param(
+            "a/1.jpg,move,bb",
+            r"line 3: new_label is 'bb', .*; its classes are b and a",
+            id="move to a class that does not exist",
+        ),
         pytest.param("a/1.jpg,delete,", r"line 3: action is 'delete'", id="unknown action"),
         pytest.param("a/1.jpg", r"line 3: action is ''", id="cut line"),
         pytest.param("a/2.jpg,keep,", r"line 3: 'a/2.jpg' is listed twice", id="twice"),

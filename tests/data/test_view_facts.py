@@ -27,5 +27,5 @@ def test_the_way_to_see_all_is_named_only_where_much_is_cut(fit: Fit, is_part: b
 
     text = describe_view(facts)
 
-    assert ("use --fit pad or --fit squash" in text) is is_part
+    assert ("use vitft finetune --fit pad or --fit squash" in text) is is_part
     assert f"{fit} {crop:g}) shows {'61%' if is_part else '100%'} of" in text

@@ -73,6 +73,7 @@ def test_the_rows_and_the_labels_of_an_export_name_its_run(
         metrics = client.ask("GET", "/metrics").body.decode()
 
     assert row["run"] == model.run.name == labels["run"] == "run"
+    assert model.run.weights == labels["weights"] == "noise"
     assert labels["cross_validated"] == model.run.cross_validated_top1
     assert labels["cross_validated_images"] == model.run.cross_validated_images
     assert 'run="run"' in metrics

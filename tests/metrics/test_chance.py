@@ -16,6 +16,7 @@ def results(matrix: list[list[int]]) -> RunResults:
     return cast(
         "RunResults",
         {
+            "images": total,
             "top1": right / total,
             "top1_interval": wilson_interval(right, total),
             "majority": max(map(sum, matrix)) / total,
@@ -65,10 +66,52 @@ def test_results_of_older_runs_without_a_matrix_are_not_called_constant() -> Non
 def test_a_model_that_starts_from_random_weights_needs_longer_training_or_weights(
     weights: str,
 ) -> None:
-    assert chance_remedy(weights) == "train longer or start from pretrained weights"
+    assert chance_remedy(weights, "lbfgs") == "train longer or start from pretrained weights"
 
 
 def test_a_model_that_starts_from_pretrained_weights_needs_other_settings_or_images() -> None:
-    assert chance_remedy("vit_tiny_patch16_224") == (
+    assert chance_remedy("vit_tiny_patch16_224", "adamw") == (
         "train longer, with another learning rate, or on more images"
+    )
+
+
+def test_a_fitted_head_is_not_advised_to_train_longer() -> None:
+    """It has neither epochs nor a learning rate."""
+    remedy = chance_remedy("vit_tiny_patch16_224", "lbfgs")
+
+    assert "longer" not in remedy
+    assert "rate" not in remedy
+
+
+def test_two_images_cannot_show_that_a_model_is_better_than_the_largest_class() -> None:
+    assert chance_level(results([[1, 0], [0, 1]])) == (
+        "is not measurably better than always predicting the largest class, because only "
+        "2 validation images were scored"
+    )
+
+
+def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_level() -> None:
+    few = {
+        **results([[18, 0], [0, 2]]),
+        "best_epoch": 1,
+        "seconds": 1.0,
+        "calibration": {"cross_validated": 80},
+        "cross_validation": {
+            "images": 100,
+            "top1": 0.99,
+            "top1_interval": wilson_interval(99, 100),
+        },
+    }
+    poor = {
+        **few,
+        "cross_validation": {
+            "images": 100,
+            "top1": 0.9,
+            "top1_interval": wilson_interval(90, 100),
+        },
+    }
+
+    assert chance_level(cast("RunResults", few)) == ""
+    assert chance_level(cast("RunResults", poor)) == (
+        "is not measurably better than always predicting the largest class"
     )

@@ -12,6 +12,7 @@ from vitft.metrics.intervals import (
     f1_with_interval,
     log_factorials,
     mean_fraction_interval,
+    proportions_differ,
     student_t_quantile,
     wilson_interval,
 )
@@ -49,6 +50,29 @@ def test_intervals_stay_within_zero_and_one() -> None:
     ends = [(wilson_interval(0, n)[0], wilson_interval(n, n)[1]) for n in range(1, 200)]
 
     assert set(ends) == {(0.0, 1.0)}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85, 0.97])
+def test_equal_accuracies_are_said_to_differ_about_5_times_in_100(share: float) -> None:
+    few, many = 34, 202
+    found = [
+        binom.pmf(a, few, share) * binom.pmf(b, many, share)
+        for a, b in itertools.product(range(few + 1), range(many + 1))
+        if proportions_differ(
+            (a / few, wilson_interval(a, few)), (b / many, wilson_interval(b, many))
+        )
+    ]
+
+    assert 0.03 < sum(found) < 0.06
+
+
+def test_accuracies_differ_before_their_intervals_no_longer_overlap() -> None:
+    few, many = wilson_interval(23, 34), wilson_interval(172, 202)
+
+    assert few[1] > many[0]
+    assert proportions_differ((23 / 34, few), (172 / 202, many))
+    assert proportions_differ((172 / 202, many), (23 / 34, few))
+    assert not proportions_differ((28 / 34, wilson_interval(28, 34)), (172 / 202, many))
 
 
 @pytest.mark.parametrize(("images", "share"), [(60, 0.77), (240, 0.94), (80, 0.87), (1000, 0.5)])

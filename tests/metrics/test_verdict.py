@@ -6,9 +6,10 @@ import pytest
 
 from tests.metrics.test_chance import results
 from vitft.metrics.budget_results import StartTrial
+from vitft.metrics.estimate import better_estimate
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import better_estimate, describe_start, verdict
+from vitft.metrics.verdict import describe_start, verdict
 
 
 @pytest.mark.parametrize(
@@ -112,12 +113,23 @@ def test_cross_validation_that_tells_less_does_not_change_the_verdict(
     assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None
 
 
+def test_the_verdict_rests_on_the_test_images_unless_they_are_few() -> None:
+    results = crossed([[15, 1], [2, 15]], right=172, scored=202)
+    tested = {"images": 60, "top1": 0.8, "top1_interval": (0.68, 0.88)}
+    few = {"images": 5, "top1": 0.8, "top1_interval": (0.38, 0.96)}
+
+    assert verdict(cast("RunResults", {**results, "test": tested})) == (
+        "About 20% of new images will be misclassified (12 to 32%; 60 test images)."
+    )
+    assert "cross-validated" in verdict(cast("RunResults", {**results, "test": few}))
+
+
 @pytest.mark.parametrize(
     ("matrix", "is_used"),
-    [([[15, 1], [2, 15]], True), ([[8, 8], [9, 8]], False)],
-    ids=["intervals overlap", "the validation is harder"],
+    [([[15, 1], [2, 15]], True), ([[8, 8], [9, 8]], False), ([[11, 5], [6, 12]], False)],
+    ids=["alike", "the validation is harder", "harder, although the intervals overlap"],
 )
-def test_an_unfinished_run_uses_cross_validation_if_the_intervals_overlap(
+def test_an_unfinished_run_uses_cross_validation_if_the_accuracies_do_not_differ(
     matrix: list[list[int]], is_used: bool
 ) -> None:
     added_at_the_end = ("seconds", "calibration")

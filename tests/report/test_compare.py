@@ -6,7 +6,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import tomli_w
@@ -17,6 +17,7 @@ from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
+from vitft.config.defaults import default_lr
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
@@ -260,6 +261,24 @@ def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path)
     assert differ["optim.l2"] == [2.0, None]
     assert "optim.lr" not in differ  # the default of one run, without effect in the other
     assert "optim.l2" not in dict(different_settings([solved, stepped]))
+
+
+def test_defaults_that_depend_on_the_model_and_the_images_are_not_listed_as_different(
+    tmp_path: Path,
+) -> None:
+    """A run writes them to config.toml with their values."""
+    head, blocks = (make_run(tmp_path / name) for name in "ab")
+    width = read_run(blocks).card.architecture.width
+
+    def differ(**optim: float) -> dict[str, list[Any]]:
+        table = {"train": {"freeze": "blocks:1"}, "optim": {"solver": "adamw", **optim}}
+        (blocks / "config.toml").write_text(to_toml(config_from_table(table)))
+        return dict(different_settings([read_run(head), read_run(blocks)]))
+
+    lr = default_lr("blocks:1", width)
+
+    assert not {"optim.lr", "optim.batch_size"} & differ(lr=lr, batch_size=8).keys()
+    assert {"optim.lr", "optim.batch_size"} <= differ(lr=2 * lr, batch_size=32).keys()
 
 
 def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from vitft.report.advice import ClassRecall, advise, compared_with_accuracy
 from vitft.report.chart_sections import confidence_section, epochs_section
 from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
+from vitft.report.run_decisions import has_own_split
 from vitft.report.run_files import Run, find_run, read_run
 from vitft.report.run_page import write_report
 from vitft.system.errors import RunError, VitftError
@@ -409,6 +411,56 @@ def test_advice_on_copies_suggests_grouping_only_where_the_split_is_drawn(
     assert ("the split is that of your data" in first.why) is own_split
 
 
+def test_copies_of_test_images_are_not_reported_as_training_images_in_the_validation(
+    tmp_path: Path,
+) -> None:
+    path = make_run(tmp_path / "run", hardness=1.6, seed=1)
+    audit = json.loads((path / "audit.json").read_text())
+    (group, *_) = audit["duplicates"]
+    for member, part in zip(group["members"], ("train", "test"), strict=False):
+        member["split"] = part
+    (path / "audit.json").write_text(
+        json.dumps(audit | {"duplicates": [group | {"across_split": True, "kind": "near"}]})
+    )
+
+    assert not [one for one in advise(read_run(path)) if "duplicates" in one.what]
+    text = check_harmless(write_report(path).read_text()).text
+    assert "in training and test" in text
+    assert "make the test accuracy too high" in text
+    assert "across training and validation" not in text
+
+
+@pytest.mark.parametrize(
+    ("folders", "is_own"),
+    [({"train", "val"}, True), ({"train", "test"}, False), ({"daisy", "val"}, False)],
+)
+def test_folders_of_an_older_run_tell_whether_the_data_has_its_own_validation_set(
+    tmp_path: Path, folders: set[str], is_own: bool
+) -> None:
+    """With train/ and test/, the validation images are drawn from train/."""
+    run = read_run(make_run(tmp_path / "run"))
+    names = sorted(folders)
+    rows = tuple(replace(row, path=f"{names[i % 2]}/{row.path}") for i, row in enumerate(run.rows))
+
+    assert has_own_split(replace(run, rows=rows)) is is_own
+
+
+def test_a_page_says_what_its_audit_left_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    results = json.loads((path / "eval.json").read_text())
+
+    def text(**changes: Any) -> str:
+        (path / "eval.json").write_text(json.dumps(results | changes))
+        return check_harmless(write_report(path).read_text()).text
+
+    crossed = results["cross_validation"]
+    assert "Labels were" not in text()
+    sample = {"cross_validation": crossed | {"of": crossed["images"] + 1}}
+    assert "near-duplicates were not searched for" in text(**sample)
+    del results["cross_validation"]
+    assert "Labels were not checked, because there are too few images per class." in text()
+
+
 def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", hardness=1.6, seed=1)
 
@@ -555,7 +607,7 @@ def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
             "demo",
             29,
             "but it predicts poppy for 97% of the validation images",
-            ("train longer, with another learning rate", "It predicts poppy for 97% of the"),
+            ("use more images or other weights", "It predicts poppy for 97% of the"),
             id="nearly always, from pretrained weights",
         ),
         pytest.param(

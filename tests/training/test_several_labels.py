@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from tests.support.chromium import Chromium
 from vitft.cli.main import main
 from vitft.predict.answer_kind import gives_several
 from vitft.predict.validation import read_validation_predictions
+from vitft.report.html import render
+from vitft.report.run_files import read_run
+from vitft.report.run_page import run_page, write_report
 
 LABELS = ("blue", "green", "red")
 
@@ -103,6 +107,23 @@ def test_every_engine_and_format_gives_the_same_labels(
             assert float(row[f"probability_{name}"]) == pytest.approx(chances[name], abs=4e-6)
     sure = trained.predict(images[0], threshold=1.0)
     assert sure[0].labels == ()
+
+
+def test_the_page_offers_no_decisions_that_the_next_run_would_refuse(home: Path) -> None:
+    path = home / "run"
+    page = write_report(path, home / "page.html").read_text()
+    label: dict[str, object] = {"label": "green", "suggested": "red", "path": "patches/00.png"}
+    label |= {"given_probability": 0.01, "suggested_probability": 0.99}
+    audit = json.loads((path / "audit.json").read_text())
+    found = replace(read_run(path), audit=audit | {"mislabels": [label]})
+    shown = render("report.html.j2", run_page(found))
+
+    assert "None of the" not in page
+    assert "Fixes cannot be applied to images with several labels" in shown
+    for control in ('id="save"', "--fixes", 'class="choice"', "Decide"):
+        assert control not in shown
+    assert "cross-validated accuracy" not in shown
+    assert "balanced accuracy" not in shown
 
 
 def test_a_precision_chooses_the_threshold_of_each_label(

@@ -60,7 +60,7 @@ def test_the_page_and_the_audit_say_how_much_is_shown(run: Path) -> None:
     assert facts["image_size"] == [16, 24]
     assert facts["shown"] == pytest.approx({"crop": 0.63}.get(facts["fit"], 1.0), abs=0.05)
     assert "view (16 x 24 pixels" in page
-    assert ("to show all of it, use --fit pad" in page) is (facts["fit"] == "crop")
+    assert ("use vitft finetune --fit pad" in page) is (facts["fit"] == "crop")
 
 
 def test_check_says_how_much_the_view_shows(

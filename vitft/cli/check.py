@@ -208,7 +208,8 @@ def print_findings(outcome: "CheckResult") -> None:
         names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
         output.result(f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}")
     if view := audit.get("view"):
-        output.result(describe_view(view))
+        whose = "the model's" if outcome.labels_checked else "the default"
+        output.result(describe_view(view, whose=whose))
     if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
 
@@ -223,11 +224,12 @@ def print_next_steps(
             output.result("wrong labels may remain: not all of them can be found")
         if outcome.former:
             output.result(
-                "no page and no table were written, and those of an earlier check do not contain "
-                "your decisions: go on using the table with them"
+                "no page and no table were written: keep using the table that contains your "
+                "decisions"
             )
         return
-    output.result(f"page: {page} shows the images; use it to choose and save the fixes")
+    use = "" if outcome.folder.labels else "; use it to choose and save the fixes"
+    output.result(f"page: {page} shows the images{use}")
     if written is None:
         output.result("no fixes were written")
         return
@@ -262,7 +264,9 @@ def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> d
     Probable label errors of images in `kept`, the paths that earlier fixes keep or move, are not
     repeated but counted in the title.
     """
-    groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
+    from vitft.data.proposals import is_leak, subset_names
+
+    groups = audit["duplicates"]
     suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
     decided = len(audit["mislabels"]) - len(suspects)
     beside = f" (besides {decided:,} already decided)" * (decided > 0)
@@ -272,7 +276,10 @@ def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> d
         "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
         "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
         "of all duplicates, in both training and validation": members(
-            g for g in groups if g["across_split"]
+            g for g in groups if is_leak(g)
+        ),
+        "of all duplicates, in test and other images": members(
+            g for g in groups if g["across_split"] and "test" in subset_names(g)
         ),
         "of all duplicates, with different labels": members(
             g for g in groups if g["labels_differ"]

@@ -44,8 +44,9 @@ def add_evaluate(parser: Parser) -> None:
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
         "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
-        "--precision, the fraction of predictions that are kept and their accuracy are added. The "
-        "exit code is 3 if an image cannot be read."
+        "--precision, the fraction of predictions that are kept and their accuracy are added (for "
+        "several labels per image, they set the thresholds of the labels). The exit code is 3 if "
+        "an image cannot be read."
     )
     parser.add_argument(
         "--data",

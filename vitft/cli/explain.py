@@ -269,10 +269,10 @@ def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
     for error in figures.failed:
         output.warn(error.problem)
     if "distance.png" not in figures.names:
-        output.note(
-            "distance.png was not written because measuring attention distances requires images: "
-            "run vitft explain --model IMAGE ..."
-        )
+        reason = "none of the images could be read"
+        if not images:
+            reason = "attention distances are measured on images: name some after --model"
+        output.note(f"distance.png was not written: {reason}")
     names = ", ".join(figures.names)
     output.result(f"plots of {model.name} written to {out}/: {names}")
     return 3 if figures.failed else 0

@@ -10,7 +10,6 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
-from vitft.cli.summary import print_summary
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
 from vitft.config.request import requested_config
 from vitft.config.run import Config, parse_setting, to_toml
@@ -87,6 +86,7 @@ def add_run_options(group: OptionGroup) -> None:
 
 def finetune_command(args: argparse.Namespace) -> int:
     """Check the request, train, print the metrics, and return the exit code."""
+    from vitft.cli.summary import print_summary
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_request
 
@@ -99,7 +99,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if args.resume:
         config, out = plan_resume(args)
     else:
-        config = requested_config(args.recipe, named_settings(args))
+        config = new_settings(args)
         config = replace(config, data=demo_data(config.data))
         config, out = check_request(config, args.out)
     if config is None:
@@ -115,7 +115,9 @@ def finetune_command(args: argparse.Namespace) -> int:
     if result.figures:
         print_report(result.run)
     if result.everything_s is not None:
-        command = command_of(tomllib.loads(to_toml(config)))  # with lists in place of tuples
+        own = tomllib.loads(to_toml(config))  # with lists in place of tuples
+        same = {name: own[name] for name in ("data", "weights")}  # the others are for a head alone
+        command = command_of({**same, "train": {"seed": own["train"]["seed"]}})
         output.note(
             "training all layers, starting from this head, would take about "
             f"{duration(result.everything_s)} on this machine: {command} --freeze head,none"
@@ -131,7 +133,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
-    config = requested_config(args.recipe, named_settings(args))
+    config = new_settings(args)
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, out = check_request(ready, args.out)
@@ -171,6 +173,23 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
             output.note(f"resuming the most recent run that has not finished: {stopped}")
             path = stopped
     return check_resume(path, named, typed_names(args))
+
+
+def new_settings(args: argparse.Namespace) -> Config:
+    """Return the settings of a new run.
+
+    Raises:
+        UsageError: The recipe is unknown, or a setting is unknown, is invalid or has no effect. A
+            setting that was given by an option is called by the option's name.
+    """
+    try:
+        return requested_config(args.recipe, named_settings(args))
+    except UsageError as error:
+        problem = error.problem
+        for key, name in typed_names(args).items():
+            if not name.startswith("--set "):
+                problem = problem.replace(f"{key}=", f"{name} ")
+        raise UsageError(problem, fix=error.fix) from error
 
 
 def typed_names(args: argparse.Namespace) -> dict[str, str]:

@@ -27,6 +27,8 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--openvino": ("--onnx",),
     "--coreml": ("--torch-export",),
     "--tflite": ("--torch-export",),
+    "--litert": ("--torch-export",),
+    "--executorch": ("--torch-export",),
     "--engine": ("--onnx",),
     "--tensorrt": ("--onnx",),
     "--weights": ("--run",),
@@ -239,7 +241,8 @@ def add_threshold_options(parser: Parser) -> None:
         "--threshold",
         type=float,
         metavar="P",
-        help='probability below which predictions are marked "not sure"',
+        help='probability below which predictions are marked "not sure"; for several labels per '
+        "image, the probability from which a label is predicted",
     )
     parser.add_argument(
         "--precision",

@@ -8,6 +8,7 @@ from vitft.config.run import Config
 from vitft.config.sections import layers_text
 from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import (
     AuditResults,
     CalibrationMetrics,
@@ -22,7 +23,6 @@ from vitft.metrics.verdict import (
     describe_interpolation,
     describe_skipped,
     describe_start,
-    model_cross_validation,
     selected_epoch,
     start_trials,
     verdict,
@@ -58,13 +58,14 @@ def print_summary(
     else:
         output.result(
             f"accuracy {percent(metrics['top1'])} (95% interval "
-            f"{interval(metrics['top1_interval'])}) on {metrics['images']} validation images",
+            f"{interval(metrics['top1_interval'])}) on "
+            f"{count(metrics['images'], 'validation image')}",
             style="bold",
         )
         output.result(verdict(metrics))
         output.result(f"baseline (largest class): {percent(metrics['majority'])}")
-    print_test(metrics)
     print_selection(metrics, config)
+    print_test(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(calibration_text(calibration, metrics["images"]))
     if "labels" in metrics:
@@ -100,7 +101,8 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
     steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{comment}"]
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit and (found := undecided_findings(audit, settled_paths(config.data))):
-        steps.insert(0, f"decide on {found} in {run / 'report.html'}")
+        verb = "look at" if results and "labels" in results else "decide on"
+        steps.insert(0, f"{verb} {found} in {run / 'report.html'}")
     for number, step in enumerate(steps):
         output.note(f"{'       ' if number else 'next:  '}{step}")
 
@@ -155,7 +157,8 @@ def print_selection(metrics: RunResults, config: Config) -> None:
     if metrics["selected_on_validation"]:
         selected = selected_epoch(metrics, config.train.freeze, config.optim.epochs)
         output.note(
-            f"this accuracy is slightly optimistic: {selected} was selected on the same images"
+            f"the validation {'results are' if 'labels' in metrics else 'accuracy is'} slightly "
+            f"optimistic: {selected} was selected on the same images"
         )
         if metrics["best_epoch"] == 1 and config.train.freeze.startswith("head,"):
             output.note(

@@ -2,9 +2,10 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -260,20 +261,27 @@ def read_recipe(name: str) -> dict[str, Any]:
         UsageError: The recipe is unknown, or the file cannot be read or is not valid TOML.
     """
     path = Path(name)
-    if path.suffix != ".toml" and not path.exists():
+    if not path.exists():
         folder = resource("recipes")
         path = folder / f"{name}.toml"
         if not path.exists():
-            names = sorted(p.stem for p in folder.glob("*.toml"))
-            near = get_close_matches(name.lower(), names, n=1, cutoff=0.7)
-            meant = f"did you mean {near[0]}? U" if near else "u"
-            raise UsageError(
-                f"unknown recipe {name!r}",
-                fix=f"{meant}se a TOML file, or one of the recipes {', '.join(names)}",
-            )
+            raise unknown_recipe(name, sorted(p.stem for p in folder.glob("*.toml")))
     table = with_former_defaults(read_toml(path))
     table.pop("recipe", None)
     return table
+
+
+def unknown_recipe(name: str, bundled: Sequence[str]) -> UsageError:
+    """Return the error for a recipe that is neither bundled nor a file."""
+    path = Path(name)
+    near = get_close_matches(path.stem.lower(), bundled, n=1, cutoff=0.7)
+    if path.suffix == ".toml" and not near:
+        near = sorted(map(str, Path().glob(f"*/{escape(path.name)}")))
+    meant = f"did you mean {near[0]}? U" if near else "u"
+    return UsageError(
+        f"unknown recipe {name!r}: there is no such file",
+        fix=f"{meant}se a TOML file, or one of the recipes {', '.join(bundled)}",
+    )
 
 
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vitft.data.inspection import readable_now
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, escape_formula, listing, shell_quote
+from vitft.system.text import closest_names, count, escape_formula, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
     digest = hashlib.sha256(table.data).hexdigest()
     if expected not in ("", digest):
         raise DataError(
-            f"{path} has changed: its sha256 differs from data.fixes_digest={expected[:12]}...",
+            f"{path} has changed since it was applied: its sha256 differs from "
+            f"data.fixes_digest={expected[:12]}...",
             fix="restore the table, or remove data.fixes_digest from the settings",
         )
     return table, digest
@@ -304,9 +305,13 @@ def fix_problem(
     """Return the problem with a row, or an empty string if there is none."""
     if action not in ACTIONS:
         return f"action is {action!r}, but must be 'keep', 'move', 'drop' or 'undecided'"
-    if action == "move" and name in known and new not in classes:
-        return f"new_label is {new!r}, which is not a class of the data folder"
-    return ""
+    if action != "move" or name not in known or new in classes:
+        return ""
+    if not new:
+        return "action is 'move', but new_label is empty"
+    near = closest_names(new, classes)
+    which = "its classes are" if len(near) == len(classes) else "the most similar classes are"
+    return f"new_label is {new!r}, which is not a class of the data folder; {which} {listing(near)}"
 
 
 def without_empty_classes(folder: Folder) -> Folder:

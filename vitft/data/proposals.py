@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vitft.data.fixes import ACTIONS, UNDECIDED, Fix
-from vitft.metrics.results import AuditResults, CopyMember
+from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
 from vitft.system.imports import missing_library_command
 
 ClassProbabilities = Mapping[str, float]
@@ -29,6 +29,18 @@ PARTS = {
     "test": "test image",
     "": "not in the split",
 }
+SUBSETS = {"train": "training", "val": "validation", "test": "test"}
+
+
+def subset_names(group: CopyGroup) -> list[str]:
+    """Return the names of the subsets to which the images of a group belong, in a fixed order."""
+    found = {member["split"] for member in group["members"]}
+    return [name for part, name in SUBSETS.items() if part in found]
+
+
+def is_leak(group: CopyGroup) -> bool:
+    """Return whether a group has both training and validation images."""
+    return {"train", "val"} <= {member["split"] for member in group["members"]}
 
 
 def propose_fixes(

@@ -27,13 +27,13 @@ def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> 
     }
 
 
-def describe_view(facts: ViewFacts) -> str:
+def describe_view(facts: ViewFacts, *, whose: str = "the model's") -> str:
     """Return a sentence on how much of an image the view shows, and on how to show more of it."""
     height, width = facts["image_size"]
     how = f"{height} x {width} pixels, {facts['fit']} {facts['crop']:g}"
     mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)
     least = f" (at least {least})" if least != mean else ""
-    text = f"the model's view ({how}) shows {mean} of an image's area on average{least}"
+    text = f"{whose} view ({how}) shows {mean} of an image's area on average{least}"
     if facts["shown"] > MOST_SHOWN:
         return text
-    return f"{text}; to show all of it, use --fit pad or --fit squash"
+    return f"{text}; to train on all of it, use vitft finetune --fit pad or --fit squash"

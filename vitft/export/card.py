@@ -353,13 +353,13 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
         for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
     ]
     hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
-    kind = "label" if trained.card.thresholds else "class"
-    more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
+    kind, kinds = ("label", "labels") if trained.card.thresholds else ("class", "classes")
+    more = [f"\n({count(hidden, f'more {kind}', f'more {kinds}')})"] if hidden > 0 else []
     return [
         "## Data and classes",
         "",
         f"{data_sentence(trained, markdown_text)} "
-        "The images are not included. The classes are listed in the order of the model's outputs."
+        f"The images are not included. The {kinds} are listed in the order of the model's outputs."
         f"{' Recall and precision are those on the validation images.' if by_class else ''}",
         "",
         f"| {kind} | training images | validation images |{' recall | precision |' * by_class}",

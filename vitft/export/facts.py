@@ -10,10 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vitft.config.run import read_run_config
+from vitft.data.remote.places import place_of
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun, read_head_results
+from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
 from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
@@ -34,7 +36,11 @@ def results_of(trained: TrainedRun) -> RunResults | None:
 
 
 def data_name(run: Path) -> str:
-    """Return the name of the image folder without its path, or `images` if it is unknown."""
+    """Return the name of the data without its path, or `images` if it is unknown."""
+    settings = read_run_config(run) if (run / "config.toml").is_file() else {}
+    path = str(settings.get("data", {}).get("path", ""))
+    if place := place_of(path):
+        return place.name
     manifest = run_manifest(run)
     return manifest.root.name if manifest and manifest.root.name else "images"
 
@@ -97,7 +103,7 @@ def data_sentence(trained: TrainedRun, literal: Literal) -> str:
     if sizes["test"]:
         counted += f", plus {sizes['test']} for testing"
     name = literal(data_name(trained.run))
-    return f"The data is the image folder {name}{counted if sizes['train'] else ''}."
+    return f"The data is {name}{counted if sizes['train'] else ''}."
 
 
 def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
@@ -117,19 +123,20 @@ def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple
 
 
 def accuracy_sentence(results: RunResults) -> str:
-    """Return a sentence about the accuracy on the validation images, with its interval."""
+    """Return sentences about the accuracy on the validation and test images, with intervals."""
     selected = (
         " The epoch was selected on the same images, so the accuracy is slightly optimistic."
         if results.get("selected_on_validation")
         else ""
     )
+    tested = f" T{tested_text(test)[1:]}." if (test := results.get("test")) else ""
     if found := results.get("labels"):
         return (
             f"Mean average precision {percent(found['map'])} (95% interval "
             f"{interval(found['map_interval'])}; random scores: {percent(found['chance_map'])}) "
             f"and mean F1 over the labels {percent(found['macro_f1'])} (95% interval "
             f"{interval(found['macro_f1_interval'])}) on "
-            f"{count(results['images'], 'held-out validation image')}.{selected}"
+            f"{count(results['images'], 'held-out validation image')}.{selected}{tested}"
         )
     crossed = ""
     if more := better_estimate(results):
@@ -139,7 +146,7 @@ def accuracy_sentence(results: RunResults) -> str:
         f"Accuracy {percent(results['top1'])} (95% interval "
         f"{interval(results['top1_interval'])}) on "
         f"{count(results['images'], 'held-out validation image')}{crossed}; "
-        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected}"
+        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected}{tested}"
     )
 
 

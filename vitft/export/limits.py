@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import settled_paths
+from vitft.data.proposals import is_leak
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
@@ -78,9 +79,13 @@ def limits_of(
         )
     if not results:
         return [*found, "The accuracy of the model was not measured."]
+    audit = read_run_json(run / "audit.json", AuditResults)
+    origin = "come from the same data as the training images"
+    if audit and audit.get("own_split"):
+        origin = "are those that the data names"
     found.append(
-        "The validation images come from the same data as the training images. The accuracy on "
-        "images from other sources was not measured."
+        f"The validation images {origin}. The accuracy on images from other sources was not "
+        "measured."
     )
     if chance_level(results):
         return [*found, "The model is at chance level, so it should not be used."]
@@ -106,8 +111,9 @@ def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
         found = [f"The lowest recalls on the validation images are: {'; '.join(texts)}."]
     few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
     if few:
+        one, several = ("label", "labels") if "labels" in results else ("class", "classes")
         found.append(
-            f"{count(few, 'class has', 'classes have')} fewer than {FEW_PER_CLASS} validation "
+            f"{count(few, f'{one} has', f'{several} have')} fewer than {FEW_PER_CLASS} validation "
             "images, too few to estimate the recall reliably."
         )
     return found
@@ -155,12 +161,12 @@ def data_problems(run: Path) -> list[str]:
     if audit is None:
         return []
     found = []
-    groups = sum(each["across_split"] for each in audit["duplicates"])
+    groups = sum(map(is_leak, audit["duplicates"]))
     if groups:
         found.append(
-            f"{count(groups, 'group')} of nearly identical images "
+            f"{count(groups, 'group')} of identical or nearly identical images "
             f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
-            "the true accuracy is probably lower."
+            "the accuracy may be too high."
         )
     kept = settled_paths(checked_run_config(run).data) if (run / "config.toml").is_file() else ()
     labels = sum(item["path"] not in kept for item in audit["mislabels"])

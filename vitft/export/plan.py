@@ -28,9 +28,8 @@ FOREIGN_FORMATS = {
     "pytorch": "torch-export",
     "pt": "torch-export",
     "torchscript": "torch-export",
-    **dict.fromkeys(
-        ("openvino", "engine", "tensorrt", "trt", "coreml", "tflite", "litert"), "onnx"
-    ),
+    **dict.fromkeys(("coreml", "tflite", "litert", "executorch"), "torch-export"),
+    **dict.fromkeys(("openvino", "engine", "tensorrt", "trt"), "onnx"),
     **dict.fromkeys(("tfjs", "js"), "transformers-js"),
 }
 """Names of formats that vitft does not write, with the format that comes closest."""

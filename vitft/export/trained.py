@@ -99,6 +99,8 @@ def with_run_facts(card: Card, run: Path) -> Card:
     """
     results = read_head_results(run, card)
     facts = facts_of_run(environment_of(run), results)
+    if name := card.weights.get("name"):
+        facts["weights"] = name
     if results is None:
         return replace(card, run={**card.run, **facts})
     return replace(card, run={**facts, "name": run.resolve().name})
@@ -115,7 +117,7 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
     """Return the results of a run, or None if it has none.
 
     The accuracy is measured with the exported head, which may read fewer blocks than the original;
-    the cross-validation of the original head is then left out.
+    the cross-validation and the test of the original head are then left out.
 
     Raises:
         RunError: The file eval.json is damaged.
@@ -125,7 +127,7 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
     if not results or top1 is None:
         return results
     bounds = wilson_interval(round(top1 * results["images"]), results["images"])
-    own = {key: value for key, value in results.items() if key != "cross_validation"}
+    own = {k: value for k, value in results.items() if k not in ("cross_validation", "test")}
     return cast("RunResults", {**own, "top1": top1, "top1_interval": bounds})
 
 

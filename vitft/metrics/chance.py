@@ -7,8 +7,10 @@ does not import torch.
 from collections import Counter
 
 from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.estimate import better_estimate
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
-from vitft.system.text import percent
+from vitft.system.text import count, percent
 
 CONSTANT = 0.95
 """Predictions count as constant if at least this fraction of the images has the same prediction."""
@@ -17,10 +19,12 @@ CONSTANT = 0.95
 def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
-    A model is at chance level unless the 95% interval of its accuracy is above the accuracy of
-    always predicting the largest class. A multi-label model is at chance level unless the interval
-    of its mean average precision is above that of random scores. The phrase can follow the words
-    `the model`. It is also empty for results of older runs, which do not contain the interval.
+    A model is at chance level unless the 95% interval of its accuracy, by cross-validation if this
+    tells more (see `better_estimate`), is above the accuracy of always predicting the largest
+    class. If not even an accuracy of 100% would be, the phrase says so. A multi-label model is at
+    chance level unless the interval of its mean average precision is above that of random scores.
+    The phrase can follow the words `the model`. It is also empty for results of older runs, which
+    do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""
@@ -29,14 +33,20 @@ def chance_level(results: RunResults) -> str:
         if bounds is None or bounds[0] > results["labels"]["chance_map"]:
             return ""
         return "does not rank images measurably better than random scores"
-    if results["top1_interval"][0] > results["majority"]:
+    more = better_estimate(results)
+    found = more or results
+    if found["top1_interval"][0] > results["majority"]:
         return ""
-    if found := constant_class(results):
-        name, fraction = found
+    if constant := constant_class(results):
+        name, fraction = constant
         if fraction == 1:
             return f"always predicts {name}"
         return f"predicts {name} for {percent(fraction, 0)} of the validation images"
-    return "is not measurably better than always predicting the largest class"
+    clause = "is not measurably better than always predicting the largest class"
+    if wilson_interval(found["images"], found["images"])[0] <= results["majority"]:
+        images = count(found["images"], "image" if more else "validation image")
+        clause += f", because only {images} {'was' if found['images'] == 1 else 'were'} scored"
+    return clause
 
 
 def constant_class(results: RunResults) -> tuple[str, float] | None:
@@ -55,8 +65,10 @@ def constant_class(results: RunResults) -> tuple[str, float] | None:
     return (names[best], fraction) if fraction >= CONSTANT else None
 
 
-def chance_remedy(weights: str) -> str:
-    """Return advice for a model at chance level, given the name of its initial weights."""
+def chance_remedy(weights: str, solver: str) -> str:
+    """Return advice for a model at chance level, given its initial weights and its solver."""
     if weights == "none" or weights.startswith("random:"):
         return "train longer or start from pretrained weights"
+    if solver == "lbfgs":
+        return "use more images or other weights, or train more layers, e.g. with --freeze blocks:2"
     return "train longer, with another learning rate, or on more images"

@@ -143,6 +143,18 @@ def square_and_add(counts: Sequence[tuple[int, int]], mean: float) -> Interval:
     return max(0.0, mean - below), min(1.0, mean + above)
 
 
+def proportions_differ(first: tuple[float, Interval], second: tuple[float, Interval]) -> bool:
+    """Return whether two independent fractions, each with its Wilson interval, differ at 5%.
+
+    They do if the 95% interval of their difference does not contain 0.
+
+    Source: Newcombe 1998, "Interval estimation for the difference between independent
+    proportions", Statistics in Medicine 17, method 10.
+    """
+    (above, (low, _)), (below, (_, high)) = sorted((first, second), reverse=True)
+    return above - below > math.hypot(above - low, high - below)
+
+
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
     """Return the F1 score of a class and its 95% interval.
 

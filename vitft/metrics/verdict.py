@@ -11,8 +11,8 @@ from vitft.metrics.budget_results import (
     TrialResults,
 )
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import CrossValidation, RunResults
-from vitft.metrics.values import Interval
+from vitft.metrics.estimate import better_estimate, sufficient_test
+from vitft.metrics.results import RunResults
 from vitft.system.text import count, format_size, interval, percent
 
 BEST_RULE = (
@@ -21,74 +21,39 @@ BEST_RULE = (
 )
 """How the best epoch is selected; the rule is that of `training.best.is_better`."""
 
-MORE_IMAGES = 3
-"""Cross-validation on this many times as many images tells more than the validation images."""
-
 
 def verdict(results: RunResults) -> str:
     """Return a sentence that states how many new images the model will probably misclassify.
 
-    The sentence includes the 95% interval, which is wide if there are few validation images. If
-    cross-validation tells more (see `better_estimate`), the sentence rests on it and says so. For a
-    model at chance level, the sentence states this instead. In a multi-label run, an image
-    with a label that is missing or wrong counts as misclassified. The result is empty for
-    results of older runs, which do not contain the interval.
+    The sentence includes the 95% interval, which is wide if there are few validation images. It
+    rests on the test images if there are enough of them (see `sufficient_test`), or on
+    cross-validation if this tells more (see `better_estimate`), and then says so. For a model at
+    chance level, the sentence states this instead. In a multi-label run, an image with a label that
+    is missing or wrong counts as misclassified. The result is empty for results of older runs,
+    which do not contain the interval.
     """
     if not results.get("top1_interval"):
         return ""
     if clause := chance_level(results):
         return f"This model {clause}."
-    more = better_estimate(results)
-    found = more or results
+    test, more = sufficient_test(results), better_estimate(results)
+    found = test or more or results
     least, most = (1 - bound for bound in reversed(found["top1_interval"]))
     wrong = round(1 - found["top1"], 9)  # 7.5% is rounded up, also where it is 7.4999...%
     digits = 0 if wrong >= 0.01 else 1
     if wrong == 0 and "labels" not in results:
-        images = count(found["images"], "image" if more else "validation image")
-        where = " in cross-validation" if more else ""
+        kind = "test image" if test else "image" if more else "validation image"
+        images = count(found["images"], kind)
+        where = " in cross-validation" if more and not test else ""
         return (
             f"All {images} were classified correctly{where}, but up to "
             f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
         )
     bounds = interval([least, most], digits)
     how = f"; cross-validated on {count(more['images'], 'image')}" if more else ""
+    how = f"; {count(test['images'], 'test image')}" if test else how
     what = "get wrong labels" if "labels" in results else "be misclassified"
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how})."
-
-
-def model_cross_validation(results: RunResults) -> CrossValidation | None:
-    """Return the cross-validation of a run, or None if its model is not the cross-validated head.
-
-    The results of a fitted head are kept even if the run then trained further layers.
-    """
-    is_head = results.get("best_epoch") == 1  # the fitted head counts as the first epoch
-    return results.get("cross_validation") if is_head else None
-
-
-def better_estimate(results: RunResults) -> CrossValidation | None:
-    """Return the cross-validation of a run if it tells more about the model than the validation.
-
-    This requires that the model is the cross-validated head, that the training images are measured
-    to be comparable with the validation images (as for the calibration: a validation set from
-    another place may be harder; in an unfinished run, which is not calibrated, the intervals of
-    both accuracies must overlap), and that at least `MORE_IMAGES` times as many images were scored.
-    The result is None for multi-label models, which cross-validation scores without their
-    thresholds.
-    """
-    more, calibration = model_cross_validation(results), results.get("calibration")
-    if not more or "labels" in results or not more.get("top1_interval"):
-        return None
-    is_comparable = bool(calibration and calibration.get("cross_validated"))
-    if "seconds" not in results:
-        low, high = results.get("top1_interval", (1.0, 0.0))
-        is_comparable = more["top1_interval"][0] <= high and low <= more["top1_interval"][1]
-    are_many = more["images"] >= MORE_IMAGES * results["images"]
-    return more if is_comparable and are_many else None
-
-
-def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
-    """Return e.g. `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`."""
-    return f"cross-validated on {count(images, 'image')}: {percent(top1)} ({interval(bounds)})"
 
 
 def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:

@@ -18,9 +18,10 @@ RUN_KEY = "vitft_run"
 
 
 class RunFacts(TypedDict, total=False):
-    """Name, accuracy and age of a run; unknown facts are missing."""
+    """Name, weights, accuracy and age of a run; unknown facts are missing."""
 
     name: str
+    weights: str  # name of the pretrained weights
     ended: str  # time in ISO 8601
     images: Natural  # number of validation images
     top1: Share  # accuracy on these images; for multi-label models, all labels are right

@@ -61,8 +61,8 @@ def warn_of_bias(results: EvaluationResults) -> None:
     if data["validated"]:
         log.warning(
             f"the results may be slightly optimistic: {data['validated']:,} of "
-            f"{count(images, 'image')} served the run for validation, to calibrate its "
-            "probabilities and, if it was trained in epochs, to select the epoch"
+            f"{count(images, 'image')} are validation images of the run, on which its "
+            "probabilities were calibrated and, if it was trained in epochs, the epoch was selected"
         )
     if data["copies"]:
         log.warning(

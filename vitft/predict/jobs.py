@@ -76,6 +76,7 @@ def run_prediction(
     if (done := finished_job(request, shard)) is not None:
         return done
     check_top_k(request.top_k, engine)
+    request = replace(request, top_k=min(request.top_k, len(engine.classes)))
     threshold, thresholds = requested_thresholds(
         request.threshold, request.precision, checkpoint.parent, engine
     )

@@ -74,9 +74,8 @@ class Postprocess:
             feature_size: Number of dimensions of a feature, or 0 if the engine does not return
                 features, in which case there are no out-of-distribution notes.
             top_k: Number of classes per prediction.
-            threshold: Probability below which a prediction is marked `not sure`. For a multi-label
-                model, minimum probability at which every label is assigned, or 0 to use the
-                model's own thresholds.
+            threshold: Probability below which a prediction is marked `not sure`; 0 for a
+                multi-label model.
             thresholds: Thresholds of the labels of a multi-label model; empty for other models.
             facts: Facts about the run that the model file contains, if any.
 
@@ -89,8 +88,8 @@ class Postprocess:
         return cls(
             classes=classes,
             top_k=top_k,
-            threshold=0.0 if thresholds else threshold,
-            thresholds=[threshold] * len(thresholds) if threshold else thresholds,
+            threshold=threshold,
+            thresholds=thresholds,
             reference=read_reference(checkpoint.parent, feature_size) if feature_size else None,
             run=RunInfo.read(run, checkpoint, len(classes), facts),
         )

@@ -160,8 +160,9 @@ def requested_thresholds(
 ) -> tuple[float, tuple[float, ...]]:
     """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
 
-    The first is 0 if no predictions are to be marked. The second is empty if the model gives each
-    image exactly one class.
+    The first is 0 if no predictions are to be marked, as always for a multi-label model, whose
+    labels all have the given threshold. The second is empty if the model gives each image exactly
+    one class.
 
     Args:
         threshold: Argument of `--threshold`, or None.
@@ -174,7 +175,9 @@ def requested_thresholds(
         UsageError: No threshold reaches the requested precision.
     """
     if precision is None:
-        return threshold or 0.0, engine.thresholds
+        if not engine.thresholds or not threshold:
+            return threshold or 0.0, engine.thresholds
+        return 0.0, (threshold,) * len(engine.thresholds)
     from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
 
     return thresholds_for(run, precision, engine)

@@ -16,9 +16,9 @@ from typing import Any, Self, TypeVar
 
 from vitft.config.run import read_run_config
 from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import better_estimate, cross_validated_text
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import better_estimate, cross_validated_text
 from vitft.models.find import model_files
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
@@ -115,7 +115,7 @@ class RunInfo:
             cross_validated_top1=facts.get("cross_validated"),
             cross_validated_interval=facts.get("cross_validated_interval"),
             cross_validated_images=facts.get("cross_validated_images", 0),
-            weights=str((settings or {}).get("weights", {}).get("name", "")),
+            weights=str((settings or {}).get("weights", {}).get("name", facts.get("weights", ""))),
             mean_ap=facts.get("mean_ap"),
             mean_ap_interval=facts.get("mean_ap_interval"),
             is_export=bool(origin),

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
+from vitft.data.proposals import is_leak
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
+from vitft.metrics.estimate import better_estimate, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
 from vitft.report.run_decisions import former_fixes, has_own_split
@@ -67,12 +68,14 @@ def no_better_than_majority(run: Run) -> Advice | None:
         )
     what, why = "Do not use this model yet.", ""
     if constant_class(run.results) is not None:
-        remedy = chance_remedy(str(run.setting("weights", "name") or ""))
+        weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
+        remedy = chance_remedy(str(weights or ""), str(solver or ""))
         what = f"Do not use this model yet: {remedy}."
         why = f"It {clause}. "
+    measured = better_estimate(run.results) or run.results
     return Advice(
         what,
-        f"{why}The 95% interval of its accuracy ({interval(run.results['top1_interval'])}) is not "
+        f"{why}The 95% interval of its accuracy ({interval(measured['top1_interval'])}) is not "
         f"entirely above {percent(run.results['majority'])}, the accuracy of always predicting the "
         "largest class.",
     )
@@ -80,7 +83,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
 
 def copies_across_split(run: Run) -> Advice | None:
     """Warn if validation images duplicate training images, which inflates the accuracy."""
-    groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
+    groups = sum(map(is_leak, run.audit.get("duplicates", [])))
     if not groups:
         return None
     remedy = (
@@ -92,7 +95,7 @@ def copies_across_split(run: Run) -> Advice | None:
         "Retrain without duplicates across training and validation.",
         f"{count(groups, 'group')} of identical or nearly identical images "
         f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        f"true accuracy is probably lower. vitft check lists them, and {remedy}",
+        f"accuracy may be too high. vitft check lists them, and {remedy}",
         section="audit",
     )
 
@@ -103,9 +106,10 @@ def doubtful_labels(run: Run) -> Advice | None:
     found = sum(item["path"] not in settled for item in run.audit.get("mislabels", []))
     if not found:
         return None
+    says = "suggests that a label is wrong or missing" if run.several else "predicts another class"
     return Advice(
         f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
-        f"A model that was not trained on {'it' if found == 1 else 'them'} predicts another class "
+        f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
         "(see below). The given label may still be correct.",
         section="audit",
     )
@@ -143,7 +147,7 @@ def weakest_class(run: Run) -> Advice | None:
         return weakest_label(known)
     worst = min(known, key=lambda one: one.recall)
     found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, "
-    found += compared_with_accuracy(worst, len(run.classes))
+    found += compared_with_accuracy(worst, measured_classes(run))
     more = max(10, round(train[worst.name] / 4))
     spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
     if spread < 1.3 * more:
@@ -156,6 +160,13 @@ def weakest_class(run: Run) -> Advice | None:
     )
 
 
+def measured_classes(run: Run) -> int:
+    """Return the number of classes whose recalls `weakest_class` compares."""
+    if cross_validated_recalls(run):
+        return sum(number > 0 for number in training_images(run).values())
+    return len(validation_recalls(run))
+
+
 def training_images(run: Run) -> Counter[str]:
     """Return the number of training images of each class or label."""
     own = (run.split.names(row) for row in run.rows if row.split == "train")
@@ -165,7 +176,8 @@ def training_images(run: Run) -> Counter[str]:
 def small_classes(run: Run) -> Advice | None:
     """Advise collecting images of classes or labels that have far fewer images than the others."""
     sizes = Counter(dict.fromkeys(run.classes, 0))
-    sizes.update(name for row in run.rows for name in run.split.names(row))
+    own = (row for row in run.rows if row.split != "test")
+    sizes.update(name for row in own for name in run.split.names(row))
     usual = statistics.median(sizes.values())
     small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, SMALL_CLASS))
     if not small:
@@ -229,9 +241,13 @@ def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
 
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
-    """Return the recalls of the weakest classes in cross-validation, lowest first."""
+    """Return the recalls of the weakest classes in cross-validation, lowest first.
+
+    The result is empty for a multi-label model, which cross-validation scores without its
+    thresholds.
+    """
     more = model_cross_validation(run.results)
-    if not more:
+    if not more or run.several:
         return []
     recalls, top1 = [], more["top1"]
     for weak in more.get("weak_spots") or []:

@@ -13,9 +13,9 @@ from string import ascii_uppercase
 
 from vitft.config.options import setting_text
 from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared

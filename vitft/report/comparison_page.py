@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.verdict import model_cross_validation
 from vitft.models.model_names import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix, paths_settled_by
+from vitft.data.proposals import SUBSETS, is_leak, subset_names
 from vitft.data.table import quote_cell
 from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
 from vitft.system.console import visible
-from vitft.system.text import count, escape_formula
+from vitft.system.text import count, escape_formula, listing
 
 MAX_FINDINGS, MAX_MEMBERS = 40, 6
 """Maximum number of findings of each kind, and of members of a group of duplicates, on a page."""
-SUBSETS = {"train": "training", "val": "validation", "test": "test", "": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,9 @@ class DecisionPart:
     """Sentence with the numbers of findings and files, or an empty string if they are equal."""
     table: str
     """JSON object with the encoded cells of the table, escaped for an HTML attribute."""
-    can_move: bool
-    """Whether images can be moved to another class; false for multi-label data."""
+    can_decide: bool
+    """Whether decisions can be saved; false for multi-label data, for which no table of fixes can
+    be used."""
     former: str
     """Sentence about decisions from an earlier table, or an empty string if there are none."""
     steps: Sequence[tuple[str, str]]
@@ -200,8 +201,8 @@ def make_decisions(
     return DecisionPart(
         sections=sections,
         about=files_sentence(audit),
-        table=table.to_json(() if several else classes, former),
-        can_move=not several,
+        table="" if several else table.to_json(classes, former),
+        can_decide=not several,
         former=warning,
         steps=steps,
     )
@@ -294,10 +295,10 @@ def duplicate_section(
     ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
     groups = []
     for group in ordered[:MAX_FINDINGS]:
-        warnings = ["in training and validation"] * group["across_split"]
+        warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
         warnings += ["with different labels"] * group["labels_differ"]
         cards = [
-            table.card(member["path"], detail=SUBSETS[member["split"]])
+            table.card(member["path"], detail=SUBSETS.get(member["split"], ""))
             for member in group["members"][:MAX_MEMBERS]
         ]
         groups.append(
@@ -308,13 +309,16 @@ def duplicate_section(
                 more=len(group["members"]) - len(cards),
             )
         )
-    across = any(group["across_split"] for group in found)
-    warning = "Duplicates across training and validation make the accuracy look better than it is. "
+    warning = ""
+    if any(map(is_leak, found)):
+        warning = "Duplicates across training and validation can make the accuracy too high. "
+    if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
+        warning += "Near-duplicates of test images can make the test accuracy too high. "
     return FindingSection(
         id="duplicates",
         title="Duplicates",
         number=groups_text(undecided),
-        text=warning * across + "Keep only one of identical files.",
+        text=warning + "Keep only one of identical files.",
         groups=groups,
         more=len(found) - len(groups),
         kept=len(found) - undecided,

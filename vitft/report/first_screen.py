@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import better_estimate, cross_validated_text, verdict
+from vitft.metrics.verdict import verdict
 from vitft.predict.validation import (
     ValidationPrediction,
     least_confident,
@@ -35,6 +36,8 @@ class Score:
     interval: str
     measured_on: str
     cross_validated: str
+    tested: str
+    """Result on the test images; empty without a test set."""
     """The cross-validated accuracy, where it tells more; otherwise empty."""
     baseline: str
     """Name and value of the baseline."""
@@ -124,6 +127,7 @@ def score_of(run: Run) -> Score | None:
         cross_validated=cross_validated_text(more["top1"], more["top1_interval"], more["images"])
         if more
         else "",
+        tested=tested_text(test) if (test := results.get("test")) else "",
         baseline=f"{baseline_name}: {percent(baseline)}",
         bar=charts.score_bar(name, value, bounds, baseline),
     )
@@ -131,9 +135,8 @@ def score_of(run: Run) -> Score | None:
 
 def lowest_recall(run: Run) -> Weakest | None:
     """Return the class with the lowest recall, or None if no image was misclassified."""
-    cross_validated = cross_validated_recalls(run)
-    recalls = cross_validated or validation_recalls(run)
-    imperfect = [one for one in recalls if one.recall < 1]
+    cross_validated = [one for one in cross_validated_recalls(run) if one.recall < 1]
+    imperfect = cross_validated or [one for one in validation_recalls(run) if one.recall < 1]
     if not imperfect or len(run.classes) < 2:
         return None
     worst = min(imperfect, key=lambda one: one.recall)
@@ -143,7 +146,7 @@ def lowest_recall(run: Run) -> Weakest | None:
         interval=interval(worst.interval, 0),
         detail=f"on {worst.measured_on}{taken_for(worst)}",
         trained=count(training_images(run)[worst.name], "training image"),
-        is_clear=worst.interval[1] < worst.accuracy,
+        is_clear=run.several or worst.interval[1] < worst.accuracy,
         is_cross_validated=bool(cross_validated),
         bar=charts.score_bar("recall", worst.recall, worst.interval, None),
     )
@@ -169,6 +172,8 @@ def reason_without_weakest(run: Run) -> str:
     """Return the reason why no class is called the weakest, or "" for a run without results."""
     if chance_level(run.results) or not validation_recalls(run):
         return ""
+    if run.several:
+        return "On the validation images, each label was found wherever it belongs."
     return (
         f"None of the {count(run.results['images'], 'validation image')} was misclassified, so no "
         "class is called the weakest."

@@ -93,7 +93,7 @@ def draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown:
     for column in range(1, columns):
         axes.axvline(column * width - 0.5, color="white", linewidth=0.8)
     cell = PANEL_PT * min(height, width) / max(view.shape[:2])
-    size = min(11.0, cell * (0.5 if rows * columns < 100 else 0.4))
+    size = min(11.0, cell * (0.5 if rows * columns < 100 else 0.34))
     outline = [withStroke(linewidth=1.5, foreground="black")]
     for index in range(rows * columns):
         if cell >= MIN_CELL_PT or index == shown:

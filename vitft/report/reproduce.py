@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitft.config.defaults import without_effect
+from vitft.config.defaults import default_batch_size, default_lr, without_effect
 from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
 from vitft.models.card import Provenance
+from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 from vitft.system.text import shell_join, shell_quote
@@ -85,7 +86,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     effect in one of the runs is left out if it has its default value in all others.
     """
     tables = [effective_settings(run.config) for run in runs]
-    defaults = [own_defaults(run.config) for run in runs]
+    defaults = [own_defaults(run) for run in runs]
 
     def is_default(key: str) -> bool:
         own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
@@ -95,17 +96,28 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     return [(key, [table.get(key) for table in tables]) for key in keys]
 
 
-def own_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+def own_defaults(run: Run) -> dict[str, Any]:
     """Return the defaults of all settings for the solver and the layers of a run, by dotted name.
 
-    The result is empty if this version of the program does not know their values.
+    The result is empty if this version of the program does not know their values. For timm models,
+    it lacks the learning rate and the batch size, which depend on the layers.
     """
-    settings = dotted(config)
+    settings = dotted(run.config)
     named = [key for key in ("weights.name", *DECISIVE) if key in settings]
     try:
-        return defaults_with({key: settings[key] for key in named})
+        found = defaults_with({key: settings[key] for key in named})
     except UsageError:
         return {}
+    shape = run.card.architecture if run.card else None
+    if not isinstance(shape, ViTConfig):
+        return found
+    freeze, images = found["train.freeze"], sum(row.split == "train" for row in run.rows)
+    batch_size = default_batch_size(freeze, images, batch_norm=False)
+    return {
+        "optim.lr": default_lr(freeze, shape.width),
+        **found,
+        "optim.batch_size": found.get("optim.batch_size") or batch_size,
+    }
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:

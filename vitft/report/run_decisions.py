@@ -45,8 +45,8 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
         return read_fixes(Path(table), str(run.setting("data", "fixes_digest") or "")), ""
     except VitftError as error:
         return [], (
-            f"This run applied {table}, whose decisions are missing here ({error.problem}). Copy "
-            "its lines into the saved table."
+            f"This run applied the decisions in {table}, which cannot be shown here "
+            f"({error.problem}). Copy those that still hold into the saved table."
         )
 
 
@@ -55,8 +55,8 @@ def has_own_split(run: Run) -> bool:
 
     Older runs did not record this; they tell it only of folders such as train/ and val/.
     """
-    recorded = run.audit.get("own_split", False)
-    return recorded or all(part_named(row.path.split("/")[0]) for row in run.rows)
+    parts = {part_named(row.path.split("/")[0]) for row in run.rows}
+    return run.audit.get("own_split", False) or ("val" in parts and "" not in parts)
 
 
 def next_steps(run: Run) -> list[tuple[str, str]]:

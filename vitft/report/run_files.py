@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from vitft.config.run import read_run_config
 from vitft.data.array_files import holds_arrays
+from vitft.data.remote.places import short_name
 from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
 from vitft.data.thumbnail import jpeg_uri
@@ -87,7 +88,7 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        return Path(str(self.setting("data", "path") or "")).name
+        return Path(short_name(str(self.setting("data", "path") or ""))).name
 
     @property
     def root_uri(self) -> str:

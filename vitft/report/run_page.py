@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import ClassMetrics
-from vitft.metrics.verdict import model_cross_validation
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (
@@ -118,7 +118,6 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
-    freeze = str(run.setting("train", "freeze") or "")
     thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
     return {
         "name": run.name,
@@ -146,7 +145,7 @@ def run_page(run: Run) -> dict[str, object]:
         "audit": run.audit,
         "decisions": run_decisions(run, thumbnails),
         "max_findings": MAX_FINDINGS,
-        "labels_checked": freeze.split(",")[0] in ("head", "pre_logits"),
+        "unchecked": unchecked(run),
         "charts": {
             "learning": learning_section(run),
             "confidence": confidence_section(run),
@@ -159,6 +158,25 @@ def run_page(run: Run) -> dict[str, object]:
         "digests": digests(run),
         "config": run.config_text.splitlines(),
     }
+
+
+def unchecked(run: Run) -> str:
+    """Return a sentence about what the data audit of a run left out, or an empty string."""
+    freeze, crossed = str(run.setting("train", "freeze") or ""), run.results.get("cross_validation")
+    if freeze.split(",")[0] not in ("head", "pre_logits"):
+        return (
+            "Because the features changed during training, this run checked only for identical, "
+            "unreadable and unusual files. vitft check also finds probable label errors and "
+            "near-duplicates."
+        )
+    if "l2" in run.results and crossed is None:
+        return "Labels were not checked, because there are too few images per class."
+    if crossed and crossed["images"] < crossed["of"]:
+        return (
+            f"Labels were checked on a sample of {count(crossed['images'], 'image')}, and "
+            "near-duplicates were not searched for; vitft check searches among all images."
+        )
+    return ""
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:

@@ -9,13 +9,13 @@ from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import TOO_HIGH, power_text
 from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import (
     describe_interpolation,
     describe_skipped,
     describe_start,
-    model_cross_validation,
     selected_epoch,
     start_trials,
 )
@@ -70,7 +70,7 @@ def describe_data(run: Run) -> str:
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
-    origin = f" from the folder “{run.data_name}”" if run.data_name else ""
+    origin = f" from “{run.data_name}”" if run.data_name else ""
     classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
     text = f"This model distinguishes {classes}."
     if run.several:
@@ -236,15 +236,18 @@ def key_figures(run: Run) -> list[KeyFigure]:
             precision = "test mean average precision"
             fractions.append((precision, found["map"], found["map_interval"], images))
         fractions.append((name, test["top1"], test["top1_interval"], images))
-    if more := results.get("cross_validation"):
+    if (more := results.get("cross_validation")) and not run.several:
         scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")
         if not model_cross_validation(results):
             name = "cross-validated accuracy of the head alone, before further training"
         fractions.append((name, more["top1"], bounds, f"{scored} trained on it"))
     if results.get("balanced") is not None:
-        bounds, meaning = results.get("balanced_interval"), "mean recall of all classes"
-        fractions.append(("balanced accuracy", results["balanced"], bounds, meaning))
+        bounds = results.get("balanced_interval")
+        name, meaning = "balanced accuracy", "mean recall of all classes"
+        if run.several:
+            name, meaning = "mean recall", "mean over the labels that occur"
+        fractions.append((name, results["balanced"], bounds, meaning))
     figures = [
         KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
         for name, v, ends, text in fractions

@@ -103,6 +103,8 @@ class Handlers:
             "mean_ap": run and run.mean_ap,
             "images": run and run.images,
             "at_chance": run.at_chance if run else "",
+            "rounded": bool(run and run.rounded),
+            "status": run.status if run else "",
             "weights": weights_name(run.weights) if run else "",
             "trained": trained_on(run),
             "threshold": postprocess.threshold or None,

@@ -90,6 +90,12 @@ class LabelsSchema(BaseModel):
     at_chance: str = Field(
         "", description="phrase such as `always predicts 7` for a model at chance level"
     )
+    rounded: bool = Field(
+        False, description="whether weights were rounded to 8 bits after the accuracy was measured"
+    )
+    status: str = Field(
+        "", description="status of a run that has not finished, such as `interrupted`, or empty"
+    )
     weights: str = Field("", description="name of the pretrained weights; empty if unknown")
     trained: str | None = Field(
         None, description="date of the end of the run, as YYYY-MM-DD; null if unknown"

@@ -89,11 +89,12 @@ def audit_run(
     return audit
 
 
-def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec) -> None:
+def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec, *, is_several: bool) -> None:
     """Log the number of findings to review, if any, and the page that shows them."""
     if summary := audit_summary(audit, settled_paths(spec)):
         what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
-        log.info(f"found {summary}: decide on {what} in {run.path / 'report.html'}")
+        verb = f"look at {what}" if is_several else f"decide on {what}"
+        log.info(f"found {summary}: {verb} in {run.path / 'report.html'}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

@@ -233,9 +233,8 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
             write_calibrated(run, model, card, final)
             results = final.results
         if clause := chance_level(results):
-            log.warning(
-                f"at chance level: the model {clause}; {chance_remedy(config.weights.name)}"
-            )
+            remedy = chance_remedy(config.weights.name, config.optim.solver)
+            log.warning(f"at chance level: the model {clause}; {remedy}")
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
         write_data_reports(context, start, complete=True)
@@ -354,7 +353,7 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
                 seed=config.train.seed,
             )
         context.run.write_json("audit.json", audit)
-        log_audit(audit, context.run, config.data)
+        log_audit(audit, context.run, config.data, is_several=bool(data.manifest.labels))
 
 
 def write_last_files(context: RunContext) -> None:

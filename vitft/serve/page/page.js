@@ -75,7 +75,7 @@ function scoreBar({ top1, top1_interval: ends, majority }) {
 
 function showModel(model) {
   const { classes, thresholds, run, top1, top1_interval: ends, images, weights, trained, majority } = model;
-  const several = Boolean(thresholds), on = images ? " on " + images.toLocaleString("en") + " validation images" : "";
+  const several = Boolean(thresholds), on = images ? " on " + images.toLocaleString("en") + " validation images" + (model.rounded ? " before rounding to 8 bits" : "") : "";
   const kind = several ? (classes.length === 1 ? " label" : " labels") : classes.length === 1 ? " class" : " classes";
   const known = typeof top1 === "number";
   document.getElementById("known").textContent = visible(
@@ -106,7 +106,8 @@ function showModel(model) {
   if (classes.length > MOST_NAMES) addAll("classes", [make("li", "muted", "and " + (classes.length - MOST_NAMES) + " more")]);
   const notes = [model.notes_unlike
     ? "“unlike the training images”: the image differs from all training images, so its class may be wrong."
-    : "Images that are unlike the training images are not flagged: any image gets one of the classes."];
+    : "Images that are unlike the training images are not flagged" + (several ? "." : ": any image gets one of the classes.")];
+  if (model.status) notes.push("The run has not finished (status: " + model.status + ").");
   if (model.threshold) notes.push("“not sure”: the probability is below " + percent(model.threshold) + ".");
   addAll("notes", notes.map((text) => make("li", "", text)));
   const shares = classes.length > 2 ? [0.86, 0.1, 0.04] : [0.9, 0.1];

@@ -72,7 +72,7 @@ function classButton(one, i) {
   const name = make("span", "name", one.name);
   name.dir = "auto";
   button.append(make("span", "key", KEYS[i] || ""), name);
-  const likely = mode === "several" ? one.likely.toLocaleString("en") : guess ? chance(guess.probability) : one.answers.toLocaleString("en");
+  const likely = mode === "several" ? one.likely.toLocaleString("en") : guess ? chance(guess.probability) : state.question && state.question.guesses.length ? "" : one.answers.toLocaleString("en");
   button.append(make("span", "count", likely));
   if (guess) {
     const fill = make("span", "fill");

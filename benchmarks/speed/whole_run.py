@@ -1,0 +1,171 @@
+"""Whole cold runs beside their forward passes, and the feature pass divided among processes.
+
+    python -m benchmarks.speed.whole_run whole --data DIR [--weights FILE] [--images 600 1200 4000]
+    python -m benchmarks.speed.whole_run ranks --data DIR [--weights FILE] [--images 960]
+
+whole  `vitft finetune` as a whole process with an empty feature cache, over the forward pass of as
+       many images that are already decoded, with the prefix and the threads of the run
+ranks  the feature pass of 1 process with 1 thread and of 2 gloo processes with 1 thread each, from
+       the start of the pass, with the model loaded, to the end of the slowest process
+
+The contestants take turns, `--repeats` times, each in a fresh process; printed are wall seconds. If
+more images are asked for than there are, the others are the same photos with a few bytes
+appended: other files for the program, with the same work. Without --weights, ViT-Tiny of
+random weights is used.
+"""
+
+import argparse
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.speed.cached import finetune, many
+from benchmarks.speed.feature_pass import in_workers
+from benchmarks.speed.frozen import make_weights, report
+from benchmarks.timing import interleave, median_range, run_contestant
+from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.data.scan import scan
+from vitft.data.transforms import eval_view
+from vitft.features.cut import run_prefix
+from vitft.features.extract import Extractor, batch_size
+from vitft.features.pipeline import FrozenPipeline, load_pipeline, read_several_blocks
+from vitft.training.distributed import process_group
+from vitft.training.extraction import inspect_shards
+
+MODULE = "benchmarks.speed.whole_run"
+
+
+def load(data: Path, weights: Path) -> FrozenPipeline:
+    """Return the frozen model that a run of this folder uses, in bf16."""
+    folder, train = scan(data), TrainSpec(precision="bf16")
+    pipeline, _ = load_pipeline(
+        folder,
+        "head",
+        weights=WeightsSpec(name=str(weights)),
+        model=ModelSpec(),
+        train=train,
+        max_pixels=10**8,
+    )
+    return read_several_blocks(pipeline, train, images=len(folder.files))
+
+
+def forward(data: Path, weights: Path) -> None:
+    """Measure the forward pass of as many images as the folder has."""
+    pipeline = load(data, weights)
+    assert pipeline.cut.prefix is not None
+    prefix = pipeline.cut.prefix.in_precision("bf16")
+    batch = batch_size("cpu", prefix.leading)
+    pixels = torch.rand(batch, 3, *pipeline.transform.image_size)
+    count = -(-len(scan(data).files) // batch)
+    report([in_workers(lambda _: run_prefix(prefix, pixels), count, torch.get_num_threads())], 0, 0)
+
+
+def extract(data: Path, weights: Path) -> None:
+    """Measure the feature pass of this process, one of WORLD_SIZE, with an empty cache."""
+    with process_group(device="cpu") as group, tempfile.TemporaryDirectory() as temporary:
+        torch.set_num_threads(1)
+        pipeline = load(data, weights)
+        assert pipeline.cut.prefix is not None
+        cache = group.main_only(lambda: Path(temporary))
+        extractor = Extractor(
+            pipeline.cut.prefix, folder=cache, precision="bf16", max_pixels=10**8, workers=1
+        )
+        folder, view = scan(data), eval_view(pipeline.transform)
+        group.barrier()
+        begun = time.perf_counter()
+        found = inspect_shards(
+            folder, group, data=DataSpec(), view=view, extractor=extractor, fingerprints=None
+        )
+        group.barrier()
+        seconds = time.perf_counter() - begun
+        computed = group.gather(extractor.computed)
+        assert found.computed == len(folder.files) == sum(computed), computed
+        report([seconds, *map(float, computed)], 0, 0)
+        group.barrier()
+
+
+def run_ranks(data: Path, weights: Path, processes: int) -> list[float]:
+    """Return the seconds of the pass on that many processes, and the images that each computed."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", MODULE, "extract", "--data", str(data)]
+    command += ["--weights", str(weights)]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    others = [
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(1, processes)
+    ]  # fmt: skip
+    os.environ |= {**shared, "RANK": "0", "LOCAL_RANK": "0"}
+    words = ["extract", "--data", str(data), "--weights", str(weights)]
+    found: list[float] = run_contestant(MODULE, *words)["epochs"]
+    for other in others:
+        assert other.wait() == 0
+    return found
+
+
+def compare_ranks(data: Path, weights: Path, repeats: int) -> None:
+    jobs = {f"{n}": functools.partial(run_ranks, data, weights, n) for n in (1, 2)}
+    turns = interleave(jobs, repeats)
+    for processes, results in turns.items():
+        shares = {tuple(int(n) for n in result[1:]) for result in results}
+        print(f"| {processes} | {median_range([r[0] for r in results])} | computed {shares} |")
+    ratios = [one[0] / two[0] for one, two in zip(turns["1"], turns["2"], strict=True)]
+    print(f"| 1 process / 2 processes | {median_range(ratios)} |")
+
+
+def compare_whole(data: Path, weights: Path, home: Path, repeats: int) -> None:
+    def whole() -> float:
+        seconds = finetune(data, weights, home / "cache", home / "run")
+        shutil.rmtree(home / "cache")
+        shutil.rmtree(home / "run")
+        return seconds
+
+    def bare() -> float:
+        words = ["forward", "--data", str(data), "--weights", str(weights)]
+        return float(run_contestant(MODULE, *words)["epochs"][0])
+
+    turns = interleave({"whole": whole, "bare": bare}, repeats)
+    ratios = [a / b for a, b in zip(turns["whole"], turns["bare"], strict=True)]
+    print(f"| {len(scan(data).files):,} images | {median_range(turns['whole'])} "
+          f"| {median_range(turns['bare'])} | {median_range(ratios)} |", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("whole", "ranks", "forward", "extract"))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--images", type=int, nargs="+")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    if args.what in ("forward", "extract"):
+        {"forward": forward, "extract": extract}[args.what](args.data, args.weights)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(temporary)
+        weights = args.weights or home / "random.safetensors"
+        if args.weights is None:
+            make_weights("vit_tiny_patch16_224", weights)
+        for images in args.images or {"whole": [600, 1200, 4000], "ranks": [960]}[args.what]:
+            data = many(args.data, home / f"photos{images}", images)
+            if args.what == "whole":
+                compare_whole(data, weights, home, args.repeats)
+            else:
+                compare_ranks(data, weights, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
