@@ -53,7 +53,7 @@ def bars() -> list[str]:
     for index, (name, seconds, _) in enumerate(RACES):
         y = TOP + ROW * index
         kind = "ours" if name == "vitft" else "other"
-        times = "" if name == "vitft" else f"  ({seconds / RACES[0][1]:.1f}x)"
+        times = "" if name == "vitft" else f"  ({seconds / RACES[0][1]:.0f}x)"
         parts.append(text(108, y + 17, name, "end"))
         parts.append(
             f'<rect x="116" y="{y}" width="{seconds * scale:.1f}" height="24" rx="3" '
@@ -61,7 +61,7 @@ def bars() -> list[str]:
         )
         inside = seconds * scale > 150
         x = 116 + seconds * scale + (-8 if inside else 8)
-        parts.append(text(x, y + 17, f"{seconds:.0f} s{times}", "end" if inside else ""))
+        parts.append(text(x, y + 17, f"{seconds:.3g} s{times}", "end" if inside else ""))
     words = (
         "ViT-Tiny/16, pretrained; 960 + 240 photos of flowers; ten epochs or the equivalent, "
         "whole process, 2 cores, one run each."
@@ -97,7 +97,7 @@ def points() -> list[str]:
 def chart() -> str:
     """Return the whole picture."""
     words = "Time and accuracy of fine-tuning a head: " + ", ".join(
-        f"{name} {seconds:.0f} s, {percent}%" for name, seconds, percent in RACES
+        f"{name} {seconds:.3g} s, {percent}%" for name, seconds, percent in RACES
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '

@@ -122,7 +122,8 @@ def test_the_page_offers_no_decisions_that_the_next_run_would_refuse(home: Path)
     assert "Fixes cannot be applied to images with several labels" in shown
     for control in ('id="save"', "--fixes", 'class="choice"', "Decide"):
         assert control not in shown
-    assert "cross-validated accuracy" not in shown
+    assert '<th scope="row">cross-validated accuracy' not in shown
+    assert "exactly its labels have a probability of at least 50%" in shown
     assert "balanced accuracy" not in shown
 
 

@@ -227,6 +227,8 @@ def learning_section(run: Run) -> ChartSection | None:
         "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
         f"Every point was measured on the same {count(more['images'], 'image')}."
     )
+    if run.several:
+        text += " An image is right if exactly its labels have a probability of at least 50%."
     if gain is not None:
         text += (
             f" Twice as many images would improve the accuracy by about {points(gain).lstrip('+')} "
