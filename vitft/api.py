@@ -139,7 +139,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         are saved, and `interrupted` is set.
 
     Raises:
-        VitftError: The run failed; the command would print the same error.
+        VitftError: The run failed; the command would print the same error. It calls arguments by
+            the command's options: `--batch-size` is `batch_size`.
     """
     arguments = {k: v for k, v in locals().items() if k != "settings"}
     check_argument_types(arguments, settings)

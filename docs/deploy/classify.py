@@ -28,7 +28,7 @@ def open_rgb(path: str) -> np.ndarray:
 
 
 def main(graph: str, *photos: str) -> None:
-    """Print the most probable class of each image, and its probability."""
+    """Print the most probable class or, for several labels per image, the labels of each image."""
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     if [node.name for node in session.get_inputs()] != ["image"]:
         sys.exit("this program needs a graph made by vitft export --onnx --with-resize")
@@ -36,10 +36,15 @@ def main(graph: str, *photos: str) -> None:
     for path in photos:
         pixels = open_rgb(path)[None]  # (1, height, width, 3)
         logits = session.run(["logits"], {"image": pixels})[0][0]  # (classes,)
-        probabilities = np.exp(logits - logits.max())
-        probabilities /= probabilities.sum()
-        best = int(probabilities.argmax())
-        print(f"{path}: {described['classes'][best]} {probabilities[best]:.1%}")
+        if thresholds := described.get("thresholds"):  # of the labels
+            probabilities = 1 / (1 + np.exp(-logits))
+            found = np.flatnonzero(probabilities >= thresholds)
+        else:
+            probabilities = np.exp(logits - logits.max())
+            probabilities /= probabilities.sum()
+            found = [probabilities.argmax()]
+        names = [f"{described['classes'][i]} {probabilities[i]:.1%}" for i in found]
+        print(f"{path}: {', '.join(names) or 'no label'}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,10 @@ from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
+from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.predict.rows import RowWriter
 from vitft.system.rundir import RunDir
 from vitft.system.text import listing
 
@@ -246,6 +248,60 @@ def test_a_finished_file_is_not_changed(
     assert predict(*photos[:2], "--out", "o.csv") == 5
     assert "files are never overwritten" in capsys.readouterr().err
     assert Path("o.csv").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_finished_file_of_fewer_images_is_not_called_complete(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(*photos[:2], "--out", "o.csv")
+    before = Path("o.csv").read_bytes()
+
+    assert predict(*photos[:3], "--out", "o.csv", "--resume") == 5
+    assert f"has more images, e.g. {photos[2]}" in capsys.readouterr().err
+    assert predict(photos[0], "--out", "o.csv", "--resume") == 5
+    assert "the request has fewer images" in capsys.readouterr().err
+    assert predict(*photos[:2], "--out", "o.csv", "--resume", "--top-k", "2") == 5
+    assert "its columns are" in capsys.readouterr().err
+    assert Path("o.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("style", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        pytest.param(["--run", "other"], "model", id="another model"),
+        pytest.param(["--threshold", "0.9"], "threshold", id="another threshold"),
+        pytest.param(["--tta"], "--tta", id="mirrored"),
+        pytest.param(["--dtype", "fp32"], "--dtype", id="another precision"),
+    ],
+)
+def test_a_job_is_resumed_with_its_own_options_only(
+    photos: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    style: str,
+    options: list[str],
+    named: str,
+) -> None:
+    shutil.copytree("run", "other")
+    model = Path("other") / "model.safetensors"
+    state, card = load_checkpoint(model)
+    save_checkpoint(model, {name: 2 * tensor for name, tensor in state.items()}, card)
+    out, part = Path(f"o.{style}"), Path(f"o.{style}.part")
+    common = [*photos, "--out", str(out)]
+    assert predict(*common) == 0
+    whole = out.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(RowWriter, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        out.unlink()
+        assert predict(*common) == 130
+    assert part.exists()
+
+    assert predict(*common, "--resume", *options) == 5
+    assert f"it was begun with another {named}" in capsys.readouterr().err
+    assert predict(*common, "--resume") == 0
+    assert out.read_bytes() == whole
+    assert not [path.name for path in Path().glob(f"{part}*")]
 
 
 def test_several_processes_predict_every_image_once_in_order(

@@ -244,6 +244,11 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix=f"choose one with --set {setting}=NAME",
             )
         if not places and role in ("path", "label"):
+            if len(header) == 1 and "\t" in header[0]:
+                raise reader.error(
+                    "the cells are separated by tabs",
+                    fix=f"name the file {reader.path.with_suffix('.tsv').name}, or use commas",
+                )
             raise reader.error(
                 f"no {role} column; columns found: {shown}",
                 fix=f"rename the column that contains the {role} to {role}, or choose it with "

@@ -157,7 +157,8 @@ class TableReader:
                 instead.
         """
         if self.data.startswith(UTF_16_MARKS):
-            raise self.error("the text is in UTF-16, not UTF-8")
+            fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
+            raise self.error("the text is in UTF-16, not UTF-8", fix=fix)
         return self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
 
     def __iter__(self) -> Iterator[list[str]]:

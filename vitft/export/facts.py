@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.config.run import read_run_config
-from vitft.data.remote.places import place_of
+from vitft.data.remote.places import short_name
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun, read_head_results
 from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
@@ -38,9 +38,8 @@ def results_of(trained: TrainedRun) -> RunResults | None:
 def data_name(run: Path) -> str:
     """Return the name of the data without its path, or `images` if it is unknown."""
     settings = read_run_config(run) if (run / "config.toml").is_file() else {}
-    path = str(settings.get("data", {}).get("path", ""))
-    if place := place_of(path):
-        return place.name
+    if name := Path(short_name(str(settings.get("data", {}).get("path", "")))).name:
+        return name
     manifest = run_manifest(run)
     return manifest.root.name if manifest and manifest.root.name else "images"
 

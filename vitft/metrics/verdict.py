@@ -52,6 +52,8 @@ def verdict(results: RunResults) -> str:
     bounds = interval([least, most], digits)
     how = f"; cross-validated on {count(more['images'], 'image')}" if more else ""
     how = f"; {count(test['images'], 'test image')}" if test else how
+    if found is results and results.get("selected_on_validation"):
+        how = "; probably more, because the epoch was selected on the same images"
     what = "get wrong labels" if "labels" in results else "be misclassified"
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how})."
 

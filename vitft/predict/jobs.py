@@ -13,13 +13,21 @@ from vitft.data.download.web_image import WebLimits
 from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
+from vitft.predict.job_record import (
+    JobOptions,
+    check_record,
+    job_options,
+    record_path,
+    write_record,
+)
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
+    RESUMABLE,
     ProcessShard,
     ResumePoint,
+    cannot_resume,
     check_output,
-    count_errors,
     find_resume_point,
     finished_path,
     merge_shards,
@@ -73,10 +81,11 @@ def run_prediction(
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     engine, images = choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
-    if (done := finished_job(request, shard)) is not None:
-        return done
     check_top_k(request.top_k, engine)
     request = replace(request, top_k=min(request.top_k, len(engine.classes)))
+    labels = engine.classes if engine.thresholds else ()
+    if (done := finished_job(request, shard, images, labels)) is not None:
+        return done
     threshold, thresholds = requested_thresholds(
         request.threshold, request.precision, checkpoint.parent, engine
     )
@@ -91,8 +100,10 @@ def run_prediction(
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
-    labels = engine.classes if thresholds else ()
-    with open_destination(request, shard, images, write, labels) as (rows, remaining):
+    options: JobOptions = {}
+    if request.out is not None and request.style in RESUMABLE:
+        options = job_options(request, checkpoint, threshold, thresholds)
+    with open_destination(request, shard, images, write, labels, options) as (rows, remaining):
         if shard.rank == 0:
             log.info(postprocess.describe())
         predictions = pipeline.predict(remaining)
@@ -197,21 +208,35 @@ def choose_engine(
     return predictor, images
 
 
-def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
+def finished_job(
+    request: PredictRequest,
+    shard: ProcessShard,
+    images: Iterator[ImageSource],
+    labels: Sequence[str],
+) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
     If this process has finished its shard but the output file does not exist yet, return 0. In this
     case, the shards are merged if every process has finished.
 
     Raises:
-        RunError: A row of the output file was not written by vitft.
+        RunError: The output file is complete, but for other images or columns.
     """
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
     if out.exists():
-        log.info(f"{request.out} is already complete")
-        return count_errors(out, request.style)
+        names = (image.name for image in images)
+        found = find_resume_point(out, request.style, request.top_k, names, 1, labels=labels)
+        if (more := next(names, None)) is not None:
+            raise cannot_resume(
+                out,
+                f"it is complete, with {count(found.rows, 'row')}, but the request has more "
+                f"images, e.g. {console.visible(more)}",
+                fix="choose another file with --out; the rows of this one stay as they are",
+            )
+        log.info(f"{request.out} is already complete: {count(found.rows, 'row')} for these images")
+        return found.errors
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)
         return 0
@@ -225,6 +250,7 @@ def open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
     labels: Sequence[str],
+    options: JobOptions,
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the output; yield a writer for the rows and the sources that do not have a row yet.
 
@@ -244,12 +270,16 @@ def open_destination(
         numbered = enumerate(images)
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
+        check_record(part, options)
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
+    elif style in RESUMABLE:
+        write_record(part, options)
     with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
         yield rows, own
+    record_path(part).unlink(missing_ok=True)
 
 
 class SourceHistory:

@@ -175,19 +175,6 @@ def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]
         raise cannot_resume(path, f"a row was not written by vitft: {record[:60]!r}") from error
 
 
-def count_errors(path: Path, style: str) -> int:
-    """Return the number of error rows in a finished file.
-
-    Raises:
-        RunError: A row was not written by vitft.
-    """
-    with path.open("rb") as file:
-        records = complete_rows(file, style)
-        if style == "csv":
-            next(records, None)
-        return sum(parse_record(record, style, path)[2] for record in records)
-
-
 def cannot_resume(
     path: Path,
     reason: str,

@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
@@ -138,13 +138,13 @@ def weakest_class(run: Run) -> Advice | None:
     """
     if advice := small_classes(run):
         return advice
+    if run.several:
+        return weakest_label_advice(run)
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
     train = training_images(run)
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
         return None
-    if run.several:
-        return weakest_label(known)
     worst = min(known, key=lambda one: one.recall)
     found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, "
     found += compared_with_accuracy(worst, measured_classes(run))
@@ -230,13 +230,36 @@ def compared_with_accuracy(worst: ClassRecall, classes: int) -> str:
     )
 
 
-def weakest_label(recalls: Sequence[ClassRecall]) -> Advice:
-    """Advise collecting images with the label that is missed most often."""
-    worst = min(recalls, key=lambda one: one.recall)
+@dataclass(frozen=True, slots=True)
+class LabelPrecision:
+    """A label, and its average precision on the validation images."""
+
+    name: str
+    value: float
+    interval: Interval | None
+
+
+def weakest_label(run: Run) -> LabelPrecision | None:
+    """Return the label with the lowest average precision, or None if that of all labels is 100%."""
+    found = run.results["labels"]["per_label"] if "labels" in run.results else {}
+    known = [
+        LabelPrecision(name, row["ap"], row["ap_interval"])
+        for name, row in found.items()
+        if row["ap"] is not None and row["ap"] < 1
+    ]
+    return min(known, key=lambda one: one.value, default=None)
+
+
+def weakest_label_advice(run: Run) -> Advice | None:
+    """Advise collecting images with the label that has the lowest average precision."""
+    worst = weakest_label(run)
+    if worst is None:
+        return None
+    within = f" (95% interval: {interval(worst.interval)})" if worst.interval else ""
     return Advice(
         f"If you collect more images, start with images that have the label {worst.name}.",
-        f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on} (95% interval: "
-        f"{interval(worst.interval, 0)}).",
+        f"Its average precision is {percent(worst.value)}{within} on "
+        f"{count(run.results['images'], 'validation image')}, the lowest of all labels.",
     )
 
 

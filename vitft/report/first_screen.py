@@ -19,6 +19,7 @@ from vitft.report.advice import (
     cross_validated_recalls,
     training_images,
     validation_recalls,
+    weakest_label,
 )
 from vitft.report.run_files import Run, Thumbnails
 from vitft.system.text import count, interval, percent
@@ -47,17 +48,21 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weakest:
-    """The class with the lowest recall."""
+    """The class with the lowest recall, or the label with the lowest average precision."""
 
     name: str
-    recall: str
+    measure: str
+    """`recall` or `average precision`."""
+    value: str
     interval: str
     detail: str
-    """Images on which the recall was measured, and the most frequent wrong prediction."""
+    """Images on which the value was measured, and the most frequent wrong prediction."""
+    meaning: str
+    """Sentence on what the measure means."""
     trained: str
     """Number of training images of the class."""
     is_clear: bool
-    """Whether the interval of the recall is below the overall accuracy."""
+    """Whether the interval of a recall is below the overall accuracy; always set for labels."""
     is_cross_validated: bool
     """Whether the recall was measured in cross-validation instead of on the validation images."""
     bar: str
@@ -96,7 +101,7 @@ class FirstScreen:
 def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
     """Return the content of the first screen of a run's page."""
     is_at_chance = bool(chance_level(run.results))
-    weakest = None if is_at_chance else lowest_recall(run)
+    weakest = None if is_at_chance else weakest_of(run)
     return FirstScreen(
         verdict=verdict(run.results),
         is_at_chance=is_at_chance,
@@ -133,33 +138,62 @@ def score_of(run: Run) -> Score | None:
     )
 
 
+def weakest_of(run: Run) -> Weakest | None:
+    """Return the weakest class or label of a run, or None if none can be named."""
+    if len(run.classes) < 2:
+        return None
+    return lowest_average_precision(run) if run.several else lowest_recall(run)
+
+
+def lowest_average_precision(run: Run) -> Weakest | None:
+    """Return the label with the lowest average precision, or None if that of all is 100%."""
+    worst = weakest_label(run)
+    if worst is None:
+        return None
+    return Weakest(
+        name=worst.name,
+        measure="average precision",
+        value=percent(worst.value),
+        interval=interval(worst.interval),
+        detail=f"on {count(run.results['images'], 'validation image')}",
+        meaning="It is 100% if all images with the label have a higher probability than all others",
+        trained=count(training_images(run)[worst.name], "training image"),
+        is_clear=True,
+        is_cross_validated=False,
+        bar=charts.score_bar("average precision", worst.value, worst.interval, None),
+    )
+
+
 def lowest_recall(run: Run) -> Weakest | None:
     """Return the class with the lowest recall, or None if no image was misclassified."""
     cross_validated = [one for one in cross_validated_recalls(run) if one.recall < 1]
     imperfect = cross_validated or [one for one in validation_recalls(run) if one.recall < 1]
-    if not imperfect or len(run.classes) < 2:
+    if not imperfect:
         return None
     worst = min(imperfect, key=lambda one: one.recall)
     return Weakest(
         name=worst.name,
-        recall=percent(worst.recall, 0),
+        measure="recall",
+        value=percent(worst.recall, 0),
         interval=interval(worst.interval, 0),
         detail=f"on {worst.measured_on}{taken_for(worst)}",
+        meaning="Recall is the fraction of images of the class that are classified correctly",
         trained=count(training_images(run)[worst.name], "training image"),
-        is_clear=run.several or worst.interval[1] < worst.accuracy,
+        is_clear=worst.interval[1] < worst.accuracy,
         is_cross_validated=bool(cross_validated),
         bar=charts.score_bar("recall", worst.recall, worst.interval, None),
     )
 
 
 def weakest_sentence(run: Run) -> str:
-    """Return a sentence that names the class with the lowest recall, or "" if there is none."""
-    worst = None if chance_level(run.results) else lowest_recall(run)
+    """Return a sentence that names the weakest class or label, or "" if there is none."""
+    worst = None if chance_level(run.results) else weakest_of(run)
     if worst is None:
         return reason_without_weakest(run)
+    measure = "a recall" if worst.measure == "recall" else f"an {worst.measure}"
     return (
-        f"The weakest class is {worst.name}, with a recall of {worst.recall} {worst.detail} "
-        f"(95% interval: {worst.interval})."
+        f"The weakest {'label' if run.several else 'class'} is {worst.name}, with {measure} of "
+        f"{worst.value} {worst.detail} (95% interval: {worst.interval})."
     )
 
 
@@ -173,7 +207,7 @@ def reason_without_weakest(run: Run) -> str:
     if chance_level(run.results) or not validation_recalls(run):
         return ""
     if run.several:
-        return "On the validation images, each label was found wherever it belongs."
+        return "On the validation images, the average precision of each label is 100%."
     return (
         f"None of the {count(run.results['images'], 'validation image')} was misclassified, so no "
         "class is called the weakest."

@@ -138,7 +138,7 @@ class FormReader:
 
     def on_headers_finished(self) -> None:
         if self.name is None:
-            raise FormError("a part of the form is not a file")
+            raise FormError("a part of the form is not a file (with curl: -F image=@photo.jpg)")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self.chunks.append(data[start:end])

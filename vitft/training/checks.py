@@ -107,10 +107,12 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
 
 
 def log_data(folder: Folder, name: str) -> None:
-    """Log how many images and classes a run starts from."""
+    """Log how many images and classes or labels a run starts from."""
     files = count(len(folder.files), "image")
-    classes = count(len(folder.classes), "class", "classes")
-    log.info(f"data:       {name}, {files} in {classes}")
+    kinds = f"in {count(len(folder.classes), 'class', 'classes')}"
+    if folder.labels:
+        kinds = f"with {count(len(folder.labels), 'label')}"
+    log.info(f"data:       {name}, {files} {kinds}")
 
 
 def check_not_begun(out: str | None) -> None:

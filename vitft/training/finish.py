@@ -133,7 +133,7 @@ def with_last_block(results: RunResults, heads: Tensor, labels: Tensor) -> RunRe
     """
     if heads.shape[1] == 1:
         return results
-    top1 = are_right(heads[:, 1], labels).float().mean().item()
+    top1 = are_right(heads[:, 1], labels).double().mean().item()
     return {**results, "head": {**results["head"], "last_block_top1": top1}}
 
 
