@@ -167,7 +167,8 @@ def test_the_summary_says_how_many_label_errors_the_fixes_keep() -> None:
 
     assert audit_summary(audit) == "2 probable label errors"
     some = audit_summary(audit, {"cat/2.jpg", "dog/1.jpg"})
-    assert some == "2 probable label errors (1 already decided)"
+    assert some == "1 probable label error (besides 1 already decided)"
+    assert audit_summary(audit, {"cat/1.jpg", "cat/2.jpg"}) == ""
 
 
 def test_imbalance_names_the_largest_and_the_smallest_class() -> None:

@@ -218,6 +218,39 @@ def test_a_label_that_was_kept_is_not_printed_as_an_error_again(
     assert table(here / "fixes.csv")["blue/moved3.png"]["action"] == "keep"
 
 
+def test_nothing_more_is_found_once_every_finding_is_kept(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+    words = ["check", str(data), "--weights", str(tiny_weights)]
+    assert main(words) == 0
+    lines = [f"{path},keep" for path in table(here / "fixes.csv")]
+    Path("mine.csv").write_text("\n".join(["path,action", *lines, ""]))
+    before = sorted(path.name for path in here.iterdir())
+    capsys.readouterr()
+
+    assert main([*words, "--fixes", "mine.csv"]) == 0
+
+    assert "nothing more found to fix" in capsys.readouterr().out
+    assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_an_empty_class_folder_does_not_change_the_label_errors(
+    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+    words = [str(data), "--weights", str(tiny_weights), "--out", str(tmp_path)]
+
+    found = checked(capsys, *words)
+    for name in ("amber", "yellow", "zinnia"):
+        (data / name).mkdir()
+
+    assert [one["path"] for one in found["mislabels"]] == ["blue/moved.png"]
+    assert checked(capsys, *words)["mislabels"] == found["mislabels"]
+
+
 def test_an_empty_class_folder_does_not_end_the_check(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -478,11 +511,12 @@ def test_a_check_with_a_run_uses_its_split_and_weights(
 def test_a_check_says_how_many_label_errors_it_shares_with_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     audit = json.loads((run / "audit.json").read_text())
-    assert compare_with_run(audit, str(run)).endswith("1 probable label error, the same as here")
+    same = compare_with_run(audit, str(run), ())
+    assert same.endswith("1 probable label error, the same as here")
     (one,) = audit["mislabels"]
     audit["mislabels"] = [{**one, "path": "other.jpg"}]
 
-    said = compare_with_run(audit, str(run))
+    said = compare_with_run(audit, str(run), ())
 
     assert (
         "lists 1 probable label error, 0 of them listed here too; the lists differ because" in said

@@ -17,7 +17,15 @@ from vitft.data.draw import draw
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
 from vitft.data.parts import Part
-from vitft.data.split import Manifest, Row, leaks, split, write_class_indices
+from vitft.data.scan import scan
+from vitft.data.split import (
+    Manifest,
+    Row,
+    check_folder_classes,
+    leaks,
+    split,
+    write_class_indices,
+)
 from vitft.data.split_chart import log_split
 from vitft.system.errors import DataError, RunError
 
@@ -462,3 +470,17 @@ def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) 
     text = (tmp_path / "class_indices.json").read_text()
     assert text == '{\n    "0": "daisy",\n    "1": "b\\udcff\\n"\n}'
     assert json.loads(text)["1"] == "b\udcff\n"
+
+
+def test_a_class_with_one_image_may_be_a_misspelt_one(tmp_path: Path) -> None:
+    for name, images in (("dandelion", 4), ("rose", 4), ("dandelionn", 1), ("rose ", 1)):
+        (tmp_path / name).mkdir()
+        for i in range(images):
+            (tmp_path / name / f"{i}.png").write_bytes(b"")
+
+    with pytest.raises(DataError, match=r"in 2 of 4 classes: dandelionn \(1\)") as error:
+        check_folder_classes(scan(tmp_path))
+
+    assert error.value.fix.startswith(
+        "correct the labels ('dandelionn' may mean 'dandelion' and 'rose ' may mean 'rose'), or "
+    )

@@ -124,15 +124,15 @@ def class_imbalance(labels: Iterable[str]) -> Imbalance:
 def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     """Return a one-line summary of findings that affect training, or an empty string.
 
-    It states how many of the probable label errors are in `kept`, the paths that fixes keep.
+    Probable label errors in `kept`, the paths that fixes keep, are only mentioned beside others.
     """
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     looked_at = sum(item["path"] in kept for item in audit["mislabels"])
-    some = f" ({looked_at:,} already decided)" * (looked_at > 0)
+    some = f" (besides {looked_at:,} already decided)" * (looked_at > 0)
     findings = (
         (
-            len(audit["mislabels"]),
+            len(audit["mislabels"]) - looked_at,
             f"probable label error{some}",
             f"probable label errors{some}",
         ),

@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
 from vitft.data.fingerprint import quality_remarks
-from vitft.data.fixes import Fix, apply_fixes, read_fixes, with_former
+from vitft.data.fixes import Fix, apply_fixes, paths_settled_by, read_fixes, with_former
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
@@ -77,9 +77,9 @@ class CheckResult:
 
     @property
     def groups_help(self) -> bool:
-        """Whether `--group-duplicates` has an effect: near-duplicates, and no split of the data."""
+        """Whether `--group-duplicates` has an effect: near-duplicates, and a split to be drawn."""
         near = any(group["kind"] == "near" for group in self.audit["duplicates"])
-        return near and self.folder.layout != "split"
+        return near and not any(file.part == "val" for file in self.folder.files)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -150,9 +150,10 @@ def check_folder(
         mislabels=mislabels,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
+    settled = paths_settled_by(former)
     found = CheckResult(
         audit=audit,
-        proposed=propose_fixes(audit, probabilities),
+        proposed=[f for f in propose_fixes(audit, probabilities) if f.path not in settled],
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
@@ -177,8 +178,13 @@ def score_labels_of(
         return [], {}
     from vitft.features.label_errors import check_labels
 
-    together = joined_groups(good, groups)
-    return check_labels(good, folder.classes, together, features, seed=seed, labels=folder.labels)
+    together, classes = joined_groups(good, groups), folder.classes
+    used = sorted({file.label for file in good})
+    if not folder.labels and len(used) < len(classes):  # a class without images is never right
+        number = {label: i for i, label in enumerate(used)}
+        good = tuple(replace(file, label=number[file.label]) for file in good)
+        classes = tuple(classes[label] for label in used)
+    return check_labels(good, classes, together, features, seed=seed, labels=folder.labels)
 
 
 def for_several_labels(found: CheckResult, inspected: InspectedFolder) -> CheckResult:
@@ -319,8 +325,10 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
     return checked_run_config(path), {r.path: r.split for r in rows}
 
 
-def compare_with_run(found: AuditResults, run: str) -> str:
+def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:
     """Return a sentence on how many label errors both the run and the check list, or "".
+
+    Those in `settled`, the paths that earlier fixes keep or move, are not counted.
 
     Both score an image with heads that were not fitted to it, but not with the same heads: those of
     a run may read several blocks and have another penalty, and those of the check hold out
@@ -330,8 +338,8 @@ def compare_with_run(found: AuditResults, run: str) -> str:
         RunError: The file audit.json of the run is damaged.
     """
     audit = read_run_json(run_path(run) / "audit.json", AuditResults)
-    ours = {item["path"] for item in found["mislabels"]}
-    theirs = {item["path"] for item in audit["mislabels"]} if audit else set()
+    ours = {item["path"] for item in found["mislabels"]} - {*settled}
+    theirs = {item["path"] for item in audit["mislabels"]} - {*settled} if audit else set()
     if not theirs:
         return ""
     lists = f"the report of the run lists {count(len(theirs), 'probable label error')}"

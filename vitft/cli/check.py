@@ -86,7 +86,7 @@ def check_command(args: argparse.Namespace) -> int:
     from vitft.check.folder import check_folder, compare_with_run, read_run_settings
     from vitft.check.page import write_check_page
     from vitft.data.arrays import find_arrays
-    from vitft.data.fixes import write_fixes
+    from vitft.data.fixes import paths_settled_by, write_fixes
     from vitft.data.folder import check_is_folder
     from vitft.data.remote.prepare import prepare_data
 
@@ -119,15 +119,18 @@ def check_command(args: argparse.Namespace) -> int:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
-    difference = compare_with_run(outcome.audit, args.run) if args.run else ""
-    page = write_check_page(
-        outcome,
-        free_name(fixes.with_name("check.html"), suffix=".html"),
-        name=data.name if outcome.folder.table is None else outcome.folder.name,
-        command=shell_join(command),
-        max_pixels=spec.max_pixels,
-        note=difference,
-    )
+    settled = paths_settled_by(outcome.former)
+    difference = compare_with_run(outcome.audit, args.run, settled) if args.run else ""
+    page = None
+    if outcome.proposed or not outcome.former:  # otherwise, the earlier page and table say it all
+        page = write_check_page(
+            outcome,
+            free_name(fixes.with_name("check.html"), suffix=".html"),
+            name=data.name if outcome.folder.table is None else outcome.folder.name,
+            command=shell_join(command),
+            max_pixels=spec.max_pixels,
+            note=difference,
+        )
     written = str(fixes) if outcome.fixes else None
     for text in filter(None, (*outcome.notes, difference, earlier_table(fixes, outcome))):
         output.note(text)

@@ -98,7 +98,7 @@ def label_command(args: argparse.Namespace) -> int:
             f"{root} is a file, not a folder of pictures",
             fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
             if is_table
-            else f"use its folder {shell_quote(str(root.parent))}",
+            else "use a folder of image files; arrays already contain labels",
         )
     check_is_folder(root)
     check_table(table, root, is_default=args.out == "labels.csv")
@@ -117,7 +117,7 @@ def label_command(args: argparse.Namespace) -> int:
         from vitft.serve.server import listen, server_of
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
-    with listen(args.host, args.port) as bound, AnswerFile(table) as file, Stopper() as stopper:
+    with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, train=train)
         names = [name for name in args.classes.split(",") if name.strip()]
         session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)

@@ -102,7 +102,7 @@ def study_command(args: argparse.Namespace) -> int:
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
     write_results(study, f"vitft study {shell_join(words)}")
-    output.note(heading(study))
+    output.note(f"{heading(study)}; ± is the longer side of the interval, study.md has both")
     output.table(
         ("images per class", *map(str, study.plan.shots)),
         short_rows(study),

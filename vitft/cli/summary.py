@@ -180,7 +180,8 @@ def print_budget(budget: BudgetResults) -> None:
             f"trial: after training {layers_text(trial['layers'])} for "
             f"{count(trial['epochs'], 'epoch')}{f' and {part}' if part else ''}, "
             f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images are "
-            f"classified correctly (with the head alone: {percent(trial['head_top1'])})"
+            f"classified correctly (with the head alone: {percent(trial['head_top1'])}), mean loss "
+            f"{trial['loss']:.3f} ({trial['head_loss']:.3f})"
         )
     if budget["chosen"] == "head":
         why = ": no trial was clearly better than the head" if budget["trials"] else ""

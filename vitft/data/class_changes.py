@@ -37,7 +37,7 @@ def read_class_changes(
     """
     reader = TableReader(
         path,
-        missing="check the path and its permissions",
+        missing="use a table with the columns class and new_class, and check its path",
         fix="use a table with the columns class and new_class, where an empty new_class leaves the "
         "class out",
         separators="\t" if path.suffix.lower() == ".tsv" else ",;",

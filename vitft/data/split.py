@@ -36,6 +36,7 @@ from vitft.data.table import TableReader, base_folder, encode_table
 from vitft.metrics.intervals import Flags
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
+from vitft.system.near_paths import misspelt_name
 from vitft.system.run_content import damaged_file
 from vitft.system.rundir import RunDir
 from vitft.system.text import count, listing
@@ -326,11 +327,24 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
         )
     elif column:
         fix += "; --set data.split_column=none ignores the column"
+    if near := misspelt_classes(names, folder.outputs):
+        fix = f"correct the labels ({listing(near)}), or {fix}"
     return DataError(
         f"too few readable images for training and validation in {len(names)} of "
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",
         fix=fix,
     )
+
+
+def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return `TYPO may mean NAME` for classes that are probably misspelt names of others.
+
+    Each of `names` is followed by its number of images in parentheses.
+    """
+    lacking = [name.rpartition(" (")[0] for name in names]
+    others = [name for name in known if name not in lacking]
+    found = ((name, misspelt_name(name.strip(), others)) for name in lacking)
+    return [f"{name!r} may mean {other!r}" for name, other in found if other]
 
 
 class Leaks(NamedTuple):

@@ -30,7 +30,7 @@ DEFAULT_FONT = "DejaVu Sans"
 """Font that matplotlib contains."""
 SYMBOL_FONTS = ("Last Resort", "STIX", "cm")
 """Beginnings of the names of fonts whose glyphs are boxes or parts of formulas."""
-MAX_TITLE, MAX_LABEL = 48, 26
+MAX_TITLE, MAX_LABEL = 72, 26
 """Maximum number of characters in a title and in a label; longer text is shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""

@@ -119,6 +119,7 @@ def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
+    budget = run.results.get("budget")
     return {
         "name": run.name,
         "root": run.root_uri,
@@ -154,6 +155,7 @@ def run_page(run: Run) -> dict[str, object]:
         "balance": balance_section(run),
         "command": command_of(run.config) if run.config else "",
         "seconds": run.results.get("seconds"),
+        "is_budget_choice": bool(budget and budget["chosen"] not in ("", "head")),
         "environment": environment_rows(run),
         "digests": digests(run),
         "config": run.config_text.splitlines(),

@@ -146,7 +146,8 @@ def describe_budget(run: Run) -> str:
             f"images{again}{f', {part}' if part else ''}. The accuracy on the "
             f"{trial['held_out']:,} held-out images was "
             f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
-            "alone."
+            f"alone, and the mean loss, which decides, {trial['loss']:.3f}, compared with "
+            f"{trial['head_loss']:.3f}."
         )
     if budget["chosen"] == "head" and budget["trials"]:
         text += (

@@ -204,14 +204,14 @@ class Server(uvicorn.Server):
             if self.watchdog is not None:
                 self.watchdog.cancel()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - of uvicorn
         if self.should_exit:
             return
         self.exit_code = SIGNALS[sig]
         self.watchdog = threading.Timer(STOP_SECONDS, os._exit, [self.exit_code])
         self.watchdog.daemon = True
         self.watchdog.start()
-        super().handle_exit(sig, frame)
+        self.should_exit = True  # uvicorn's method would raise the signal again while asyncio ends
 
 
 def make_server(

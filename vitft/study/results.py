@@ -278,11 +278,14 @@ def mean_of(seeds: int) -> str:
 
 
 def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
-    """Return one table row per curve: its name, then accuracies ± half-widths in percent."""
+    """Return one table row per curve: its name, then accuracies in percent.
+
+    The number after ± is the longer side of the 95% interval.
+    """
 
     def cell(point: CurvePoint) -> str:
         low, high = point.interval
-        return f"{100 * point.top1:.1f} ±{50 * (high - low):.1f}"
+        return f"{100 * point.top1:.1f} ±{100 * max(high - point.top1, point.top1 - low):.1f}"
 
     return [(curve.name, *map(cell, curve.points)) for curve in study.curves]
 

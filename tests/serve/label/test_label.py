@@ -428,7 +428,7 @@ def test_training_is_suggested_only_if_it_can_start(
     ("name", "fix"),
     [
         ("labels.csv", "to continue a table, run `vitft label FOLDER --out {}`"),
-        ("a.jpg", "use its folder {}"),
+        ("a.jpg", "use a folder of image files"),
     ],
 )
 def test_a_file_in_place_of_the_folder_is_answered_with_what_to_do(
