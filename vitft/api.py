@@ -139,8 +139,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         are saved, and `interrupted` is set.
 
     Raises:
-        VitftError: The run failed; the command would print the same error. It calls arguments by
-            the command's options: `--batch-size` is `batch_size`.
+        VitftError: The run failed; the command would print the same error. Its message calls
+            arguments by their settings (`optim.batch_size`) or options (`--batch-size`).
     """
     arguments = {k: v for k, v in locals().items() if k != "settings"}
     check_argument_types(arguments, settings)
@@ -253,8 +253,8 @@ class Trained:
 
         Raises:
             UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not
-                above 0 and at most 1, both are given, no threshold reaches the precision, or an
-                image has an unsupported type.
+                above 0 and at most 1 (a threshold of 0 is none), both are given, no threshold
+                reaches the precision, or an image has an unsupported type.
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold.
         """

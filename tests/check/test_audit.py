@@ -1,7 +1,5 @@
 """Findings of an audit and proposed fixes: only certain findings are dropped."""
 
-from typing import Any
-
 import pytest
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
@@ -15,8 +13,8 @@ def item(path: str, sha256: str, split: str = "") -> AuditedImage:
     return AuditedImage(path=path, label=path.split("/")[0], split=split, sha256=sha256)
 
 
-def actions(audit: AuditResults, probabilities: Any = None) -> dict[str, tuple[str, str]]:
-    return {fix.path: (fix.action, fix.kind) for fix in propose_fixes(audit, probabilities or {})}
+def actions(audit: AuditResults) -> dict[str, tuple[str, str]]:
+    return {fix.path: (fix.action, fix.kind) for fix in propose_fixes(audit)}
 
 
 def test_identical_files_with_one_label_are_dropped_except_the_first() -> None:
@@ -90,10 +88,13 @@ def test_an_image_with_two_labels_is_kept_without_probabilities() -> None:
 def test_an_image_with_two_labels_loses_a_far_less_probable_one(
     cat: float, dog: float, bird: float, dropped: set[str]
 ) -> None:
-    audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A)])
     likely = {"cat": cat, "dog": dog, "bird": bird}
+    audit = audit_images(
+        [item("cat/1.jpg", A), item("dog/1.jpg", A)],
+        probabilities={"cat/1.jpg": likely, "dog/1.jpg": likely},
+    )
 
-    fixes = propose_fixes(audit, {"cat/1.jpg": likely, "dog/1.jpg": likely})
+    fixes = propose_fixes(audit)
 
     assert {fix.path for fix in fixes if fix.action == "drop"} == dropped
 
@@ -113,7 +114,7 @@ def test_near_duplicates_and_doubtful_labels_are_kept_with_a_reason() -> None:
         ],
     )
 
-    (fix,) = propose_fixes(audit, {})
+    (fix,) = propose_fixes(audit)
 
     assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "undecided", "mislabel")
     assert (fix.label, fix.new_label) == ("dog", "cat")
@@ -130,7 +131,7 @@ def test_the_reason_says_where_a_near_duplicate_is(split: str, detail: str) -> N
         [item("cat/1.jpg", A, split), item("cat/2.jpg", B, "train")], groups={A: A, B: A}
     )
 
-    (fix,) = propose_fixes(audit, {})
+    (fix,) = propose_fixes(audit)
 
     assert fix.reason == f"nearly identical to {detail}"
 
@@ -142,7 +143,7 @@ def test_one_row_per_image_with_the_strongest_action_first() -> None:
         odd=[("cat/2.jpg", "blurry"), ("cat/1.jpg", "converted from L")],
     )
 
-    fixes = propose_fixes(audit, {})
+    fixes = propose_fixes(audit)
 
     assert [(fix.path, fix.action) for fix in fixes] == [
         ("cat/0.jpg", "drop"),
@@ -186,5 +187,5 @@ def test_a_clean_folder_has_no_findings() -> None:
     audit = audit_images([item("cat/1", A), item("dog/1", B)])
 
     assert audit_summary(audit) == ""
-    assert propose_fixes(audit, {}) == []
+    assert propose_fixes(audit) == []
     assert not any(audit[part] for part in ("duplicates", "mislabels", "bad"))

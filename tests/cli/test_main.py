@@ -181,7 +181,7 @@ WRONG = [
     ),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "blocks:9"], 2, "has only 2 blocks"),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "pre_logits"], 2, "--pre-logits"),
-    (["finetune", "--data", "D", "--weights", "W", "--mean", "0.5"], 2, "weights.mean"),
+    (["finetune", "--data", "D", "--weights", "W", "--mean", "0.5"], 2, "--mean and weights.std"),
     (["finetune", "--data", "D", "--weights", "W", "--device", "tpu"], 2, "device 'tpu'"),
     (["finetune", "--data", "D", "--weights", "W", "--out", "D/red/000.png"], 5, "cannot write"),
     (["finetune", "--data", "D", "--weights", "W", "--out", "D"], 5, "is not empty"),

@@ -269,10 +269,12 @@ def test_a_finished_file_of_fewer_images_is_not_called_complete(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        pytest.param(["--run", "other"], "model", id="another model"),
-        pytest.param(["--threshold", "0.9"], "threshold", id="another threshold"),
-        pytest.param(["--tta"], "--tta", id="mirrored"),
-        pytest.param(["--dtype", "fp32"], "--dtype", id="another precision"),
+        pytest.param(["--run", "other"], "another model", id="another model"),
+        pytest.param(
+            ["--threshold", "0.9"], "another threshold and --dtype auto, not fp32", id="a threshold"
+        ),
+        pytest.param(["--tta"], "--dtype auto, not fp32 and no --tta", id="mirrored"),
+        pytest.param(["--dtype", "fp32"], "--dtype auto, not fp32", id="another precision"),
     ],
 )
 def test_a_job_is_resumed_with_its_own_options_only(
@@ -298,10 +300,38 @@ def test_a_job_is_resumed_with_its_own_options_only(
     assert part.exists()
 
     assert predict(*common, "--resume", *options) == 5
-    assert f"it was begun with another {named}" in capsys.readouterr().err
+    assert f"it was begun with {named}\n" in capsys.readouterr().err
     assert predict(*common, "--resume") == 0
     assert out.read_bytes() == whole
     assert not [path.name for path in Path().glob(f"{part}*")]
+
+
+def test_a_file_of_another_program_beside_the_rows_is_not_overwritten(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("o.csv.part.json").write_text('{"mine": 1}')
+
+    assert predict(*photos[:2], "--out", "o.csv") == 5
+
+    assert "does not contain the options of a job" in capsys.readouterr().err
+    assert Path("o.csv.part.json").read_text() == '{"mine": 1}'
+
+
+def test_processes_that_resume_with_another_model_are_refused(
+    photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [*photos, "--out", "o.csv"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert predict(*common) == 0
+    assert predict(*common, "--resume", "--top-k", "2") == 5
+    assert "it was begun with --top-k 1, not 2" in capsys.readouterr().err
+    assert predict(*common, "--resume") == 0
+    monkeypatch.setenv("RANK", "1")
+    assert predict(*common, "--resume", "--tta") == 5
+    assert predict(*common) == 0
+
+    assert sorted(path.name for path in Path().glob("o.csv*")) == ["o.csv"]
 
 
 def test_several_processes_predict_every_image_once_in_order(

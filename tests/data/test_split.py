@@ -481,6 +481,6 @@ def test_a_class_with_one_image_may_be_a_misspelt_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"in 2 of 4 classes: dandelionn \(1\)") as error:
         check_folder_classes(scan(tmp_path))
 
-    assert error.value.fix.startswith(
-        "correct the labels ('dandelionn' may mean 'dandelion' and 'rose ' may mean 'rose'), or "
+    assert error.value.fix.endswith(
+        "; or correct the spelling, if 'dandelionn' means 'dandelion' and 'rose ' means 'rose'"
     )

@@ -115,3 +115,35 @@ def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_le
     assert chance_level(cast("RunResults", poor)) == (
         "is not measurably better than always predicting the largest class"
     )
+
+
+def test_the_largest_class_is_that_of_the_images_that_were_scored() -> None:
+    """A validation set may have another balance of classes than the cross-validated images."""
+    constant = {
+        **results([[0, 8], [0, 12]]),
+        "best_epoch": 1,
+        "seconds": 1.0,
+        "calibration": {"cross_validated": 400},
+        "cross_validation": {
+            "images": 420,
+            "top1": 0.74,
+            "top1_interval": wilson_interval(311, 420),
+            "majority": 311 / 420,
+        },
+    }
+
+    assert chance_level(cast("RunResults", constant)) == "always predicts b"
+
+
+def test_a_large_test_set_tells_more_than_a_few_validation_images() -> None:
+    few = {
+        **results([[3, 0], [1, 2]]),
+        "test": {
+            "images": 1000,
+            "top1": 0.95,
+            "top1_interval": wilson_interval(950, 1000),
+            "majority": 0.5,
+        },
+    }
+
+    assert chance_level(cast("RunResults", few)) == ""

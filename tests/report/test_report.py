@@ -431,16 +431,21 @@ def test_copies_of_test_images_are_not_reported_as_training_images_in_the_valida
 
 
 @pytest.mark.parametrize(
-    ("folders", "is_own"),
-    [({"train", "val"}, True), ({"train", "test"}, False), ({"daisy", "val"}, False)],
+    ("train", "val", "is_own"),
+    [
+        pytest.param("train", "val", True, id="its own validation set"),
+        pytest.param("train", "test", True, id="an older run that was validated on test"),
+        pytest.param("train", "train", False, id="validation images drawn from train"),
+        pytest.param("daisy", "val", False, id="classes"),
+    ],
 )
 def test_folders_of_an_older_run_tell_whether_the_data_has_its_own_validation_set(
-    tmp_path: Path, folders: set[str], is_own: bool
+    tmp_path: Path, train: str, val: str, *, is_own: bool
 ) -> None:
-    """With train/ and test/, the validation images are drawn from train/."""
     run = read_run(make_run(tmp_path / "run"))
-    names = sorted(folders)
-    rows = tuple(replace(row, path=f"{names[i % 2]}/{row.path}") for i, row in enumerate(run.rows))
+    rows = tuple(
+        replace(row, path=f"{val if row.split == 'val' else train}/{row.path}") for row in run.rows
+    )
 
     assert has_own_split(replace(run, rows=rows)) is is_own
 

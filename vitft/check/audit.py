@@ -39,6 +39,7 @@ def audit_images(
     odd: Iterable[tuple[str, str]] = (),
     groups: Mapping[str, str] | None = None,
     mislabels: Sequence[Mislabel] = (),
+    probabilities: Mapping[str, Mapping[str, float]] | None = None,
     view: ViewFacts | None = None,
     own_split: bool = False,
 ) -> AuditResults:
@@ -52,6 +53,8 @@ def audit_images(
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
         groups: Mapping from the digest of each near-duplicate to the name of its group.
         mislabels: Probable label errors.
+        probabilities: Class probabilities by name for the path of each file that has an identical
+            copy with another label.
         view: Input size and cropping of the model, and how much of the image area remains.
         own_split: Whether the folder or the table divides the images into subsets.
     """
@@ -73,6 +76,13 @@ def audit_images(
         "mislabels": list(mislabels),
         "imbalance": class_imbalance(image.label for image in images),
     }
+    for group in found["duplicates"]:
+        known = (probabilities or {}).get(group["members"][0]["path"])
+        if known and group["labels_differ"] and group["kind"] == "exact":
+            names = {member["label"] for member in group["members"]} | {
+                max(known, key=lambda name: known[name])
+            }
+            group["probabilities"] = {name: known[name] for name in sorted(names)}
     if view is not None:
         found["view"] = view
     if own_split:

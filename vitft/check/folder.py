@@ -19,7 +19,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
 from vitft.data.fingerprint import quality_remarks
-from vitft.data.fixes import Fix, apply_fixes, paths_settled_by, read_fixes, with_former
+from vitft.data.fixes import Fix, apply_fixes, not_yet_decided, read_fixes, with_former
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
@@ -148,12 +148,12 @@ def check_folder(
         odd=odd_images(inspected, fingerprints),
         groups=groups,
         mislabels=mislabels,
+        probabilities=probabilities,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
-    settled = paths_settled_by(former)
     found = CheckResult(
         audit=audit,
-        proposed=[f for f in propose_fixes(audit, probabilities) if f.path not in settled],
+        proposed=not_yet_decided(former, propose_fixes(audit)),
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
@@ -328,7 +328,7 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
 def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:
     """Return a sentence on how many label errors both the run and the check list, or "".
 
-    Those in `settled`, the paths that earlier fixes keep or move, are not counted.
+    Those in `settled`, the paths that earlier fixes keep or move, are left out.
 
     Both score an image with heads that were not fitted to it, but not with the same heads: those of
     a run may read several blocks and have another penalty, and those of the check hold out
@@ -342,7 +342,8 @@ def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) ->
     theirs = {item["path"] for item in audit["mislabels"]} - {*settled} if audit else set()
     if not theirs:
         return ""
-    lists = f"the report of the run lists {count(len(theirs), 'probable label error')}"
+    undecided = ", not counting decided ones" if settled else ""
+    lists = f"the report of the run lists {count(len(theirs), 'probable label error')}{undecided}"
     if ours == theirs:
         return f"{lists}, the same as here"
     return (

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
+from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
 from vitft.config.request import requested_config
 from vitft.config.run import Config, parse_setting, to_toml
@@ -19,6 +22,12 @@ from vitft.system.imports import heavy_imports
 from vitft.system.run_names import unfinished_run
 from vitft.system.rundir import BASE, LATEST, run_path
 from vitft.system.text import duration, duration_fix, parse_duration
+
+HEAD_ALONE: Mapping[str, frozenset[str]] = {
+    "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
+    "train": frozenset({"freeze", "head_blocks", "views", "augment", "crop_scale"}),
+}
+"""Settings, by section, that a run of a head does not pass on to the training of all layers."""
 
 
 def add_finetune(parser: Parser) -> None:
@@ -116,8 +125,9 @@ def finetune_command(args: argparse.Namespace) -> int:
         print_report(result.run)
     if result.everything_s is not None:
         own = tomllib.loads(to_toml(config))  # with lists in place of tuples
-        same = {name: own[name] for name in ("data", "weights")}  # the others are for a head alone
-        command = command_of({**same, "train": {"seed": own["train"]["seed"]}})
+        for section, names in HEAD_ALONE.items():
+            own[section] = {k: v for k, v in own[section].items() if k not in names}
+        command = command_of(own)
         output.note(
             "training all layers, starting from this head, would take about "
             f"{duration(result.everything_s)} on this machine: {command} --freeze head,none"
@@ -185,11 +195,23 @@ def new_settings(args: argparse.Namespace) -> Config:
     try:
         return requested_config(args.recipe, named_settings(args))
     except UsageError as error:
-        problem = error.problem
+        problem, fix = error.problem, error.fix
         for key, name in typed_names(args).items():
             if not name.startswith("--set "):
-                problem = problem.replace(f"{key}=", f"{name} ")
-        raise UsageError(problem, fix=error.fix) from error
+                problem, fix = as_option(problem, key, name), as_option(fix, key, name)
+        raise UsageError(problem, fix=fix) from error
+
+
+def as_option(text: str, key: str, name: str) -> str:
+    """Return a text in which a setting, such as `optim.lr=1`, is called by its option: `--lr 1`."""
+
+    def words(match: re.Match[str]) -> str:
+        values = [value.strip() for value in (match["value"] or "").strip("[]").split(",")]
+        shown = [] if values in ([""], ["true"]) else list(dict.fromkeys(values))
+        return " ".join([name, *shown])
+
+    value = r"(?:=(?P<value>\[[^]]*\]|[^\s,;)]*))?"
+    return re.sub(rf"(?<![\w.])(?<!--set ){re.escape(key)}{value}(?![\w])", words, text)
 
 
 def typed_names(args: argparse.Namespace) -> dict[str, str]:

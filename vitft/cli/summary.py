@@ -26,6 +26,7 @@ from vitft.metrics.verdict import (
     selected_epoch,
     start_trials,
     verdict,
+    weakest_label,
 )
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
@@ -123,11 +124,9 @@ def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> Non
 
 def print_weakest_label(found: LabelResults, images: int) -> None:
     """Print the label with the lowest average precision on this number of validation images."""
-    known = {n: row["ap"] for n, row in found["per_label"].items() if row["ap"] is not None}
-    if known:
-        name = min(known, key=lambda label: known[label] or 0.0)
+    if worst := weakest_label(found):
         output.result(
-            f"weakest label: {name}, average precision {percent(known[name])} on "
+            f"weakest label: {worst.name}, average precision {percent(worst.value)} on "
             f"{count(images, 'validation image')}"
         )
 

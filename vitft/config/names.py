@@ -84,7 +84,9 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     for setting, aliases in ALIASES.items():
         for alias in aliases:
             known.setdefault(alias, []).append(setting)
-    near = [last] if last in known else get_close_matches(last, known, n=1, cutoff=cutoff)
+    own = [name.partition(".")[2] for name in SETTINGS if name.startswith(f"{section}.")]
+    begins = [name for name in own if len(last) > 3 and name.startswith(f"{last}_")]
+    near = [last] if last in known else begins or get_close_matches(last, known, 1, cutoff)
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
 

@@ -212,6 +212,17 @@ def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
     return [*rows.values()]
 
 
+def not_yet_decided(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
+    """Return the proposals that an earlier table does not decide, as `with_former` merges them."""
+    actions = {escape_formula(fix.path): fix.action for fix in former}
+
+    def is_open(fix: Fix) -> bool:
+        earlier = actions.get(escape_formula(fix.path), UNDECIDED)
+        return earlier == UNDECIDED or (fix.action != UNDECIDED and earlier != "keep")
+
+    return [fix for fix in proposed if is_open(fix)]
+
+
 def explains(missing: Mapping[str, str], folder: str) -> bool:
     """Return whether the table moves or drops the images that an empty class folder contained.
 

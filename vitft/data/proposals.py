@@ -43,13 +43,10 @@ def is_leak(group: CopyGroup) -> bool:
     return {"train", "val"} <= {member["split"] for member in group["members"]}
 
 
-def propose_fixes(
-    audit: AuditResults, probabilities: Mapping[str, ClassProbabilities]
-) -> list[Fix]:
+def propose_fixes(audit: AuditResults) -> list[Fix]:
     """Return the proposed fixes, at most one per file, starting with those that change something.
 
-    `probabilities` maps paths to class probabilities and need not contain every image. No fix is
-    proposed for an image that only lacks an optional library.
+    No fix is proposed for an image that only lacks an optional library.
     """
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
@@ -58,7 +55,7 @@ def propose_fixes(
     ]
     for group in audit["duplicates"]:
         if group["kind"] == "exact":
-            fixes += identical_file_fixes(group["members"], probabilities)
+            fixes += identical_file_fixes(group["members"], group.get("probabilities", {}))
         else:
             fixes += near_duplicate_fixes(group["members"])
     fixes += [
@@ -93,9 +90,7 @@ def propose_fixes(
     return sorted(merge_fixes(fixes), key=order)
 
 
-def identical_file_fixes(
-    members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
-) -> list[Fix]:
+def identical_file_fixes(members: Sequence[CopyMember], known: ClassProbabilities) -> list[Fix]:
     """Return fixes that keep one file per label in a group of identical files.
 
     If one label is clearly the most probable, only one file with that label is kept. Files in the
@@ -111,7 +106,6 @@ def identical_file_fixes(
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}
-    known = probabilities.get(ordered[0]["path"], {})
     right = most_probable_label(list(first), known)
     fixes = []
     for member in ordered:
@@ -136,7 +130,7 @@ def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities
     The result is an empty string if there is no such label, or if a class that is not among the
     labels is more probable.
     """
-    if len(labels) < 2 or not probabilities:
+    if len(labels) < 2 or not {*labels} <= probabilities.keys():
         return ""
     best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])
     is_best = probabilities[best] == max(probabilities.values())

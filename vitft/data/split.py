@@ -328,7 +328,7 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
     elif column:
         fix += "; --set data.split_column=none ignores the column"
     if near := misspelt_classes(names, folder.outputs):
-        fix = f"correct the labels ({listing(near)}), or {fix}"
+        fix = f"{fix}; or correct the spelling, if {listing(near)}"
     return DataError(
         f"too few readable images for training and validation in {len(names)} of "
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",
@@ -336,15 +336,19 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
     )
 
 
+MIN_SPELT = 4
+"""Number of characters up to which a name is not taken for a misspelt one: `car` is no `cat`."""
+
+
 def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return `TYPO may mean NAME` for classes that are probably misspelt names of others.
+    """Return `TYPO means NAME` for classes that are probably misspelt names of others.
 
     Each of `names` is followed by its number of images in parentheses.
     """
     lacking = [name.rpartition(" (")[0] for name in names]
     others = [name for name in known if name not in lacking]
-    found = ((name, misspelt_name(name.strip(), others)) for name in lacking)
-    return [f"{name!r} may mean {other!r}" for name, other in found if other]
+    found = ((n, misspelt_name(n.strip(), others)) for n in lacking if len(n) > MIN_SPELT)
+    return [f"{name!r} means {other!r}" for name, other in found if other]
 
 
 class Leaks(NamedTuple):

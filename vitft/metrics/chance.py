@@ -7,7 +7,7 @@ does not import torch.
 from collections import Counter
 
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.estimate import better_estimate
+from vitft.metrics.estimate import best_estimate
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
 from vitft.system.text import count, percent
@@ -19,8 +19,8 @@ CONSTANT = 0.95
 def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
-    A model is at chance level unless the 95% interval of its accuracy, by cross-validation if this
-    tells more (see `better_estimate`), is above the accuracy of always predicting the largest
+    A model is at chance level unless the 95% interval of its accuracy, from the images that
+    tell most (see `best_estimate`), is above the accuracy of always predicting the largest
     class. If not even an accuracy of 100% would be, the phrase says so. A multi-label model is at
     chance level unless the interval of its mean average precision is above that of random scores.
     The phrase can follow the words `the model`. It is also empty for results of older runs, which
@@ -33,9 +33,8 @@ def chance_level(results: RunResults) -> str:
         if bounds is None or bounds[0] > results["labels"]["chance_map"]:
             return ""
         return "does not rank images measurably better than random scores"
-    more = better_estimate(results)
-    found = more or results
-    if found["top1_interval"][0] > results["majority"]:
+    found = best_estimate(results)
+    if found.interval[0] > found.majority:
         return ""
     if constant := constant_class(results):
         name, fraction = constant
@@ -43,9 +42,9 @@ def chance_level(results: RunResults) -> str:
             return f"always predicts {name}"
         return f"predicts {name} for {percent(fraction, 0)} of the validation images"
     clause = "is not measurably better than always predicting the largest class"
-    if wilson_interval(found["images"], found["images"])[0] <= results["majority"]:
-        images = count(found["images"], "image" if more else "validation image")
-        clause += f", because only {images} {'was' if found['images'] == 1 else 'were'} scored"
+    if wilson_interval(found.images, found.images)[0] <= found.majority:
+        verb = "was" if found.images == 1 else "were"
+        clause += f", because only {count(found.images, found.kind)} {verb} scored"
     return clause
 
 

@@ -3,7 +3,9 @@
 This module does not import torch.
 """
 
-from vitft.metrics.intervals import proportions_differ
+from dataclasses import dataclass
+
+from vitft.metrics.intervals import proportions_differ, wilson_interval
 from vitft.metrics.results import CrossValidation, FinalTestResults, RunResults
 from vitft.metrics.values import Interval
 from vitft.system.text import count, interval, percent
@@ -37,11 +39,23 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
         return None
     is_comparable = bool(calibration and calibration.get("cross_validated"))
     if "seconds" not in results:
-        is_comparable = bool(results.get("top1_interval")) and not proportions_differ(
-            (more["top1"], more["top1_interval"]), (results["top1"], results["top1_interval"])
-        )
+        is_comparable = bool(results.get("top1_interval")) and not is_harder(results, more)
     are_many = more["images"] >= MORE_IMAGES * results["images"]
     return more if is_comparable and are_many else None
+
+
+def is_harder(results: RunResults, more: CrossValidation) -> bool:
+    """Return whether the accuracy on the validation images differs from that on the others.
+
+    Cross-validation scores the validation images, too; they are taken out of its counts.
+    """
+    others = more["images"] - results["images"]
+    right = more["images"] * more["top1"] - results["images"] * results["top1"]
+    share = min(1.0, max(0.0, right / max(1, others)))
+    return proportions_differ(
+        (share, wilson_interval(round(share * others), others)),
+        (results["top1"], results["top1_interval"]),
+    )
 
 
 def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
@@ -49,13 +63,52 @@ def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
     return f"cross-validated on {count(images, 'image')}: {percent(top1)} ({interval(bounds)})"
 
 
-def sufficient_test(results: RunResults) -> FinalTestResults | None:
-    """Return the results on the test images, unless there are few of them or none.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The measured accuracy that tells most about a model, and the images that it rests on."""
 
-    They are few if there are more than `MORE_IMAGES` times as many validation images.
+    top1: float
+    interval: Interval
+    images: int
+    majority: float
+    """Accuracy of always predicting the largest class of these images."""
+    kind: str
+    """`test image`, `image` (in cross-validation) or `validation image`."""
+
+
+def best_estimate(results: RunResults) -> Estimate:
+    """Return the accuracy of a run that tells most about its model.
+
+    This is that of cross-validation, if it tells more than the validation (`better_estimate`). The
+    accuracy on test images, which are used only once, comes first, unless the other one rests on
+    more than `MORE_IMAGES` times as many images.
     """
-    found = results.get("test")
-    return found if found and MORE_IMAGES * found["images"] >= results["images"] else None
+    more, test = better_estimate(results), results.get("test")
+    majority = results.get("majority", 0.0)
+    found = Estimate(
+        results["top1"],
+        results["top1_interval"],
+        results["images"],
+        majority,
+        "validation image",
+    )
+    if more:
+        found = Estimate(
+            more["top1"],
+            more["top1_interval"],
+            more["images"],
+            more.get("majority", majority),
+            "image",
+        )
+    if test and MORE_IMAGES * test["images"] >= found.images:
+        found = Estimate(
+            test["top1"],
+            test["top1_interval"],
+            test["images"],
+            test.get("majority", majority),
+            "test image",
+        )
+    return found
 
 
 def tested_text(found: FinalTestResults) -> str:

@@ -143,6 +143,7 @@ class CrossValidation(TypedDict):
     of: Natural  # total number of images
     top1: Share
     top1_interval: Interval
+    majority: NotRequired[Share]  # fraction of the largest class; absent from older runs
     curve: list[LearningCurvePoint]  # in ascending order of `images`
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
     """Extrapolated gain in accuracy from doubling the number of images."""
@@ -257,6 +258,9 @@ class CopyGroup(TypedDict):
     members: list[CopyMember]
     across_split: bool  # whether its images are in more than one subset of the split
     labels_differ: bool
+    probabilities: NotRequired[dict[str, Share]]
+    """Of identical files with several labels: the probabilities of these labels and of the most
+    probable class."""
 
 
 class Mislabel(TypedDict):

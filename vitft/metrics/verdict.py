@@ -1,6 +1,7 @@
 """The accuracy of a model in one plain sentence, for the terminal and the report."""
 
 import math
+from dataclasses import dataclass
 
 from vitft.config.sections import layers_text
 from vitft.metrics.budget_results import (
@@ -11,8 +12,9 @@ from vitft.metrics.budget_results import (
     TrialResults,
 )
 from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import better_estimate, sufficient_test
-from vitft.metrics.results import RunResults
+from vitft.metrics.estimate import best_estimate
+from vitft.metrics.results import LabelResults, RunResults
+from vitft.metrics.values import Interval
 from vitft.system.text import count, format_size, interval, percent
 
 BEST_RULE = (
@@ -26,8 +28,7 @@ def verdict(results: RunResults) -> str:
     """Return a sentence that states how many new images the model will probably misclassify.
 
     The sentence includes the 95% interval, which is wide if there are few validation images. It
-    rests on the test images if there are enough of them (see `sufficient_test`), or on
-    cross-validation if this tells more (see `better_estimate`), and then says so. For a model at
+    says so if it rests on test images or on cross-validation (see `best_estimate`). For a model at
     chance level, the sentence states this instead. In a multi-label run, an image with a label that
     is missing or wrong counts as misclassified. The result is empty for results of older runs,
     which do not contain the interval.
@@ -36,23 +37,22 @@ def verdict(results: RunResults) -> str:
         return ""
     if clause := chance_level(results):
         return f"This model {clause}."
-    test, more = sufficient_test(results), better_estimate(results)
-    found = test or more or results
-    least, most = (1 - bound for bound in reversed(found["top1_interval"]))
-    wrong = round(1 - found["top1"], 9)  # 7.5% is rounded up, also where it is 7.4999...%
+    found = best_estimate(results)
+    least, most = (1 - bound for bound in reversed(found.interval))
+    wrong = round(1 - found.top1, 9)  # 7.5% is rounded up, also where it is 7.4999...%
     digits = 0 if wrong >= 0.01 else 1
     if wrong == 0 and "labels" not in results:
-        kind = "test image" if test else "image" if more else "validation image"
-        images = count(found["images"], kind)
-        where = " in cross-validation" if more and not test else ""
+        where = " in cross-validation" if found.kind == "image" else ""
         return (
-            f"All {images} were classified correctly{where}, but up to "
+            f"All {count(found.images, found.kind)} were classified correctly{where}, but up to "
             f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
         )
     bounds = interval([least, most], digits)
-    how = f"; cross-validated on {count(more['images'], 'image')}" if more else ""
-    how = f"; {count(test['images'], 'test image')}" if test else how
-    if found is results and results.get("selected_on_validation"):
+    how = {
+        "image": f"; cross-validated on {count(found.images, 'image')}",
+        "test image": f"; {count(found.images, 'test image')}",
+    }.get(found.kind, "")
+    if not how and results.get("selected_on_validation"):
         how = "; probably more, because the epoch was selected on the same images"
     what = "get wrong labels" if "labels" in results else "be misclassified"
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how})."
@@ -131,3 +131,22 @@ def describe_weights(name: str, found: StartTrial) -> str:
             f"--weights {name}"
         )
     return f"the weights {name} would bring no clear gain: {evidence}, {times}"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPrecision:
+    """A label, and its average precision on the images of the results."""
+
+    name: str
+    value: float
+    interval: Interval | None
+
+
+def weakest_label(found: LabelResults) -> LabelPrecision | None:
+    """Return the label with the lowest average precision, or None if none is below 100%."""
+    known = [
+        LabelPrecision(name, row["ap"], row.get("ap_interval"))
+        for name, row in found["per_label"].items()
+        if row["ap"] is not None and row["ap"] < 1
+    ]
+    return min(known, key=lambda one: one.value, default=None)

@@ -1,5 +1,6 @@
 """Search for a trained model in a run directory, an exported folder, a file or a hub repository."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from vitft.models.pretrained.catalog import entries_by_name
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
 from vitft.system.errors import RunError
+from vitft.system.near_paths import near_paths
 from vitft.system.run_names import (
     has_settings,
     resume_command,
@@ -116,10 +118,14 @@ def missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
             fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
         )
     inner = inner_models(path, graphs=graphs)
+    near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
+    near = [found for found in near if model_files(found)]
     return RunError(
         f"no model in {run}",
         fix=choose_folder(inner)
         if inner
+        else f"did you mean --run {shell_quote(str(near[0]))}?"
+        if near
         else suggest_runs(
             run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"
         ),

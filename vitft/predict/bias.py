@@ -17,8 +17,8 @@ MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
     """Warn if the labels are the model's own predictions, as in a table of `vitft predict`.
 
-    If most images are left out, e.g. because a later model was trained on them, the others do not
-    tell.
+    If most images are left out, e.g. because a later model was trained on them, the others are too
+    few to decide.
     """
     answered = [row.is_correct for row in predictions if row.prediction.classes]
     if data.predicted and all(answered) and 2 * len(answered) > len(data.images):

@@ -124,7 +124,7 @@ def evaluate(
     classes = engine.classes
     folder = find_model(run, graphs=True).parent
     data = as_in_run(data, folder, classes)
-    check_classes(data, classes)
+    check_classes(data, classes, several=bool(engine.thresholds))
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
     chosen = requested_thresholds(threshold, precision, folder, engine)
@@ -252,12 +252,18 @@ def targets_by_label(
     return {text: np.isin(outputs, own) for text, own in zip(data.classes, names, strict=True)}
 
 
-def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
+def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
     """Check that every class of the data is a class of the model; the data may have fewer classes.
 
     Raises:
-        DataError: A class is unknown to the model.
+        DataError: A class is unknown to the model, or the data has several labels per image and the
+            model does not (`several`).
     """
+    if data.labels and not several:
+        raise DataError(
+            f"{data.source} gives an image several labels, but the model gives it one class",
+            fix="use a model that was trained on such a table, or a table with one class per image",
+        )
     present = {*(data.labels or data.classes)}
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
     if not unknown:

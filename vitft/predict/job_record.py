@@ -1,6 +1,6 @@
 """Options of an unfinished job, in a file beside its rows, so that only the same job resumes it.
 
-The file `NAME.part.json` is removed together with `NAME.part`. Files of older versions have none;
+The file `NAME.part.json` is removed once `NAME` is complete. Files of older versions have none;
 they are resumed without this check.
 """
 
@@ -8,17 +8,16 @@ import hashlib
 import json
 from pathlib import Path
 
-from vitft.predict.output import cannot_resume
+from vitft.predict.output import cannot_resume, record_path
 from vitft.predict.request import PredictRequest
+from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 from vitft.system.structure import parse_json
+from vitft.system.text import listing
 
 JobOptions = dict[str, object]
-
-
-def record_path(part: Path) -> Path:
-    """Return the path of the options of the job that writes a file of rows."""
-    return part.with_name(f"{part.name}.json")
+KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
+"""Keys of a record."""
 
 
 def job_options(
@@ -31,7 +30,7 @@ def job_options(
         "model": digest,
         "--top-k": request.top_k,
         "threshold": [threshold, *thresholds],
-        "--dtype": request.dtype,
+        "--dtype": request.torch_dtype,
         "--tta": request.tta,
     }
 
@@ -42,26 +41,49 @@ def check_record(part: Path, options: JobOptions) -> None:
     Raises:
         RunError: The options differ, or their file is damaged.
     """
-    try:
-        begun = parse_json(record_path(part).read_bytes())
-    except FileNotFoundError:
+    begun = read_record(part)
+    if begun is None:
         return
-    except (OSError, ValueError) as error:
-        raise cannot_resume(part, f"{record_path(part)} is damaged") from error
-    names = [key for key, value in options.items() if not same(begun, key, value)]
-    if names:
-        raise cannot_resume(part, f"it was begun with another {' and another '.join(names)}")
+    differ = [
+        difference(key, begun[key], value) for key, value in options.items() if begun[key] != value
+    ]
+    if differ:
+        raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
 
-def same(begun: object, key: str, value: object) -> bool:
-    """Return whether a record has the given value."""
-    return isinstance(begun, dict) and begun.get(key) == value
+def read_record(part: Path) -> JobOptions | None:
+    """Return the options with which a file of rows was begun, or None without a record.
+
+    Raises:
+        RunError: The record is damaged, or another program wrote it.
+    """
+    path = record_path(part)
+    try:
+        found = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= KEYS:
+        raise RunError(
+            f"{path} does not contain the options of a job of vitft predict",
+            fix="move it elsewhere, or choose another file with --out",
+        )
+    return found
+
+
+def difference(key: str, begun: object, now: object) -> str:
+    """Return what a job was begun with instead of the present value of an option."""
+    if isinstance(begun, bool):
+        return f"{key}, which is missing now" if begun else f"no {key}"
+    return f"another {key}" if key in ("model", "threshold") else f"{key} {begun}, not {now}"
 
 
 def write_record(part: Path, options: JobOptions) -> None:
-    """Write the options beside a file of rows.
+    """Write the options beside a file of rows, in place of those of a job that wrote no row.
 
     Raises:
-        RunError, ResourceError: The file cannot be written.
+        RunError, ResourceError: The file cannot be written, or another program wrote one there.
     """
+    read_record(part)
     write_atomically(record_path(part), json.dumps(options))

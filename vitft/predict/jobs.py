@@ -17,7 +17,6 @@ from vitft.predict.job_record import (
     JobOptions,
     check_record,
     job_options,
-    record_path,
     write_record,
 )
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
@@ -33,6 +32,7 @@ from vitft.predict.output import (
     merge_shards,
     open_rows,
     part_path,
+    record_path,
 )
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
@@ -84,8 +84,6 @@ def run_prediction(
     check_top_k(request.top_k, engine)
     request = replace(request, top_k=min(request.top_k, len(engine.classes)))
     labels = engine.classes if engine.thresholds else ()
-    if (done := finished_job(request, shard, images, labels)) is not None:
-        return done
     threshold, thresholds = requested_thresholds(
         request.threshold, request.precision, checkpoint.parent, engine
     )
@@ -103,6 +101,8 @@ def run_prediction(
     options: JobOptions = {}
     if request.out is not None and request.style in RESUMABLE:
         options = job_options(request, checkpoint, threshold, thresholds)
+    if (done := finished_job(request, shard, images, labels, options)) is not None:
+        return done
     with open_destination(request, shard, images, write, labels, options) as (rows, remaining):
         if shard.rank == 0:
             log.info(postprocess.describe())
@@ -213,6 +213,7 @@ def finished_job(
     shard: ProcessShard,
     images: Iterator[ImageSource],
     labels: Sequence[str],
+    options: JobOptions,
 ) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
@@ -220,7 +221,8 @@ def finished_job(
     case, the shards are merged if every process has finished.
 
     Raises:
-        RunError: The output file is complete, but for other images or columns.
+        RunError: The output file is complete, but for other images or columns, or this process has
+            finished its shard with other options.
     """
     if not request.resume or request.out is None:
         return None
@@ -235,8 +237,14 @@ def finished_job(
                 f"images, e.g. {console.visible(more)}",
                 fix="choose another file with --out; the rows of this one stay as they are",
             )
-        log.info(f"{request.out} is already complete: {count(found.rows, 'row')} for these images")
+        rows = count(found.rows, "row")
+        log.info(
+            f"{request.out} is already complete: {rows} for these images; with which model and "
+            "options it was written is not known"
+        )
         return found.errors
+    for rank in range(shard.world):  # also those of processes that start later
+        check_record(part_path(out, replace(shard, rank=rank)), options)
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)
         return 0
@@ -270,7 +278,6 @@ def open_destination(
         numbered = enumerate(images)
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
-        check_record(part, options)
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
         own = history.after(start.rows)
@@ -279,7 +286,8 @@ def open_destination(
         write_record(part, options)
     with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
         yield rows, own
-    record_path(part).unlink(missing_ok=True)
+    if style in RESUMABLE and shard.world == 1:  # otherwise, `merge_shards` removes the records
+        record_path(part).unlink(missing_ok=True)
 
 
 class SourceHistory:

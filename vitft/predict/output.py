@@ -66,6 +66,11 @@ def finished_path(out: Path, shard: ProcessShard) -> Path:
     return part.with_name(f"{part.name}.done")
 
 
+def record_path(part: Path) -> Path:
+    """Return the path of the options of the job that writes a file of rows (`job_record`)."""
+    return part.with_name(f"{part.name}.json")
+
+
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     """Check that the output file can be written without overwriting an existing file.
 
@@ -283,7 +288,8 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             merged.flush()
             os.fsync(merged.fileno())
         temporary.replace(out)
-    for part in parts:
+    leftover = [*parts, *(record_path(part_path(out, other)) for other in shards)]
+    for part in leftover:
         with contextlib.suppress(OSError):  # a leftover file does no harm
             part.unlink()
 

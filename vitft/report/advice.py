@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
-from vitft.metrics.estimate import better_estimate, model_cross_validation
+from vitft.metrics.estimate import best_estimate, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
+from vitft.metrics.verdict import weakest_label
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of
 from vitft.report.run_decisions import former_fixes, has_own_split
@@ -72,11 +73,11 @@ def no_better_than_majority(run: Run) -> Advice | None:
         remedy = chance_remedy(str(weights or ""), str(solver or ""))
         what = f"Do not use this model yet: {remedy}."
         why = f"It {clause}. "
-    measured = better_estimate(run.results) or run.results
+    measured = best_estimate(run.results)
     return Advice(
         what,
-        f"{why}The 95% interval of its accuracy ({interval(measured['top1_interval'])}) is not "
-        f"entirely above {percent(run.results['majority'])}, the accuracy of always predicting the "
+        f"{why}The 95% interval of its accuracy ({interval(measured.interval)}) is not "
+        f"entirely above {percent(measured.majority)}, the accuracy of always predicting the "
         "largest class.",
     )
 
@@ -230,30 +231,10 @@ def compared_with_accuracy(worst: ClassRecall, classes: int) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPrecision:
-    """A label, and its average precision on the validation images."""
-
-    name: str
-    value: float
-    interval: Interval | None
-
-
-def weakest_label(run: Run) -> LabelPrecision | None:
-    """Return the label with the lowest average precision, or None if that of all labels is 100%."""
-    found = run.results["labels"]["per_label"] if "labels" in run.results else {}
-    known = [
-        LabelPrecision(name, row["ap"], row["ap_interval"])
-        for name, row in found.items()
-        if row["ap"] is not None and row["ap"] < 1
-    ]
-    return min(known, key=lambda one: one.value, default=None)
-
-
 def weakest_label_advice(run: Run) -> Advice | None:
     """Advise collecting images with the label that has the lowest average precision."""
-    worst = weakest_label(run)
-    if worst is None:
+    worst = weakest_label(run.results["labels"]) if "labels" in run.results else None
+    if worst is None or len(run.classes) < 2:
         return None
     within = f" (95% interval: {interval(worst.interval)})" if worst.interval else ""
     return Advice(

@@ -96,12 +96,14 @@ def penalty_section(run: Run) -> ChartSection | None:
         return None
     best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
-    chosen = f"the L2 penalty with the highest accuracy: {best:g}"
+    chosen = f"the L2 penalty with the highest accuracy, and of equals the lowest loss: {best:g}"
     if run.several:
         chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
     return ChartSection(
         title="How the head was fitted",
-        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}.",
+        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}. These "
+        "scores are those of quick fits before calibration; those by which the blocks of the head "
+        "are chosen are of complete fits after calibration, so they differ.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[

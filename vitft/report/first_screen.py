@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vitft.metrics.chance import chance_level
 from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
 from vitft.metrics.values import Interval
-from vitft.metrics.verdict import verdict
+from vitft.metrics.verdict import verdict, weakest_label
 from vitft.predict.validation import (
     ValidationPrediction,
     least_confident,
@@ -19,7 +19,6 @@ from vitft.report.advice import (
     cross_validated_recalls,
     training_images,
     validation_recalls,
-    weakest_label,
 )
 from vitft.report.run_files import Run, Thumbnails
 from vitft.system.text import count, interval, percent
@@ -37,9 +36,9 @@ class Score:
     interval: str
     measured_on: str
     cross_validated: str
+    """The cross-validated accuracy, where it tells more; otherwise empty."""
     tested: str
     """Result on the test images; empty without a test set."""
-    """The cross-validated accuracy, where it tells more; otherwise empty."""
     baseline: str
     """Name and value of the baseline."""
     bar: str
@@ -147,7 +146,7 @@ def weakest_of(run: Run) -> Weakest | None:
 
 def lowest_average_precision(run: Run) -> Weakest | None:
     """Return the label with the lowest average precision, or None if that of all is 100%."""
-    worst = weakest_label(run)
+    worst = weakest_label(run.results["labels"]) if "labels" in run.results else None
     if worst is None:
         return None
     return Weakest(
@@ -207,6 +206,9 @@ def reason_without_weakest(run: Run) -> str:
     if chance_level(run.results) or not validation_recalls(run):
         return ""
     if run.several:
+        values = [row["ap"] for row in run.results["labels"]["per_label"].values()]
+        if len(values) < 2 or any(value != 1 for value in values):
+            return ""
         return "On the validation images, the average precision of each label is 100%."
     return (
         f"None of the {count(run.results['images'], 'validation image')} was misclassified, so no "

@@ -25,7 +25,7 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> DecisionPart | None:
     former, warning = former_fixes(run)
     return make_decisions(
         run.audit,
-        propose_fixes(run.audit, {}),
+        propose_fixes(run.audit),
         classes=run.classes,
         labels={row.path: run.split.classes[row.label] for row in run.rows},
         thumbnail=thumbnails.of_path,
@@ -55,8 +55,10 @@ def has_own_split(run: Run) -> bool:
 
     Older runs did not record this; they tell it only of folders such as train/ and val/.
     """
-    parts = {part_named(row.path.split("/")[0]) for row in run.rows}
-    return run.audit.get("own_split", False) or ("val" in parts and "" not in parts)
+    parts = [(row.split, part_named(row.path.split("/")[0])) for row in run.rows]
+    named = all(part for _, part in parts)
+    held_out = {part for split, part in parts if split == "val"}
+    return run.audit.get("own_split", False) or (named and held_out <= {"val", "test"})
 
 
 def next_steps(run: Run) -> list[tuple[str, str]]:

@@ -174,9 +174,12 @@ def unchecked(run: Run) -> str:
     if "l2" in run.results and crossed is None:
         return "Labels were not checked, because there are too few images per class."
     if crossed and crossed["images"] < crossed["of"]:
+        checked = f"Labels were checked on a sample of {count(crossed['images'], 'image')}"
+        if run.setting("data", "group_duplicates"):
+            return f"{checked}."
         return (
-            f"Labels were checked on a sample of {count(crossed['images'], 'image')}, and "
-            "near-duplicates were not searched for; vitft check searches among all images."
+            f"{checked}, and near-duplicates were not searched for; vitft check searches among all "
+            "images."
         )
     return ""
 

@@ -63,13 +63,13 @@ def audit_run(
     """
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
-    mislabels: list[Mislabel] = []
+    mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if inputs.cut.pooled:
         scored = scored or score_by_default_head(inputs, seed=seed)
         if find_copies:
             pairs = find_near_copies(data, scored.features, cache=cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
-        mislabels = score_labels(data, scored)
+        mislabels, probabilities = score_labels(data, scored)
     names = data.manifest.classes
     audit = audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
@@ -80,6 +80,7 @@ def audit_run(
         odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,
         mislabels=mislabels,
+        probabilities=probabilities,
         view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
         own_split=inspected.folder.layout == "split",
     )  # fmt: skip
@@ -125,7 +126,7 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     The list is empty if there are more than `CV_IMAGES` images or a candidate file has changed.
     """
     distinct = data.distinct
-    most = min(500, round(0.1 * len(distinct)))
+    most = min(500, max(100, round(0.1 * len(distinct))))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
     digests, fingerprints = (
@@ -170,13 +171,16 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
+def score_labels(
+    data: Dataset, scored: ScoredImages
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Return the probable label errors among the distinct images, each with one path.
 
-    An image is left out if an identical image has another label.
+    An image is left out if an identical image has another label. For the paths of such images, the
+    class probabilities by name are returned, too.
     """
     if scored.held_out is None:
-        return []
+        return [], {}
     rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
     y = data.labels(some).cpu()
@@ -187,4 +191,11 @@ def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
-    return find_mislabels(scores, y, paths, data.manifest.outputs)
+    names = data.manifest.outputs
+    conflicts = {
+        row.sha256: dict(zip(names, found.tolist(), strict=True))
+        for row, found in zip(some, scores.probabilities, strict=True)
+        if len(labels[row.sha256]) > 1
+    }
+    by_path = {r.path: conflicts[r.sha256] for r in data.manifest.rows if r.sha256 in conflicts}
+    return find_mislabels(scores, y, paths, names), by_path
