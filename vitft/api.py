@@ -253,8 +253,8 @@ class Trained:
 
         Raises:
             UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not
-                above 0 and at most 1 (a threshold of 0 is none), both are given, no threshold
-                reaches the precision, or an image has an unsupported type.
+                above 0 and at most 1 (a threshold of 0 stands for no threshold), both are given,
+                no threshold reaches the precision, or an image has an unsupported type.
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold.
         """

@@ -131,13 +131,9 @@ def check_folder(
     folder, former = apply_former_fixes(folder, spec, needed=needs_fixes)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
-    features, transform = None, EvalTransform()
-    if weights.name:
-        inspected, features, transform = inspect_with_features(
-            folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
-        )
-    else:
-        inspected = inspect_files(folder, fingerprints, max_pixels=max_pixels)
+    inspected, features, transform = inspect_for_check(
+        folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
+    )
     good, groups = inspected.good, fingerprints.duplicate_groups()
     mislabels, probabilities = score_labels_of(inspected, groups, features, seed=train.seed)
     audit = audit_images(
@@ -243,6 +239,26 @@ def images_to_audit(
         )
         for file in inspected.good
     ]
+
+
+def inspect_for_check(
+    folder: Folder,
+    fingerprints: Fingerprints,
+    *,
+    weights: WeightsSpec,
+    train: TrainSpec,
+    max_pixels: int,
+) -> "tuple[InspectedFolder, Callable[[Sequence[str]], Tensor] | None, EvalTransform]":
+    """Inspect every image, with its features if the weights have a name.
+
+    Returns:
+        The inspected folder, the function of `inspect_with_features` or None, and the transform.
+    """
+    if not weights.name:
+        return inspect_files(folder, fingerprints, max_pixels=max_pixels), None, EvalTransform()
+    return inspect_with_features(
+        folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
+    )
 
 
 def inspect_files(

@@ -337,7 +337,7 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
 
 
 MIN_SPELT = 4
-"""Number of characters up to which a name is not taken for a misspelt one: `car` is no `cat`."""
+"""Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
 
 
 def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from vitft.predict.output import cannot_resume, record_path
+from vitft.predict.output import RESUMABLE, cannot_resume, record_path
 from vitft.predict.request import PredictRequest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
@@ -23,7 +23,12 @@ KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
 def job_options(
     request: PredictRequest, checkpoint: Path, threshold: float, thresholds: tuple[float, ...]
 ) -> JobOptions:
-    """Return what decides the rows of a job besides its images, by the name shown to the user."""
+    """Return what decides the rows of a job besides its images, by the name shown to the user.
+
+    The result is empty for a job that cannot be resumed.
+    """
+    if request.out is None or request.style not in RESUMABLE:
+        return {}
     with checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
@@ -41,17 +46,16 @@ def check_record(part: Path, options: JobOptions) -> None:
     Raises:
         RunError: The options differ, or their file is damaged.
     """
-    begun = read_record(part)
+    begun = read_options(part)
     if begun is None:
         return
-    differ = [
-        difference(key, begun[key], value) for key, value in options.items() if begun[key] != value
-    ]
+    changed = [key for key, value in options.items() if begun[key] != value]
+    differ = [changed_option(key, begun[key], options[key]) for key in changed]
     if differ:
         raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
 
-def read_record(part: Path) -> JobOptions | None:
+def read_options(part: Path) -> JobOptions | None:
     """Return the options with which a file of rows was begun, or None without a record.
 
     Raises:
@@ -72,7 +76,7 @@ def read_record(part: Path) -> JobOptions | None:
     return found
 
 
-def difference(key: str, begun: object, now: object) -> str:
+def changed_option(key: str, begun: object, now: object) -> str:
     """Return what a job was begun with instead of the present value of an option."""
     if isinstance(begun, bool):
         return f"{key}, which is missing now" if begun else f"no {key}"
@@ -85,5 +89,5 @@ def write_record(part: Path, options: JobOptions) -> None:
     Raises:
         RunError, ResourceError: The file cannot be written, or another program wrote one there.
     """
-    read_record(part)
+    read_options(part)
     write_atomically(record_path(part), json.dumps(options))

@@ -98,9 +98,7 @@ def run_prediction(
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
-    options: JobOptions = {}
-    if request.out is not None and request.style in RESUMABLE:
-        options = job_options(request, checkpoint, threshold, thresholds)
+    options = job_options(request, checkpoint, threshold, thresholds)
     if (done := finished_job(request, shard, images, labels, options)) is not None:
         return done
     with open_destination(request, shard, images, write, labels, options) as (rows, remaining):
