@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import COLOURS, draw_folder
+from tests.support.export_run import make_run
 from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data.labelled import find_labelled
@@ -441,3 +442,18 @@ def test_a_percentage_is_answered_with_the_fraction(
     assert evaluated("--precision", "95", data=unseen, run=model) == 2
 
     assert "--precision 0.95" in capsys.readouterr().err
+
+
+def test_several_labels_are_not_taken_for_misspelt_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "made")
+    photo = next((run.parent / "photos").rglob("*.png"))
+    table = tmp_path / "labels.csv"
+    table.write_text(f"path,labels\n{photo},red|round\n")
+
+    assert main(["evaluate", "--data", str(table), "--run", str(run)]) == 3
+
+    assert "gives images several labels, but the model gives them one class" in (
+        capsys.readouterr().err
+    )

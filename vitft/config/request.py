@@ -59,8 +59,9 @@ def implied_solver(table: Mapping[str, Any], config: Config) -> str:
     optim = table.get("optim", {})
     if not config.solvable or config.optim.solver == "lbfgs" or "solver" in optim:
         return ""
-    names = listing([f"optim.{name}" for name in optim if name in STEP_SETTINGS])
+    given = [f"optim.{name}" for name in optim if name in STEP_SETTINGS]
+    need = f"{listing(given)} {'needs' if len(given) == 1 else 'need'}"
     return (
-        f"solver:     {config.optim.solver} for {config.optim.epochs} epochs, because {names} "
-        "needs a training loop; without it, the head would be solved by lbfgs, which is faster"
+        f"solver:     {config.optim.solver} for {config.optim.epochs} epochs, because {need} "
+        "a training loop; without it, the head would be solved by lbfgs, which is faster"
     )

@@ -259,15 +259,15 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
         DataError: A class is unknown to the model, or the data has several labels per image and the
             model does not (`several`).
     """
-    if data.labels and not several:
-        raise DataError(
-            f"{data.source} gives an image several labels, but the model gives it one class",
-            fix="use a model that was trained on such a table, or a table with one class per image",
-        )
     present = {*(data.labels or data.classes)}
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
     if not unknown:
         return
+    if not several and (data.labels or any("|" in name for name in unknown)):
+        raise DataError(
+            f"{data.source} gives images several labels, but the model gives them one class",
+            fix="use a model that was trained on such a table, or a table with one class per image",
+        )
     fix = "use the class names of the model, and remove images of other classes"
     if near := misspelt_name(unknown[0], known):
         fix = f"rename {unknown[0]} to {near} if they are the same class"
