@@ -209,7 +209,9 @@ def print_findings(outcome: "CheckResult") -> None:
     largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
     if largest and smallest and ratio is not None:
         names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
-        output.result(f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}")
+        every = f"every class has {count(largest[1], 'image')}"
+        sizes = f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}"
+        output.result(every if largest[1] == smallest[1] else sizes)
     if view := audit.get("view"):
         whose = "the model's" if outcome.labels_checked else "the default"
         output.result(describe_view(view, whose=whose))

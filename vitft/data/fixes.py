@@ -84,7 +84,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     unexplained = [path for path in folder.empty.content if not explains(found.missing, path)]
     if unexplained:
         raise folder.empty.error(folder.root, unexplained)
-    later = later_table(path)
+    later = later_table(path, known)
     if found.rows and len(found.missing) == found.rows and not folder.empty.content:
         create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
@@ -105,13 +105,17 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
-def later_table(path: Path) -> Path | None:
-    """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv."""
+def later_table(path: Path, known: Container[str]) -> Path | None:
+    """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv.
+
+    The result is None if that table lists none of the `known` paths.
+    """
     numbered = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"-\d+")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, DataError):
         tables = [one for one in path.parent.glob("*.csv") if numbered.fullmatch(one.stem)]
         newest = max([path, *tables], key=lambda one: one.stat().st_mtime_ns)
-        return None if newest == path else newest
+        if newest != path and any(fix.path in known for fix in read_fixes(newest, "")):
+            return newest
     return None
 
 

@@ -16,15 +16,15 @@ RUN_FILES = ("config.toml", MODEL)
 def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwise: str) -> str:
     """Return the fix for a run that does not exist: similar names, and how to list all runs.
 
-    Runs are searched for in `runs` and in the folder of the given path. If there are none,
-    `otherwise` is returned.
+    Runs are searched for in `runs` and in the folder of the given path; exports, which
+    have a README.md, count with the option --run only. If there are none, `otherwise` is returned.
     """
     given = Path(run)
     known = {
         child.name: child
         for folder in dict.fromkeys((BASE, given.parent))
         for child in runs_in(folder)
-        if child != given
+        if child != given and (option == "--run" or not (child / "README.md").is_file())
     }
     if not known:
         return otherwise

@@ -67,6 +67,11 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
         )
     if (path / "model.safetensors").is_file():  # a run directory, an export or a hub snapshot
         return path / "model.safetensors"
+    if (path / "model.onnx").is_file():
+        raise WeightsError(
+            f"{path} contains an ONNX graph, from which no weights are loaded",
+            fix="use it with --run or vitft.load, or export the run with --safetensors",
+        )
     if path.is_dir():
         raise WeightsError(
             f"{path} does not contain model.safetensors",
