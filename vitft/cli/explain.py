@@ -235,7 +235,7 @@ def draw_images(
         output.result(f"{method.name} maps of {number} written to {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
-    return 3 if failed else 0
+    return exit_code(failed)
 
 
 def without_third(cells: Sequence[str]) -> tuple[str, ...]:
@@ -257,6 +257,16 @@ def draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
     if failed < len(images):
         number = count(len(images) - failed, "image")
         output.result(f"patches and tokens of {number} written to {out}/")
+    return exit_code(failed)
+
+
+def exit_code(failed: int) -> int:
+    """Return the exit code, given the number of images that failed; print what to do about them."""
+    if failed:
+        them = "it" if failed == 1 else "them"
+        output.note(
+            f"{count(failed, 'image')} could not be explained: replace {them}, or leave {them} out"
+        )
     return 3 if failed else 0
 
 
