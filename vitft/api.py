@@ -6,7 +6,6 @@ signal handlers and the environment variables that they have set.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -29,7 +28,6 @@ from vitft.explain.method import (
     MethodOptions,
     check_picture_side,
     chosen_method,
-    parameter,
 )
 from vitft.explain.model import class_index
 from vitft.models.find import find_model
@@ -51,6 +49,7 @@ from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
+from vitft.system.spelling import parameter
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
@@ -260,12 +259,10 @@ class Trained:
         """
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
-        check_threshold(threshold or None, precision, prefix="")
-        try:
-            threshold, own = requested_thresholds(threshold, precision, self.folder, self.engine)
-        except UsageError as error:  # it names the options of the command
-            fix = re.sub(r"--(threshold|precision) (?=[\d.])", r"\1=", error.fix)
-            raise UsageError(error.problem, fix=fix.replace("--precision", "precision")) from error
+        check_threshold(threshold or None, precision, spell=parameter)
+        threshold, own = requested_thresholds(
+            threshold, precision, self.folder, self.engine, parameter
+        )
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold, thresholds=own)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()

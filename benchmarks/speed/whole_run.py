@@ -15,11 +15,9 @@ random weights is used.
 """
 
 import argparse
-import contextlib
 import functools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.faults.rank_kills import free_port
 from benchmarks.speed.cached import finetune, many
 from benchmarks.speed.feature_pass import in_workers
 from benchmarks.speed.frozen import make_weights, report
@@ -95,12 +94,13 @@ def extract(data: Path, weights: Path) -> None:
 
 def run_ranks(data: Path, weights: Path, processes: int) -> list[float]:
     """Return the seconds of the pass on that many processes, and the images that each computed."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", MODULE, "extract", "--data", str(data)]
     command += ["--weights", str(weights)]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     others = [
         subprocess.Popen(
             command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -120,8 +120,8 @@ def compare_ranks(data: Path, weights: Path, repeats: int) -> None:
     jobs = {f"{n}": functools.partial(run_ranks, data, weights, n) for n in (1, 2)}
     turns = interleave(jobs, repeats)
     for processes, results in turns.items():
-        shares = {tuple(int(n) for n in result[1:]) for result in results}
-        print(f"| {processes} | {median_range([r[0] for r in results])} | computed {shares} |")
+        computed = {tuple(int(n) for n in result[1:]) for result in results}
+        print(f"| {processes} | {median_range([r[0] for r in results])} | computed {computed} |")
     ratios = [one[0] / two[0] for one, two in zip(turns["1"], turns["2"], strict=True)]
     print(f"| 1 process / 2 processes | {median_range(ratios)} |")
 

@@ -52,11 +52,11 @@ def test_intervals_stay_within_zero_and_one() -> None:
     assert set(ends) == {(0.0, 1.0)}
 
 
-@pytest.mark.parametrize("share", [0.5, 0.85, 0.97])
-def test_equal_accuracies_are_said_to_differ_about_5_times_in_100(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.5, 0.85, 0.97])
+def test_equal_accuracies_are_said_to_differ_about_5_times_in_100(fraction: float) -> None:
     few, many = 34, 202
     found = [
-        binom.pmf(a, few, share) * binom.pmf(b, many, share)
+        binom.pmf(a, few, fraction) * binom.pmf(b, many, fraction)
         for a, b in itertools.product(range(few + 1), range(many + 1))
         if proportions_differ(
             (a / few, wilson_interval(a, few)), (b / many, wilson_interval(b, many))

@@ -211,7 +211,7 @@ def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
     rows = {escape_formula(fix.path): fix for fix in former}
     for fix in proposed:
         earlier = rows.get(escape_formula(fix.path))
-        if earlier is None or (fix.action != UNDECIDED and earlier.action != "keep"):
+        if earlier is None or replaces(fix, earlier.action):
             rows[escape_formula(fix.path)] = fix
     return [*rows.values()]
 
@@ -222,9 +222,14 @@ def not_yet_decided(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]
 
     def is_open(fix: Fix) -> bool:
         earlier = actions.get(escape_formula(fix.path), UNDECIDED)
-        return earlier == UNDECIDED or (fix.action != UNDECIDED and earlier != "keep")
+        return earlier == UNDECIDED or replaces(fix, earlier)
 
     return [fix for fix in proposed if is_open(fix)]
+
+
+def replaces(proposed: Fix, earlier: str) -> bool:
+    """Return whether a proposal replaces a fix whose action is `earlier`, of the same file."""
+    return proposed.action != UNDECIDED and earlier != "keep"
 
 
 def explains(missing: Mapping[str, str], folder: str) -> bool:

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from vitft.system.errors import UsageError
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import percent
 
 METHODS = ("relevance", "rollout", "attention")
@@ -76,23 +77,6 @@ class Method:
         if self.discard:
             parts.append(f"{percent(self.discard, 0)} discarded")
         return ", ".join(parts)
-
-
-class Spelling(Protocol):
-    """Function that spells an option, and its value if there is one, as the user writes it."""
-
-    def __call__(self, name: str, value: str = "") -> str: ...
-
-
-def option(name: str, value: str = "") -> str:
-    """Spell an option of the command line, e.g. `--method rollout`."""
-    return f"--{name} {value}".rstrip()
-
-
-def parameter(name: str, value: str = "") -> str:
-    """Spell a parameter of `vitft.load(...).explain`, e.g. `method="rollout"`."""
-    name = "about" if name == "class" else name
-    return f'{name}="{value}"' if value else name
 
 
 class MethodOptions(TypedDict, total=False):

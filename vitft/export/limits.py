@@ -91,7 +91,7 @@ def limits_of(
         return [*found, "The model is at chance level, so it should not be used."]
     if by_class:
         found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
-    return [*found, *data_problems(run)]
+    return [*found, *(data_problems(run, audit) if audit else [])]
 
 
 def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
@@ -149,17 +149,14 @@ def calibration(results: RunResults) -> list[str]:
     ]
 
 
-def data_problems(run: Path) -> list[str]:
+def data_problems(run: Path, audit: AuditResults) -> list[str]:
     """Return sentences about problems that the audit of the run found in its data.
 
     Labels that the fixes of the run keep are not mentioned.
 
     Raises:
-        RunError: The file audit.json or config.toml is damaged.
+        RunError: The file config.toml is damaged.
     """
-    audit = read_run_json(run / "audit.json", AuditResults)
-    if audit is None:
-        return []
     found = []
     groups = sum(map(is_leak, audit["duplicates"]))
     if groups:

@@ -191,7 +191,7 @@ def cross_validate(
         "of": total,
         "top1": right / len(y),
         "top1_interval": wilson_interval(right, len(y)),
-        "majority": majority_share(y),
+        "majority": majority_fraction(y),
         "curve": curve,
         "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
         "weak_spots": weakest_classes(logits, y, names),
@@ -199,7 +199,7 @@ def cross_validate(
     return results, HeldOutLogits(rows, logits)
 
 
-def majority_share(y: Tensor) -> float:
+def majority_fraction(y: Tensor) -> float:
     """Return the fraction of the largest class or, for labels (n, C), of the largest label set."""
     counts = y.unique(dim=0, return_counts=True)[1]
     return int(counts.max()) / len(y)

@@ -51,9 +51,9 @@ def is_harder(results: RunResults, more: CrossValidation) -> bool:
     """
     others = more["images"] - results["images"]
     right = more["images"] * more["top1"] - results["images"] * results["top1"]
-    share = min(1.0, max(0.0, right / max(1, others)))
+    fraction = min(1.0, max(0.0, right / max(1, others)))
     return proportions_differ(
-        (share, wilson_interval(round(share * others), others)),
+        (fraction, wilson_interval(round(fraction * others), others)),
         (results["top1"], results["top1_interval"]),
     )
 
@@ -84,31 +84,25 @@ def best_estimate(results: RunResults) -> Estimate:
     more than `MORE_IMAGES` times as many images.
     """
     more, test = better_estimate(results), results.get("test")
-    majority = results.get("majority", 0.0)
-    found = Estimate(
-        results["top1"],
-        results["top1_interval"],
-        results["images"],
-        majority,
-        "validation image",
-    )
+    found = estimate_from(results, "validation image", results.get("majority", 0.0))
     if more:
-        found = Estimate(
-            more["top1"],
-            more["top1_interval"],
-            more["images"],
-            more.get("majority", majority),
-            "image",
-        )
+        found = estimate_from(more, "image", found.majority)
     if test and MORE_IMAGES * test["images"] >= found.images:
-        found = Estimate(
-            test["top1"],
-            test["top1_interval"],
-            test["images"],
-            test.get("majority", majority),
-            "test image",
-        )
+        found = estimate_from(test, "test image", results.get("majority", 0.0))
     return found
+
+
+def estimate_from(
+    found: RunResults | CrossValidation | FinalTestResults, kind: str, majority: float
+) -> Estimate:
+    """Return the estimate of one set of images, given the majority of files without one."""
+    return Estimate(
+        found["top1"],
+        found["top1_interval"],
+        found["images"],
+        found.get("majority", majority),
+        kind,
+    )
 
 
 def tested_text(found: FinalTestResults) -> str:

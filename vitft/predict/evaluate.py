@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes
-from vitft.data.label_sets import split_labels
+from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.metrics.calibration import (
@@ -263,7 +263,7 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
     if not unknown:
         return
-    if not several and (data.labels or any("|" in name for name in unknown)):
+    if not several and (data.labels or any(JOINER in name for name in unknown)):
         raise DataError(
             f"{data.source} gives images several labels, but the model gives them one class",
             fix="use a model that was trained on such a table, or a table with one class per image",

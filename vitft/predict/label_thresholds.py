@@ -20,6 +20,7 @@ from vitft.predict.validation import (
     read_training_predictions,
 )
 from vitft.system.errors import RunError, UsageError
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import count, listing, percent
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,12 @@ NEVER = 1.0
 """Threshold of a label that is never assigned, because no threshold reaches the precision."""
 
 
-def thresholds_for(run: Path, precision: float, engine: Engine) -> tuple[float, tuple[float, ...]]:
+def thresholds_for(
+    run: Path, precision: float, engine: Engine, spell: Spelling
+) -> tuple[float, tuple[float, ...]]:
     """Choose and log the threshold or, for a multi-label model, the threshold of each label.
+
+    `spell` spells the options in errors.
 
     Returns:
         The threshold (0 for a multi-label model) and the threshold of each label (empty for other
@@ -40,14 +45,14 @@ def thresholds_for(run: Path, precision: float, engine: Engine) -> tuple[float, 
         UsageError: No threshold reaches the precision.
     """
     if engine.thresholds:
-        return 0.0, choose_label_thresholds(run, precision, engine.classes)
-    chosen = choose_threshold(run, precision)
+        return 0.0, choose_label_thresholds(run, precision, engine.classes, spell)
+    chosen = choose_threshold(run, precision, spell)
     log.info(str(chosen))
     return chosen.value, ()
 
 
 def choose_label_thresholds(
-    run: Path, precision: float, labels: Sequence[str]
+    run: Path, precision: float, labels: Sequence[str], spell: Spelling = option
 ) -> tuple[float, ...]:
     """Return and log the smallest threshold at which each label reaches a requested precision.
 
@@ -62,7 +67,7 @@ def choose_label_thresholds(
     if logits is None or not split.labels:
         raise RunError(
             f"cannot choose thresholds: {run} has no validation predictions",
-            fix="set one threshold directly, e.g. --threshold 0.8",
+            fix=f"set one threshold directly, e.g. {spell('threshold', 0.8)}",
         )
     probability, has_label = read_training_predictions(run)
     values = sigmoid(logits.astype(np.float64))
@@ -87,7 +92,8 @@ def choose_label_thresholds(
         raise UsageError(
             f"no label reaches a precision of {percent(precision)} at any threshold on "
             f"{count(len(values), 'image')}",
-            fix="use a lower --precision, or set one threshold directly, e.g. --threshold 0.8",
+            fix=f"use a lower {spell('precision')}, or set one threshold directly, e.g. "
+            f"{spell('threshold', 0.8)}",
         )
     if unreachable:
         log.warning(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import shell_quote
 
 if TYPE_CHECKING:
@@ -132,11 +133,11 @@ class PredictRequest:
 
 
 def check_threshold(
-    threshold: float | None, precision: float | None, *, prefix: str = "--"
+    threshold: float | None, precision: float | None, *, spell: Spelling = option
 ) -> None:
     """Check the options `--threshold` and `--precision`, which are None if they are not given.
 
-    Messages name them with a `prefix`.
+    `spell` spells them in errors.
 
     Raises:
         UsageError: One of them is not in (0, 1], or both are given. For a number from 50 to 100,
@@ -144,19 +145,23 @@ def check_threshold(
     """
     if threshold is not None and precision is not None:
         raise UsageError(
-            f"{prefix}threshold and {prefix}precision cannot be used together",
+            f"{spell('threshold')} and {spell('precision')} cannot be used together",
             fix="remove one of them",
         )
-    for option, value in (("threshold", threshold), ("precision", precision)):
+    for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             fix = "use a number greater than 0 and at most 1"
             if 50 <= value <= 100:
-                fix = f"use {prefix}{option} {value / 100:g} for {value:g}%"
-            raise UsageError(f"invalid {prefix}{option} {value:g}", fix=fix)
+                fix = f"use {spell(name, value / 100)} for {value:g}%"
+            raise UsageError(f"invalid {spell(name)} {value:g}", fix=fix)
 
 
 def requested_thresholds(
-    threshold: float | None, precision: float | None, run: Path, engine: "Engine"
+    threshold: float | None,
+    precision: float | None,
+    run: Path,
+    engine: "Engine",
+    spell: Spelling = option,
 ) -> tuple[float, tuple[float, ...]]:
     """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
 
@@ -169,6 +174,7 @@ def requested_thresholds(
         precision: Argument of `--precision`, or None.
         run: Directory with the validation predictions from which a threshold is chosen.
         engine: Engine that computes the predictions.
+        spell: Function that spells the options in errors.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -180,7 +186,7 @@ def requested_thresholds(
         return 0.0, (threshold,) * len(engine.thresholds)
     from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
 
-    return thresholds_for(run, precision, engine)
+    return thresholds_for(run, precision, engine, spell)
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:

@@ -24,6 +24,7 @@ from vitft.predict.validation import (
     read_validation_predictions,
 )
 from vitft.system.errors import RunError, UsageError
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import count, interval, percent
 
 SPARE_MISTAKES = 1.0
@@ -88,8 +89,10 @@ class Threshold:
         )
 
 
-def choose_threshold(run: Path, precision: float) -> Threshold:
+def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> Threshold:
     """Return the smallest threshold at which a run's predictions reach a requested precision.
+
+    `spell` spells the options in errors.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -101,7 +104,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
         raise RunError(
             f"cannot choose a threshold: {run} has no validation predictions",
             fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
-            "states the threshold, and pass it here as --threshold",
+            f"states the threshold, and pass it here as {spell('threshold')}",
         )
     probability, correct = read_training_predictions(run)
     answers = Answers.sorted(
@@ -110,7 +113,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     )
     covered = smallest_cover(answers, precision)
     if not covered:
-        raise unreachable(answers, precision)
+        raise unreachable(answers, precision, spell)
     right = int(answers.correct[:covered].sum())
     return Threshold(
         value=float(answers.probability[covered - 1]),
@@ -167,14 +170,14 @@ def needed_images(answers: Answers, precision: float) -> int | None:
     return round(math.ceil(images / unit - 0.05) * unit)
 
 
-def unreachable(answers: Answers, precision: float) -> UsageError:
-    """Return the error for a precision that no threshold reaches."""
+def unreachable(answers: Answers, precision: float, spell: Spelling = option) -> UsageError:
+    """Return the error for a precision that no threshold reaches; `spell` spells its options."""
     have = len(answers.probability)
     lower = (p for p in LOWER_PRECISIONS if p < precision and smallest_cover(answers, p))
     reachable = next(lower, None)
-    fix = "set the threshold directly, e.g. --threshold 0.8"
+    fix = f"set the threshold directly, e.g. {spell('threshold', 0.8)}"
     if reachable is not None:
-        fix = f"use --precision {reachable}, or {fix}"
+        fix = f"use {spell('precision', reachable)}, or {fix}"
     if needed := needed_images(answers, precision):
         return UsageError(
             f"choosing a threshold for a precision of {percent(precision)} needs about {needed:,} "

@@ -99,11 +99,16 @@ def penalty_section(run: Run) -> ChartSection | None:
     chosen = f"the L2 penalty with the highest accuracy, and of equals the lowest loss: {best:g}"
     if run.several:
         chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
+    scores = "These scores are those of quick fits before calibration"
+    if run.results.get("head"):
+        scores += (
+            "; those by which the blocks of the head are chosen are of complete fits after "
+            "calibration, so they differ"
+        )
     return ChartSection(
         title="How the head was fitted",
-        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}. These "
-        "scores are those of quick fits before calibration; those by which the blocks of the head "
-        "are chosen are of complete fits after calibration, so they differ.",
+        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}. "
+        f"{scores}.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[

@@ -1,0 +1,23 @@
+"""How errors name an option: as on the command line, or as a parameter of a Python function."""
+
+from typing import Protocol
+
+
+class Spelling(Protocol):
+    """Function that spells an option, and its value if there is one, as the user writes it."""
+
+    def __call__(self, name: str, value: str | float = "") -> str: ...
+
+
+def option(name: str, value: str | float = "") -> str:
+    """Spell an option of the command line, e.g. `--method rollout`."""
+    shown = value if isinstance(value, str) else f"{value:g}"
+    return f"--{name} {shown}".rstrip()
+
+
+def parameter(name: str, value: str | float = "") -> str:
+    """Spell a parameter of the methods of `vitft.load(...)`, e.g. `method="rollout"`."""
+    name = "about" if name == "class" else name
+    if value == "":
+        return name
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value:g}"
