@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import vitft
 from vitft.data.split import run_manifest
-from vitft.features.folds import sample_rows
-from vitft.features.head import choose_penalty
+from vitft.features.folds import stratified_subset
 from vitft.features.logistic import Standardizer, linear_logits, solve_logistic
+from vitft.features.penalty import choose_penalty
 
 WAYS = ("as chosen", "/ root of the ratio", "/ ratio", "chosen on all")
 
@@ -41,7 +41,7 @@ def compare_ways(x: Tensor, y: Tensor, classes: int, *, ratio: int, seed: int) -
     scale = Standardizer.fit(x[train])
     x, y, held_out, truth = scale(x[train]), y[train], scale(x[rest]), y[rest]
     one = torch.ones(1, len(y))
-    rows = sample_rows(y, len(y) // ratio, views=1, groups=None, seed=seed).rows
+    rows = stratified_subset(y, len(y) // ratio, seed)
     chosen, _ = choose_penalty(x[rows], y[rows], one[:, rows], classes=classes, seed=seed)
     best, _ = choose_penalty(x, y, one, classes=classes, seed=seed)
     assert isinstance(chosen, float)

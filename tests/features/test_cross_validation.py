@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.features.test_head import blobs
-from vitft.features import head
+from vitft.features import head, penalty
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import (
     cross_validate,
@@ -110,30 +110,37 @@ def test_five_images_per_class_are_enough_of_a_subset(monkeypatch: pytest.Monkey
     assert found[0]["top1"] == 1.0
 
 
-def test_no_penalty_is_chosen_by_heads_that_have_not_seen_the_classes(
+def test_a_penalty_is_chosen_by_heads_that_have_seen_the_classes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head, "CV_IMAGES", 20)
+    monkeypatch.setattr(penalty, "CV_IMAGES", 20)
     y = torch.arange(18).repeat(10)
     x = torch.nn.functional.one_hot(y, 18).float()
 
     solved = solve_head(x, y, classes=18, l2=0, balanced=False, seed=0)
 
-    assert solved.l2 == head.DEFAULT_L2
-    assert not solved.path  # before: penalties with an accuracy of 0.0%
+    assert max(score.top1 for score in solved.path) > 0.5  # of one image per class: 0.0%
     assert torch.equal((x @ solved.weight.T + solved.bias).argmax(dim=-1), y)
 
 
 @pytest.mark.parametrize(("most", "is_chosen"), [(14, False), (15, True), (1000, True)])
-def test_a_penalty_is_chosen_if_the_subset_has_five_images_per_class(
+def test_penalties_of_labels_are_chosen_if_the_subset_has_five_images_per_label(
     monkeypatch: pytest.MonkeyPatch, most: int, is_chosen: bool
 ) -> None:
-    monkeypatch.setattr(head, "CV_IMAGES", most)
+    monkeypatch.setattr(penalty, "CV_IMAGES", most)
     x, y = blobs(per_class=20)
 
-    solved = solve_head(x, y, classes=3, l2=0, balanced=False, seed=0)
+    solved = solve_head(
+        x,
+        torch.nn.functional.one_hot(y, 3).float(),
+        classes=3,
+        l2=0,
+        balanced=False,
+        seed=0,
+    )
 
     assert bool(solved.path) == is_chosen
+    assert is_chosen or solved.l2 == 0.1
 
 
 def test_copies_of_an_image_are_held_out_together() -> None:

@@ -9,9 +9,6 @@ from sklearn.metrics import log_loss
 from vitft.features import logistic
 from vitft.features.folds import stratified_folds
 from vitft.features.head import (
-    PENALTIES,
-    PenaltyScore,
-    choose_penalty,
     solve_head,
     weakest_classes,
 )
@@ -23,6 +20,7 @@ from vitft.features.logistic import (
     class_balanced_weights,
     solve_logistic,
 )
+from vitft.features.penalty import PENALTIES, PenaltyScore, choose_penalty
 from vitft.training.distributed import ProcessGroup
 
 

@@ -7,11 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 from tests.support.limits import HANG_S
 from vitft.models.find import find_model
 from vitft.system.errors import RunError
+from vitft.system.npz import read_npz
 from vitft.system.rundir import (
     RunDir,
     RunEnvironment,
@@ -41,6 +43,19 @@ def test_other_arithmetic_is_kept_until_the_end_of_a_run() -> None:
     assert len(other_arithmetic(two, half)) == 2
     assert len(other_arithmetic(two, one)) == 1
     assert "in bf16, 2 processes, torch" in describe_arithmetic(half)
+
+
+@pytest.mark.parametrize(("values", "is_packed"), [(2**23, True), (2**23 + 1, False)])
+def test_large_arrays_are_not_packed_so_that_they_can_always_be_read(
+    tmp_path: Path, values: int, is_packed: bool
+) -> None:
+    same = np.zeros(values, dtype=np.float32)  # packed, it would look like a bomb
+
+    RunDir(tmp_path).write_arrays("validation.npz", logits=same)
+
+    path = tmp_path / "validation.npz"
+    assert (path.stat().st_size < 2**20) == is_packed
+    assert np.array_equal(read_npz(path)["logits"], same)
 
 
 def test_a_run_is_named_by_time_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,8 @@ def test_without_cross_validation_a_run_reports_no_figure_of_it_and_no_label_err
     monkeypatch: pytest.MonkeyPatch,
     solver: str,
 ) -> None:
-    monkeypatch.setattr("vitft.features.head.CV_IMAGES", 6)  # of 30 images in 3 classes
+    for module in ("head", "penalty"):  # of 30 images in 3 classes
+        monkeypatch.setattr(f"vitft.features.{module}.CV_IMAGES", 6)
 
     done = run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": solver})
 
@@ -237,7 +238,10 @@ def test_without_cross_validation_a_run_reports_no_figure_of_it_and_no_label_err
     assert "cross_validation" not in done.figures
     assert json.loads((done.run / "audit.json").read_text())["mislabels"] == []
     page = write_report(done.run).read_text()
-    assert "cross-validated" not in page
+    assert "cross-validated accuracy on" not in page
+    assert ("It was applied to 2 of the 3 classes only" in page) == (solver == "lbfgs")
+    log = (done.run / "metrics.jsonl").read_text()
+    assert ('"cv_classes": 2' in log) == (solver == "lbfgs")
 
 
 def test_equal_runs_write_equal_model_files(

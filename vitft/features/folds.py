@@ -14,6 +14,10 @@ from vitft.data.stratify import stratify
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
+CV_FOLDS = 5
+CV_IMAGES = 20_000
+"""Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
+
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
     """Return, for each image, the index of the fold that holds it out: (n,).
@@ -56,26 +60,44 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
     return torch.nonzero(fold_id == 0).flatten()
 
 
-class SampledRows(NamedTuple):
-    """A stratified sample of images, with all of their views."""
-
-    rows: Tensor  # row indices of all views
-    first: Tensor  # targets of the images, (n,) or (n, C)
-    groups: Tensor | None  # group numbers (n,), shared by near-duplicates
+def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tensor:
+    """Return the weights (K, views * n) of all rows, zero for the rows that each fold holds out."""
+    return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
 
 
-def sample_rows(
-    y: Tensor, most: int, *, views: int, groups: Tensor | None, seed: int
-) -> SampledRows:
-    """Return a stratified sample of at most `most` images.
+class SampledClasses(NamedTuple):
+    """Indices of some images, and their targets among the classes of the sample."""
 
-    `y` consists of `views` blocks of targets, one block for each view of the same images.
-    `groups` has one number per image.
+    images: Tensor  # sorted, (m,)
+    y: Tensor  # (m,) or, for multi-label data, (m, C)
+    classes: int
+
+
+def sample_classes(
+    y: Tensor, classes: int, *, most: int, most_logits: int, per_class: int, seed: int
+) -> SampledClasses:
+    """Draw a sample of at most about `most` images and `most_logits` = images x classes.
+
+    The images are stratified by class. If fewer than `per_class` images per class would remain on
+    average, classes are left out instead of further images. Classes with a single image are then
+    left out first, because such an image and its class cannot be in different folds.
     """
-    images = len(y) // views
-    subset = stratified_subset(y[:images], most, seed)
-    rows = torch.cat([subset + v * images for v in range(views)])
-    return SampledRows(rows, y[subset], None if groups is None else groups[subset])
+    total, rows = len(y), stratified_subset(y, max(1, min(most, most_logits // classes)), seed)
+    if y.ndim == 2 or len(rows) >= min(total, per_class * classes):
+        return SampledClasses(rows, y[rows], classes)
+    random = np.random.default_rng([seed, classes])
+    counts = np.bincount(y.numpy(), minlength=classes)
+    usable = random.permutation(np.flatnonzero(counts >= min(2, counts.max())))
+    each = max(per_class, min(total / classes, most * most / most_logits))
+    kept = np.sort(usable[: max(2, int(min(most / each, (most_logits / each) ** 0.5)))])
+    images = torch.nonzero(torch.from_numpy(np.isin(y.numpy(), kept))).flatten()
+    images = images[stratified_subset(y[images], most, seed)]
+    return SampledClasses(images, torch.searchsorted(torch.from_numpy(kept), y[images]), len(kept))
+
+
+def rows_of_views(images: Tensor, total: int, views: int) -> Tensor:
+    """Return the rows of some images in a matrix of `views` blocks of `total` rows."""
+    return torch.cat([images + v * total for v in range(views)])
 
 
 def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from vitft.features.discriminant import solve_discriminant
-from vitft.features.folds import sample_rows, stratified_folds, stratified_subset
+from vitft.features.folds import (
+    CV_FOLDS,
+    CV_IMAGES,
+    rows_of_views,
+    stratified_folds,
+    stratified_subset,
+    training_weights,
+)
 from vitft.features.logistic import (
     Sharing,
     Standardizer,
@@ -28,6 +35,7 @@ from vitft.features.logistic import (
     solve_logistic,
 )
 from vitft.features.mixture import HeadMethod, choose_head_method
+from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import (
     CrossValidation,
@@ -35,36 +43,34 @@ from vitft.metrics.results import (
     LearningCurvePoint,
     WeakClass,
 )
-from vitft.metrics.targets import are_right, label_losses, mean_loss
+from vitft.metrics.targets import are_right
 
 log = logging.getLogger(__name__)
 
 LinearHead = tuple[Tensor, Tensor]
 """Weight (C, D) and bias (C,) of a linear head on raw features, in float32."""
 
-CV_FOLDS = 5
-PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""L2 penalties to try, from strong to weak; each fit starts from the previous solution."""
 CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images at which the learning curve is measured."""
-CV_IMAGES = 20_000
-"""Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
+CV_LOGITS = 100_000_000
+"""Maximum number of logits (images x classes) of a cross-validation of the accuracy."""
 METHOD_IMAGES = 8_000
 """Maximum number of images used to decide whether the head reads one block or several."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for which the head is fitted in float64."""
-DEFAULT_L2 = 0.1
-"""L2 penalty used where cross-validation does not choose one."""
+FLOAT64_LOGITS = 2 * 10**7
+"""Maximum number of logits (images x classes) for which the head is fitted in float64."""
 
 
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    The result is None if there are too few images for a meaningful accuracy. If all images are
-    used, there must be at least as many images outside each fold as there are classes. If only a
-    subset is used, it must have at least `CV_FOLDS` images per class on average.
+    There are fewer if they would have more than `CV_LOGITS` logits. The result is None if there are
+    too few images for a meaningful accuracy. If all images are used, there must be at least as many
+    images outside each fold as there are classes. If only a subset is used, it must have at least
+    `CV_FOLDS` images per class on average.
     """
-    rows = stratified_subset(y, most, seed)
+    rows = stratified_subset(y, max(1, min(most, CV_LOGITS // classes)), seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
         return rows
@@ -73,63 +79,6 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> T
         f"(of {len(y):,} in total) are too few for {classes:,} classes"
     )
     return None
-
-
-class PenaltyScore(NamedTuple):
-    """Cross-validated accuracy and mean cross-entropy (in nats) for a penalty."""
-
-    l2: float
-    top1: float
-    loss: float
-
-
-def choose_penalty(
-    x: Tensor,
-    y: Tensor,
-    sample_weight: Tensor,
-    *,
-    classes: int,
-    seed: int,
-    views: int = 1,
-    groups: Tensor | None = None,
-) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
-    """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
-
-    Penalties are tried from strong to weak until the loss has risen twice in a row. The rows of `x`
-    and `y` form `views` blocks, one for each view of the same images. Near-duplicates share a
-    number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
-    together, and only the first view is scored.
-
-    For multi-label data, the penalty with the lowest loss is chosen separately for each label.
-
-    Returns:
-        The penalty, or the penalty of each label, and the scores of all penalties tried.
-    """
-    images = len(y) // views
-    first = y[:images]
-    fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
-    kept = training_weights(fold_id, sample_weight, views)
-    path: list[PenaltyScore] = []
-    by_label: list[Tensor] = []  # loss of each label, for each penalty
-    start = None
-    for l2 in PENALTIES:
-        start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
-        logits = held_out_logits(x[:images], start, fold_id)
-        top1 = are_right(logits, first).float().mean().item()
-        path.append(PenaltyScore(l2, top1, mean_loss(logits, first).item()))
-        if y.ndim == 2:
-            by_label.append(label_losses(logits, first))
-        if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
-            break  # the loss is nearly convex along the path, so it would keep rising
-    if by_label:
-        lowest = torch.stack(by_label).argmin(dim=0).tolist()
-        return tuple(path[i].l2 for i in lowest), path
-    return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
-
-
-def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tensor:
-    """Return the weights (K, views * n) of all rows, zero for the rows that each fold holds out."""
-    return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
 
 
 class HeldOutLogits(NamedTuple):
@@ -293,8 +242,7 @@ def solve_head(
     The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
     number in `groups` (n / views,). `sharing` helps to fit a large matrix (see `fit_logistic`).
-    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty;
-    with too few images per class, `DEFAULT_L2` is used.
+    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty.
 
     The first `read` columns (default: all) are features of the last block. If there are more
     columns, cross-validation also chooses which blocks the head reads; with too few images per
@@ -302,32 +250,29 @@ def solve_head(
     """
     weights = sample_weights(y, classes, balanced=balanced)[None]
     read = read or x.shape[1]
-    leading, standardizer, path = x[:, :read], Standardizer.fit(x), list[PenaltyScore]()
-    images, some = len(y) // views, sample_rows(y, CV_IMAGES, views=views, groups=groups, seed=seed)
-    if l2 == 0 and len(some.first) < min(images, CV_FOLDS * classes):
-        l2 = DEFAULT_L2
-        log.info(
-            f"using the default penalty {DEFAULT_L2:g}: too few images per class to choose one by "
-            "cross-validation"
-        )
-    elif l2 == 0:
-        l2, path = choose_penalty(
-            standardizer.leading(read)(leading[some.rows]),
-            y[some.rows],
-            weights[:, some.rows],
+    standardizer, path = Standardizer.fit(x), list[PenaltyScore]()
+    if l2 == 0:
+        l2, path = choose_sampled_penalty(
+            x[:, :read],
+            y,
+            weights,
+            standardizer.leading(read),
             classes=classes,
             seed=seed,
             views=views,
-            groups=some.groups,
+            groups=groups,
         )
     method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
-    some = sample_rows(y, min(METHOD_IMAGES, CV_IMAGES), views=views, groups=groups, seed=seed)
-    if read < x.shape[1] and len(some.first) >= min(images, CV_FOLDS * classes):
-        fold_id = stratified_folds(some.first, CV_FOLDS, seed, some.groups)
-        kept = training_weights(fold_id, weights[:, some.rows], views)
-        scaled = standardizer(x[some.rows])
+    images = len(y) // views
+    some = stratified_subset(y[:images], min(METHOD_IMAGES, CV_IMAGES), seed)
+    if read < x.shape[1] and len(some) >= min(images, CV_FOLDS * classes):
+        rows = rows_of_views(some, images, views)
+        fold_id = stratified_folds(
+            y[some], CV_FOLDS, seed, None if groups is None else groups[some]
+        )
+        kept = training_weights(fold_id, weights[:, rows], views)
         method, candidates = choose_head_method(
-            scaled, y[some.rows], kept, fold_id, classes=classes, l2=l2, read=read
+            standardizer(x[rows]), y[rows], kept, fold_id, classes=classes, l2=l2, read=read
         )
     head, last = fit_by_method(
         x, y, weights, standardizer, classes=classes, method=method, sharing=sharing
@@ -401,5 +346,6 @@ def fit_logistic(
         return fit(x, standardizer=standardizer, sharing=sharing)[0]
     scaled = standardizer(x)
     rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
-    exact = scaled.double() if x.numel() <= FLOAT64_VALUES else scaled
+    is_small = x.numel() <= FLOAT64_VALUES and len(x) * classes <= FLOAT64_LOGITS
+    exact = scaled.double() if is_small else scaled
     return fit(exact, start=rough)[0]

@@ -24,15 +24,17 @@ from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
 from vitft.data.membership import membership
-from vitft.features.folds import stratified_folds, stratified_subset
-from vitft.features.head import (
+from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
-    choose_penalty,
+    stratified_folds,
+    stratified_subset,
+    training_weights,
 )
 from vitft.features.lbfgs import minimise
 from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
 from vitft.features.neighbours import votes_outside_group
+from vitft.features.penalty import choose_sampled_penalty
 from vitft.metrics.results import Mislabel
 
 MIN_WRONG, MAX_WRONG = 0.03, 0.5
@@ -247,18 +249,20 @@ def out_of_fold_logits(
     are 1; if the penalty `l2` is None, cross-validation chooses the penalty.
     """
     sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
-    scaled = Standardizer.fit(x)(x)
+    standardizer = Standardizer.fit(x)
     if l2 is None:
-        rows = stratified_subset(y, CV_IMAGES, seed)
-        l2, _ = choose_penalty(
-            scaled[rows],
-            y[rows],
-            sample_weight[None, rows],
+        l2, _ = choose_sampled_penalty(
+            x,
+            y,
+            sample_weight[None],
+            standardizer,
             classes=classes,
             seed=seed,
-            groups=groups[rows],
+            views=1,
+            groups=groups,
         )
+    scaled = standardizer(x)
     fold_id = stratified_folds(y, CV_FOLDS, seed, groups)
-    kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).float() * sample_weight
+    kept = training_weights(fold_id, sample_weight, 1)
     heads = solve_logistic(scaled, y, kept, classes=classes, l2=l2, steps=60, tolerance=3e-4)
     return held_out_logits(scaled, heads, fold_id)

@@ -26,8 +26,13 @@ from vitft.system.device import one_thread
 LARGE_VALUES = 10**8
 """Number of values above which a feature matrix is read in chunks instead of copied."""
 CHUNK_ROWS = 16_384
+CHUNK_LOGITS = 2**26
+"""Maximum number of logits (problems x classes x rows) to hold at a time."""
 SINGLE_THREAD_COST = 10**8
 """Number of multiplications per step below which one thread is faster than two."""
+TOLERANCE_CLASSES = 10
+"""Number of classes up to which the tolerance of the gradient is as given; it then falls as 1 / C,
+as the gradients do. Otherwise heads of thousands of classes would be far from their optimum."""
 PARTIAL_SUMS = 4
 """Number of partial sums over chunks. They are added up in pairs, so that 1, 2 or 4 processes, each
 of which computes its own partial sums, get the same bits."""
@@ -155,13 +160,11 @@ class HeadObjective:
         are float64 on the CPU.
         """
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
-        standardizer, step = self.problem.standardizer, CHUNK_ROWS * self.stride
+        step = CHUNK_ROWS * self.stride
         found: list[list[Tensor]] = []
         count = max(1, PARTIAL_SUMS // self.problem.processes)
         for number, begin in enumerate(range(0, max(1, len(self.x)), step)):
-            part = slice(begin, begin + CHUNK_ROWS)
-            x = self.x[part] if standardizer is None else standardizer(self.x[part])
-            terms = [term.cpu().double() for term in self.terms(head, x, part)]
+            terms = self.chunk_terms(head, begin)
             if number < count:
                 found.append(terms)
             else:
@@ -169,8 +172,21 @@ class HeadObjective:
                     total += term
         return [add_in_pairs(terms) for terms in zip(*found, strict=True)]
 
+    def chunk_terms(self, head: Tensor, begin: int) -> list[Tensor]:
+        """Return the sums over the chunk of `CHUNK_ROWS` rows from `begin`, as `sums` does."""
+        standardizer, end = self.problem.standardizer, min(len(self.x), begin + CHUNK_ROWS)
+        problems, classes, _ = self.shape
+        rows = max(1, min(CHUNK_ROWS, CHUNK_LOGITS // (problems * classes)))
+        total: list[Tensor] = []
+        for first in range(begin, max(end, begin + 1), rows):
+            part = slice(first, min(end, first + rows))
+            x = self.x[part] if standardizer is None else standardizer(self.x[part])
+            terms = [term.cpu().double() for term in self.terms(head, x, part)]
+            total = [one.add_(term) for one, term in zip(total, terms, strict=bool(total))] or terms
+        return total
+
     def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over one chunk, given its standardised features `x`."""
+        """Return the sums over some rows, given their standardised features `x`."""
         raise NotImplementedError
 
 
@@ -245,8 +261,8 @@ def solve_logistic(
     Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
-    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`. For multi-label data, each label
-    may have its own penalty.
+    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`, with a `tolerance` for up to
+    `TOLERANCE_CLASSES` classes. For multi-label data, each label may have its own penalty.
 
     With `sharing`, this process sums over its own chunks only, and the others over theirs (see
     `Problem.objective`). The steps are computed by this process alone.
@@ -268,6 +284,8 @@ def solve_logistic(
     shape = objective.shape
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
+    if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss
+        tolerance *= min(1.0, TOLERANCE_CLASSES / classes)
     with one_thread(when=x.numel() * shape[0] * classes < SINGLE_THREAD_COST):
         found = minimise(objective, flat, steps=steps, tolerance=tolerance)
     return found.view(shape)

@@ -352,6 +352,7 @@ class LogLine(TypedDict, total=False):
     l2: Positive
     cv_loss: Loss
     cv_top1: Share
+    cv_classes: AtLeastOne  # absent if all classes are in the sample that chose the penalty
 
 
 def read_results(path: Path) -> RunResults | None:

@@ -105,6 +105,11 @@ def penalty_section(run: Run) -> ChartSection | None:
             "; those by which the blocks of the head are chosen are of complete fits after "
             "calibration, so they differ"
         )
+    if some := log[0].get("cv_classes"):
+        scores = (
+            f"It was applied to {some:,} of the {len(run.classes):,} classes only, because it "
+            f"would take too long otherwise; with fewer classes the accuracy is higher. {scores}"
+        )
     return ChartSection(
         title="How the head was fitted",
         text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}. "

@@ -125,11 +125,12 @@ def by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
 def by_penalty(run: Run) -> list[tuple[float, float]]:
     """Return the cross-validated accuracy by penalty, for at least two penalties.
 
-    The result is empty if the model is not the cross-validated head.
+    The result is empty if the model is not the cross-validated head, or if not all classes are in
+    the sample that chose the penalty.
     """
     if not model_cross_validation(run.results):
         return []
-    log = [line for line in run.log if {"l2", "cv_top1"} <= {*line}]
+    log = [line for line in run.log if {"l2", "cv_top1"} <= {*line} and "cv_classes" not in line]
     return sorted((line["l2"], line["cv_top1"]) for line in log) if len(log) > 1 else []
 
 

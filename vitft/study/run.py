@@ -21,8 +21,9 @@ from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.head import CV_FOLDS, choose_penalty
+from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
+from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, too_few_images

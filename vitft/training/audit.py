@@ -21,12 +21,14 @@ from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.head import CV_IMAGES, DEFAULT_L2, HeldOutLogits, cross_validation_rows
+from vitft.features.folds import CV_IMAGES
+from vitft.features.head import HeldOutLogits, cross_validation_rows
 from vitft.features.label_errors import (
     find_mislabels,
     out_of_fold_logits,
     score_given_labels,
 )
+from vitft.features.penalty import default_penalty
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
@@ -115,7 +117,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
         data.group_ids(distinct)[rows],
         classes=len(data.manifest.outputs),
         seed=seed,
-        l2=DEFAULT_L2,
+        l2=default_penalty(y, len(data.manifest.outputs)),
     )
     return ScoredImages(features=x, held_out=HeldOutLogits(rows, logits))
 

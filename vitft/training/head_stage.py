@@ -49,7 +49,8 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
     set_head(best.model, solved)
     for tried in solved.path:
-        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
+        some = {} if tried.classes is None else {"cv_classes": tried.classes}
+        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
     classes = context.inputs.data.manifest.outputs
     best.update(classification_metrics(*validation_logits(context.inputs), classes))
     with console.quiet_step("cross-validating the head"):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.features.head import DEFAULT_L2
 from vitft.features.logistic import class_balanced_weights, linear_logits, rough_fit
+from vitft.features.penalty import default_penalty
 
 MEAN_SCALE = 5.0
 """Factor that brings cosine similarities to the scale of the regression's logits."""
@@ -73,7 +73,8 @@ def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor
     weights = weights * class_balanced_weights(own, len(present))
     head = torch.zeros(len(present), z.shape[1] + 1)
     if len(present) > 1:
-        fitted = rough_fit(scale * z, own, weights[None], classes=len(present), l2=DEFAULT_L2)
+        l2 = default_penalty(own, len(present))
+        fitted = rough_fit(scale * z, own, weights[None], classes=len(present), l2=l2)
         head = fitted[0].float()
         head[:, :-1] *= scale
     sums = torch.zeros(len(present), z.shape[1]).index_add_(0, own, weights[:, None] * z)

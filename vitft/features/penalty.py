@@ -1,0 +1,149 @@
+"""Choice of the L2 penalty of a linear head by cross-validation.
+
+Notation: n images, D feature dimensions, C classes or labels, K folds; the features `x` are (n, D),
+and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C).
+"""
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitft.features.folds import (
+    CV_FOLDS,
+    CV_IMAGES,
+    rows_of_views,
+    sample_classes,
+    stratified_folds,
+    training_weights,
+)
+from vitft.features.logistic import Standardizer, held_out_logits, rough_fit
+from vitft.metrics.targets import are_right, label_losses, mean_loss
+
+log = logging.getLogger(__name__)
+
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""L2 penalties to try, from strong to weak; each fit starts from the previous solution.
+
+For more than `PENALTY_CLASSES` classes, they are divided by the number of classes in proportion.
+The loss is a mean over the images, so that of a class weighs 1 / C, and its penalty has to as well.
+"""
+PENALTY_CLASSES = 100
+PENALTY_LOGITS = 10_000_000
+"""Maximum number of logits (images x classes) of a cross-validation that chooses the penalty. If it
+is exceeded, the penalty is chosen for some of the images, then for some of the classes."""
+DEFAULT_L2 = 0.1
+"""L2 penalty of up to `DEFAULT_CLASSES` classes where cross-validation does not choose one."""
+DEFAULT_CLASSES = 10
+
+
+def default_penalty(y: Tensor, classes: int) -> float:
+    """Return the L2 penalty for targets (n,) or (n, C) where cross-validation does not choose one.
+
+    See `PENALTIES` for the dependence on the number of classes. Labels have a loss each.
+    """
+    return DEFAULT_L2 * (min(1.0, DEFAULT_CLASSES / classes) if y.ndim == 1 else 1.0)
+
+
+class PenaltyScore(NamedTuple):
+    """Cross-validated accuracy and mean cross-entropy (in nats) for a penalty."""
+
+    l2: float
+    top1: float
+    loss: float
+    classes: int | None = None  # number of classes in the sample, if not all
+
+
+def choose_penalty(
+    x: Tensor,
+    y: Tensor,
+    sample_weight: Tensor,
+    *,
+    classes: int,
+    seed: int,
+    views: int = 1,
+    groups: Tensor | None = None,
+) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
+    """Choose the penalty with the best cross-validated accuracy, breaking ties by the loss.
+
+    `PENALTIES` are tried from strong to weak until the loss has risen twice in a row. The rows of
+    `x` and `y` form `views` blocks, one for each view of the same images. Near-duplicates share a
+    number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
+    together, and only the first view is scored.
+
+    For multi-label data, the penalty with the lowest loss is chosen separately for each label.
+
+    Returns:
+        The penalty, or the penalty of each label, and the scores of all penalties tried.
+    """
+    images = len(y) // views
+    first = y[:images]
+    fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
+    kept = training_weights(fold_id, sample_weight, views)
+    path: list[PenaltyScore] = []
+    by_label: list[Tensor] = []  # loss of each label, for each penalty
+    start, scale = None, min(1.0, PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
+    for relative in PENALTIES:
+        l2 = relative * scale
+        start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
+        logits = held_out_logits(x[:images], start, fold_id)
+        top1 = are_right(logits, first).float().mean().item()
+        path.append(PenaltyScore(l2, top1, mean_loss(logits, first).item()))
+        if y.ndim == 2:
+            by_label.append(label_losses(logits, first))
+        if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
+            break  # the loss is nearly convex along the path, so it would keep rising
+    if by_label:
+        lowest = torch.stack(by_label).argmin(dim=0).tolist()
+        return tuple(path[i].l2 for i in lowest), path
+    return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
+
+
+def choose_sampled_penalty(
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    standardizer: Standardizer,
+    *,
+    classes: int,
+    seed: int,
+    views: int,
+    groups: Tensor | None,
+) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
+    """Choose the penalty for raw features (n, D) as `choose_penalty` does, on a sample if need be.
+
+    If only some of the classes are in the sample, the penalty is divided in proportion (see
+    `PENALTIES`).
+    """
+    images = len(y) // views
+    some = sample_classes(
+        y[:images],
+        classes,
+        most=CV_IMAGES,
+        most_logits=PENALTY_LOGITS,
+        per_class=CV_FOLDS,
+        seed=seed,
+    )
+    if y.ndim == 2 and len(some.images) < min(images, CV_FOLDS * classes):
+        log.info(
+            f"using the default penalty {DEFAULT_L2:g}: too few images per class to choose one by "
+            "cross-validation"
+        )
+        return DEFAULT_L2, []
+    rows = rows_of_views(some.images, images, views)
+    l2, path = choose_penalty(
+        standardizer(x[rows]),
+        torch.cat([some.y] * views),
+        weights[:, rows],
+        classes=some.classes,
+        seed=seed,
+        views=views,
+        groups=None if groups is None else groups[some.images],
+    )
+    if some.classes == classes:
+        return l2, path
+    ratio = some.classes / classes
+    assert isinstance(l2, float)
+    log.info(f"the penalty was chosen for {some.classes:,} of {classes:,} classes")
+    return l2 * ratio, [s._replace(l2=s.l2 * ratio, classes=some.classes) for s in path]
