@@ -59,7 +59,10 @@ def main() -> None:
         for l2 in FIXED:
             head = solve_logistic(scale(x), y, one, classes=classes, l2=l2, steps=100)[0]
             found.append(f"{accuracy(linear_logits(scale(fresh), head), truth):.1f}")
-        print(f"| {classes:,} | {top1:.1f} | {solved.l2:.1e} | {seconds:.0f} | {' | '.join(found)} |", flush=True)
+        print(
+            f"| {classes:,} | {top1:.1f} | {solved.l2:.1e} | {seconds:.0f} | {' | '.join(found)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.predict.prediction import Prediction
 from vitft.predict.rows import RowWriter
+from vitft.system.errors import Stopped
 from vitft.system.rundir import RunDir
 from vitft.system.text import listing
 
@@ -217,6 +219,54 @@ def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
     assert resumed == 3
     assert Path("o.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
     assert not part.exists()
+
+
+@pytest.mark.parametrize("out", ["o.csv", "o.json"])
+def test_an_interrupted_job_says_how_to_go_on(
+    photos: list[str],
+    out: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, add = Path("whole.csv"), RowWriter.add
+    assert predict(*photos, "--out", str(whole)) == 0
+
+    def stop(self: RowWriter, prediction: Prediction) -> None:
+        if self.count == 2:
+            raise Stopped(143)
+        add(self, prediction)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowWriter, "add", stop)
+        assert predict(*photos, "--out", out) == 143
+
+    told = "finished rows are in o.csv.part; to continue, add --resume to the same command"
+    assert (told in capsys.readouterr().err) == (out == "o.csv")
+    if out == "o.csv":
+        assert predict(*photos, "--out", out, "--resume") == 0
+        assert Path(out).read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("out", "format", "is_told"),
+    [
+        ("o.csv", "json", True),
+        ("o.csv", "csv", False),
+        ("o.txt", "csv", False),
+        ("o", "csv", False),
+    ],
+)
+def test_a_suffix_of_another_format_is_remarked_upon(
+    photos: list[str],
+    out: str,
+    format: str,
+    is_told: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert predict(photos[0], "--out", out, "--format", format) == 0
+
+    told = "o.csv is written as json, although .csv is the suffix of another format"
+    assert (told in capsys.readouterr().err) == is_told
 
 
 def test_a_byte_order_mark_begins_only_csv_and_stays_on_resuming(

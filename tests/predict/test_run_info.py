@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.run_files import make_run
+from tests.support.run_files import add_test_results, make_run
 from vitft.predict.run_info import RunInfo
 
 HOUR, DAY = 3600, 86400
@@ -130,6 +130,23 @@ def test_the_line_has_the_cross_validated_accuracy_where_it_tells_more(run: Path
     assert "cross-validated" not in before
     assert "on 20 validation images; cross-validated on 60 images: 75.0% (60.0 to 85.0%), " in (
         read(run).line()
+    )
+
+
+def test_the_line_has_the_accuracy_on_the_test_images(run: Path) -> None:
+    before = read(run)
+    add_test_results(run)
+
+    found = read(run)
+
+    assert "test:" not in before.line()
+    assert (before.tested, before.tested_top1, before.tested_images) == ("", None, 0)
+    assert found.tested == "test: 88.0% (83.0 to 92.0%) on 240 images, evaluated once"
+    assert f" validation images; {found.tested}, " in found.line()
+    assert (found.tested_top1, found.tested_interval, found.tested_images) == (
+        0.88,
+        (0.83, 0.92),
+        240,
     )
 
 

@@ -14,13 +14,14 @@ from PIL import Image
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
-from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
+from tests.support.run_files import ENVIRONMENT, HOSTILE, add_test_results, make_run
 from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
 from vitft.config.defaults import default_lr
 from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
+from vitft.models.vit_config import ViTConfig
 from vitft.report.comparison import RunComparison, SharedImage, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
@@ -621,6 +622,24 @@ def test_json_contains_the_conclusions_of_the_terminal(
     more = grown(here / "more", hardness=0.5)
     added = comparison_results(compared(poor, more))["pairs"][0]["added"]
     assert added == {"run": "more", "images": 20, "settings": []}
+
+
+def test_blocks_that_cross_validation_chose_and_test_images_are_stated(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / name)) for name in "ab"]
+    add_test_results(tmp_path / "b")
+    other = read_run(tmp_path / "b")
+    assert other.card is not None
+    assert isinstance(other.card.architecture, ViTConfig)
+    shape = replace(other.card.architecture, read_blocks=2)
+    other = replace(other, card=replace(other.card, architecture=shape))
+
+    same, differ = compare_runs(runs), compare_runs([runs[0], other])
+
+    assert ("read by the head", "1 block", "2 blocks") in differ.setting_rows()
+    assert "read by the head" not in [row[0] for row in same.setting_rows()]
+    told = "On their test images, which are not compared: B 88.0% (83.0 to 92.0%) on 240 images."
+    assert told in differ.notes
+    assert not any("test images" in note for note in same.notes)
 
 
 def test_the_page_the_table_and_json_name_the_settings_that_differ(

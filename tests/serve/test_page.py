@@ -15,7 +15,7 @@ import pytest
 from tests.serve.test_serve import make_predictor
 from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
-from tests.support.run_files import make_run
+from tests.support.run_files import add_test_results, make_run
 from tests.support.serving import Client, serving
 from vitft.data.fingerprint import BLANK_REMARK
 from vitft.models.vit import VisionTransformer
@@ -170,6 +170,24 @@ def test_the_page_shows_how_good_the_model_is_and_warns_of_chance(
     assert "mark at 33.3%: always the most frequent class" in page["score"]
     assert "weights demo" in page["facts"]
     assert page["caution"].startswith("Do not rely on this model: it is not measurably better")
+
+
+@needs_node
+def test_the_page_and_the_labels_state_the_accuracy_on_test_images(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    run = make_reference_run(tmp_path, tiny_vit)
+    poor_results(tmp_path)
+    add_test_results(run)
+    predictor = Predictor.from_run(str(run), device="cpu")
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    with serving(predictor, postprocess=postprocess) as client:
+        page = opened(client, tmp_path, tmp_path / "0.png")
+        facts = client.ask("GET", "/labels").json
+
+    assert "test: 88.0% (83.0 to 92.0%) on 240 images, evaluated once" in page["score"]
+    assert (facts["tested"], facts["tested_images"]) == (0.88, 240)
+    assert facts["tested_interval"] == [0.83, 0.92]
 
 
 @needs_node

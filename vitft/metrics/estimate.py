@@ -105,16 +105,24 @@ def estimate_from(
     )
 
 
-def tested_text(found: FinalTestResults) -> str:
-    """Return e.g. `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`.
+def tested_number(found: FinalTestResults) -> tuple[float, Interval | None]:
+    """Return the accuracy on the test images with its interval.
 
-    For a multi-label model, the number is the mean average precision.
+    For a multi-label model, this is the mean average precision.
     """
-    value, name = found["top1"], ""
-    bounds: Interval | None = found["top1_interval"]
     if labels := found.get("labels"):
-        value, bounds, name = labels["map"], labels["map_interval"], "mean average precision "
+        return labels["map"], labels["map_interval"]
+    return found["top1"], found["top1_interval"]
+
+
+def tested_text(found: FinalTestResults) -> str:
+    """Return e.g. `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`."""
+    top1, bounds = tested_number(found)
+    return test_text(top1, bounds, found["images"], several="labels" in found)
+
+
+def test_text(value: float, bounds: Interval | None, images: int, *, several: bool) -> str:
+    """Return the same, given the accuracy or, for `several` labels, mean average precision."""
+    name = "mean average precision " if several else ""
     within = f" ({interval(bounds)})" if bounds else ""
-    return (
-        f"test: {name}{percent(value)}{within} on {count(found['images'], 'image')}, evaluated once"
-    )
+    return f"test: {name}{percent(value)}{within} on {count(images, 'image')}, evaluated once"

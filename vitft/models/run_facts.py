@@ -29,6 +29,9 @@ class RunFacts(TypedDict, total=False):
     cross_validated: Share  # accuracy by cross-validation, where it tells more than `top1`
     cross_validated_interval: Interval
     cross_validated_images: Natural
+    tested: Share  # accuracy (multi-label: mean average precision) on the test images, if any
+    tested_interval: Interval
+    tested_images: Natural
     majority: Share  # accuracy of always predicting the largest class or label set
     mean_ap: Share  # mean average precision of a multi-label model
     mean_ap_interval: Interval

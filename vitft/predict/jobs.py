@@ -36,7 +36,7 @@ from vitft.predict.output import (
 )
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
-from vitft.predict.request import PredictRequest, requested_thresholds
+from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest, requested_thresholds
 from vitft.predict.rows import RowWriter
 from vitft.system import console
 from vitft.system.errors import UsageError
@@ -71,8 +71,7 @@ def run_prediction(
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
     """
-    if request.out is not None:
-        check_output(Path(request.out), request.shard, resume=request.resume)
+    check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
     pictures = None
     if request.explain is not None:
@@ -113,6 +112,22 @@ def run_prediction(
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors
+
+
+def check_destination(request: PredictRequest) -> None:
+    """Check the output file, if any; log a warning if its suffix is that of another format.
+
+    Raises:
+        RunError: The file exists already, or its folder does not exist.
+    """
+    if request.out is not None:
+        check_output(Path(request.out), request.shard, resume=request.resume)
+    suffix, style = Path(request.out or "").suffix.lower(), request.style
+    if request.shard.rank == 0 and FORMAT_OF_SUFFIX.get(suffix, "table") not in ("table", style):
+        log.warning(
+            f"{request.out} is written as {style}, although {suffix} is the suffix of another "
+            "format"
+        )
 
 
 def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
@@ -282,8 +297,13 @@ def open_destination(
         log.info(f"resuming after {count(start.rows, 'row')}")
     elif style in RESUMABLE:
         write_record(part, options)
-    with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
-        yield rows, own
+    try:
+        with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
+            yield rows, own
+    except KeyboardInterrupt:  # Ctrl-C or another signal
+        if style in RESUMABLE and part.exists():
+            log.info(f"finished rows are in {part}; to continue, add --resume to the same command")
+        raise
     if style in RESUMABLE and shard.world == 1:  # otherwise, `merge_shards` removes the records
         record_path(part).unlink(missing_ok=True)
 

@@ -6,20 +6,18 @@ settings: another seed would result in a different model.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
 
 from vitft.config.options import setting_text
-from vitft.metrics.chance import chance_level
 from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.values import Interval
-from vitft.predict.validation import ValidationPrediction
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
-from vitft.report.fixed_images import data_notes, fixes_notes
+from vitft.report.comparison_notes import comparison_notes
 from vitft.report.fixes_effect import (
     FixesEffect,
     HeldOutCounts,
@@ -27,7 +25,7 @@ from vitft.report.fixes_effect import (
     fixes_steps,
     fixes_text,
 )
-from vitft.report.reproduce import different_settings
+from vitft.report.reproduce import blocks_row, different_settings
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
@@ -165,8 +163,11 @@ class RunComparison:
     def setting_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each setting in which the runs differ."""
         return [
-            (key, *("–" if value in (None, "") else setting_text(value) for value in values))
-            for key, values in different_settings(self.runs)
+            *blocks_row(self.runs),
+            *(
+                (key, *("–" if value in (None, "") else setting_text(value) for value in values))
+                for key, values in different_settings(self.runs)
+            ),
         ]
 
     @cached_property
@@ -320,68 +321,6 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         images=images,
         pairs=run_pairs(images, len(runs)) if images else [],
     )
-
-
-def comparison_notes(
-    runs: Sequence[Run],
-    by_digest: Sequence[Mapping[str, ValidationPrediction]],
-    common: int,
-    relabelled: Sequence[str],
-) -> list[str]:
-    """Return sentences about the limits of the comparison.
-
-    Args:
-        runs: Runs to compare.
-        by_digest: Validation predictions of each run, by SHA-256 of the image.
-        common: Number of validation images that all runs share.
-        relabelled: Digests of the shared images whose label differs between runs.
-    """
-    notes, changed = [], bool(relabelled)
-    sizes = [len(table) for table in by_digest]
-    if any(size != common for size in sizes):
-        numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
-        number = common - len(relabelled)
-        notes.append(
-            f"The splits differ: the runs have {numbers} distinct validation images, and only the "
-            f"{count(number, 'image')} that all of them share{', with the same label,' * changed} "
-            f"{'is' if number == 1 else 'are'} compared."
-        )
-    notes += fixes_notes(runs, by_digest, relabelled)
-    notes += data_notes(runs)
-    further = [
-        letter
-        for letter, run in zip(ascii_uppercase, runs, strict=False)
-        if run.results.get("cross_validation") and not model_cross_validation(run.results)
-    ]
-    if further:
-        notes.append(
-            f"No cross-validated accuracy for {listing(further)}: layers were trained after the "
-            "head, which alone was cross-validated."
-        )
-    if len({run.classes for run in runs}) > 1:
-        notes.append("The runs have different classes, so they solve different tasks.")
-    labelled = list(zip(ascii_uppercase, runs, strict=False))
-    if any(run.several for run in runs):
-        notes.append("An image counts as correct only if exactly its labels are predicted.")
-        precisions = [
-            f"{letter}: {percent(several['map'])} ({interval(several['map_interval'])})"
-            for letter, run in labelled
-            if (several := run.results.get("labels"))
-        ]
-        notes.append(
-            f"Mean average precision on each run's validation images: {'; '.join(precisions)}."
-        )
-    chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
-    if chosen and common > len(relabelled):
-        notes.append(
-            f"The best epoch of {listing(chosen)} was selected on these images, which is a slight "
-            "advantage."
-        )
-    clauses = {letter: chance_level(run.results) for letter, run in labelled}
-    notes += [
-        f"{letter} is at chance level: it {clause}." for letter, clause in clauses.items() if clause
-    ]
-    return notes
 
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:

@@ -11,7 +11,7 @@ from vitft.models.card import Provenance
 from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
-from vitft.system.text import shell_join, shell_quote
+from vitft.system.text import count, shell_join, shell_quote
 
 DECISIVE = ("train.freeze", "train.augment", "optim.solver")
 """Settings on which the defaults of other settings depend."""
@@ -94,6 +94,16 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
     keys = [key for key in different_keys(tables) if not is_default(key)]
     return [(key, [table.get(key) for table in tables]) for key in keys]
+
+
+def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Return a row with the number of blocks that each head reads; empty if they are equal.
+
+    Unless it is set, cross-validation chooses it for each run.
+    """
+    shapes = [run.card.architecture if run.card else None for run in runs]
+    read = [count(s.read_blocks, "block") if isinstance(s, ViTConfig) else "–" for s in shapes]
+    return [("read by the head", *read)] if len({*read} - {"–"}) > 1 else []
 
 
 def own_defaults(run: Run) -> dict[str, Any]:

@@ -80,6 +80,16 @@ class LabelsSchema(BaseModel):
     cross_validated_text: str = Field(
         "", description="`cross_validated` in words, as in the report; empty if it is null"
     )
+    tested: float | None = Field(
+        None,
+        description="accuracy on the test images, which influenced no decision (multi-label: mean "
+        "average precision); null without test images",
+    )
+    tested_interval: list[float] | None = Field(None, description="95% interval of `tested`")
+    tested_images: int | None = Field(
+        None, description="number of test images; 0 if `tested` is null"
+    )
+    tested_text: str = Field("", description="`tested` in words; empty if it is null")
     majority: float | None = Field(
         None, description="accuracy of always predicting the largest class or label set"
     )

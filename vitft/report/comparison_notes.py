@@ -1,0 +1,90 @@
+"""Sentences on the limits of a comparison of runs."""
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+
+from vitft.metrics.chance import chance_level
+from vitft.metrics.estimate import model_cross_validation, tested_text
+from vitft.predict.validation import ValidationPrediction
+from vitft.report.fixed_images import data_notes, fixes_notes
+from vitft.report.run_files import Run
+from vitft.system.text import count, interval, listing, percent
+
+
+def comparison_notes(
+    runs: Sequence[Run],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
+    common: int,
+    relabelled: Sequence[str],
+) -> list[str]:
+    """Return sentences about the limits of the comparison.
+
+    Args:
+        runs: Runs to compare.
+        by_digest: Validation predictions of each run, by SHA-256 of the image.
+        common: Number of validation images that all runs share.
+        relabelled: Digests of the shared images whose label differs between runs.
+    """
+    notes, changed = [], bool(relabelled)
+    sizes = [len(table) for table in by_digest]
+    if any(size != common for size in sizes):
+        numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
+        number = common - len(relabelled)
+        notes.append(
+            f"The splits differ: the runs have {numbers} distinct validation images, and only the "
+            f"{count(number, 'image')} that all of them share{', with the same label,' * changed} "
+            f"{'is' if number == 1 else 'are'} compared."
+        )
+    notes += fixes_notes(runs, by_digest, relabelled)
+    notes += data_notes(runs)
+    further = [
+        letter
+        for letter, run in zip(ascii_uppercase, runs, strict=False)
+        if run.results.get("cross_validation") and not model_cross_validation(run.results)
+    ]
+    if further:
+        notes.append(
+            f"No cross-validated accuracy for {listing(further)}: layers were trained after the "
+            "head, which alone was cross-validated."
+        )
+    notes += test_notes(runs)
+    if len({run.classes for run in runs}) > 1:
+        notes.append("The runs have different classes, so they solve different tasks.")
+    labelled = list(zip(ascii_uppercase, runs, strict=False))
+    notes += label_notes(runs)
+    chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
+    if chosen and common > len(relabelled):
+        notes.append(
+            f"The best epoch of {listing(chosen)} was selected on these images, which is a slight "
+            "advantage."
+        )
+    clauses = {letter: chance_level(run.results) for letter, run in labelled}
+    notes += [
+        f"{letter} is at chance level: it {clause}." for letter, clause in clauses.items() if clause
+    ]
+    return notes
+
+
+def test_notes(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence with the accuracy of each run on its test images, if it has any."""
+    found = [
+        f"{letter} {tested_text(test).removeprefix('test: ').removesuffix(', evaluated once')}"
+        for letter, run in zip(ascii_uppercase, runs, strict=False)
+        if (test := run.results.get("test"))
+    ]
+    return [f"On their test images, which are not compared: {'; '.join(found)}."] if found else []
+
+
+def label_notes(runs: Sequence[Run]) -> list[str]:
+    """Return sentences about multi-label runs; the list is empty if there are none."""
+    if not any(run.several for run in runs):
+        return []
+    precisions = [
+        f"{letter}: {percent(several['map'])} ({interval(several['map_interval'])})"
+        for letter, run in zip(ascii_uppercase, runs, strict=False)
+        if (several := run.results.get("labels"))
+    ]
+    return [
+        "An image counts as correct only if exactly its labels are predicted.",
+        f"Mean average precision on each run's validation images: {'; '.join(precisions)}.",
+    ]
