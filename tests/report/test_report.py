@@ -1,6 +1,7 @@
 """The page of a run: its contents, its safety with any name, and its layout."""
 
 import hashlib
+import itertools
 import json
 import re
 import shlex
@@ -24,7 +25,7 @@ from vitft.data.unused import unused_files
 from vitft.report import charts, palette, svg
 from vitft.report.advice import ClassRecall, advise, compared_with_accuracy
 from vitft.report.chart_sections import confidence_section, epochs_section
-from vitft.report.html import digest_source
+from vitft.report.html import digest_source, unbroken_percent
 from vitft.report.reproduce import command_of
 from vitft.report.run_decisions import has_own_split
 from vitft.report.run_files import Run, find_run, read_run
@@ -637,6 +638,41 @@ def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
     assert advice[1] in page.text
     for untrue in ("This model distinguishes", "Weakest class", "start with", "Compare images"):
         assert untrue not in page.text
+
+
+# colours and numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(0.873, "87%"), (0.004, "<\u00a01%"), (1.0, ">\u00a099%"), (0.999, ">\u00a099%")],
+)
+def test_probabilities_are_whole_percentages_that_do_not_break(
+    probability: float, text: str
+) -> None:
+    assert unbroken_percent(probability) == text
+
+
+def test_probabilities_stand_in_the_findings_of_a_page(tmp_path: Path) -> None:
+    page = check_harmless(write_report(make_run(tmp_path / "run")).read_text())
+
+    assert "10%" in page.text  # of the given label
+    assert "80%" in page.text  # of the suggested one
+    assert "None" not in page.text
+
+
+def test_shades_go_evenly_from_faint_to_the_strongest() -> None:
+    theme = {"ground": "#ffffff", "bad": "#000000"}
+
+    found = palette.shades(theme, "bad", 0.5)
+
+    levels = [int(shade[1:3], 16) for shade in found]
+    steps = [a - b for a, b in itertools.pairwise(levels)]
+    assert levels[0] == round(255 * (1 - 0.3 * 0.5))
+    assert levels[-1] == 128  # half black
+    assert max(steps) - min(steps) <= 1
+    assert min(steps) > 0
+    assert palette.blend("#ff0080", "#0000ff", 0.25) == "#4000df"
 
 
 # safety ------------------------------------------------------------------------------------------
