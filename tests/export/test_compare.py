@@ -197,7 +197,7 @@ def test_only_unchanged_validation_images_are_compared(tmp_path: Path) -> None:
 
     every = list(comparison_images(trained, 99))
     some = list(comparison_images(trained, 3))
-    assert sorted(int(one.label) for one in every) == [0, 0, 1, 1, 2, 2]  # type: ignore[arg-type]
+    assert sorted(int(one.label) for one in every) == [0, 0, 1, 1, 2, 2]
     assert [one.label for one in some] == [0, 1, 2]
     assert (num_comparison_images(trained, 99), num_comparison_images(trained, 3)) == (6, 3)
 

@@ -49,6 +49,11 @@ def trained(tmp_path: Path) -> TrainedRun:
     return load_trained(str(make_run(tmp_path)))
 
 
+def changed(results: Any, **changes: Any) -> Any:
+    """Return results with some values changed."""
+    return {**results, **changes}
+
+
 def with_weights(trained: TrainedRun, **weights: str) -> Any:
     """Return the card with other pretrained weights."""
     return replace(trained.card, weights=weights)  # type: ignore[arg-type]
@@ -114,15 +119,20 @@ def test_the_accuracy_is_stated_with_what_tells_more(trained: TrainedRun) -> Non
     more = {"top1": 0.75, "top1_interval": (0.6, 0.85), "images": 60, "of": 60}
     test = {"images": 9, "top1": 0.5, "top1_interval": (0.2, 0.8)}
 
-    plain = accuracy_sentence({**results, "selected_on_validation": False})
+    plain = accuracy_sentence(changed(results, selected_on_validation=False))
     crossed = accuracy_sentence(
-        {**results, "best_epoch": 1, "cross_validation": more, "seconds": 1.0,
-         "calibration": {"cross_validated": 40}}
-    )  # fmt: skip
-    tested = accuracy_sentence({**results, "test": test})
+        changed(
+            results,
+            best_epoch=1,
+            cross_validation=more,
+            seconds=1.0,
+            calibration={"cross_validated": 40},
+        )
+    )
+    tested = accuracy_sentence(changed(results, test=test))
     found = {"map": 0.7, "map_interval": (0.6, 0.8), "chance_map": 0.3, "macro_f1": 0.65,
              "macro_f1_interval": (0.5, 0.75)}  # fmt: skip
-    labels = accuracy_sentence({**results, "labels": found, "test": test})
+    labels = accuracy_sentence(changed(results, labels=found, test=test))
 
     assert plain == (
         "Accuracy 50.0% (95% interval 20.0 to 80.0%) on 6 held-out validation images; baseline "
@@ -218,8 +228,8 @@ def test_the_comparison_is_stated_with_the_results(trained: TrainedRun) -> None:
 
 def test_metrics_are_those_of_the_exported_head(trained: TrainedRun) -> None:
     results: Any = {**(results_of(trained) or {}), "top5": 0.9, "top5_interval": (0.7, 0.95)}
-    narrow = {**results, "head": {"blocks": 4, "last_block_top1": 0.4, "reads": "both"}}
-    labels = {**results, "labels": {"map": 0.7, "map_interval": (0.6, 0.8)}}
+    narrow = changed(results, head={"blocks": 4, "last_block_top1": 0.4, "reads": "both"})
+    labels = changed(results, labels={"map": 0.7, "map_interval": (0.6, 0.8)})
 
     assert [one[0] for one in run_metrics(trained.card, results)] == [
         "accuracy", "balanced_accuracy", "top5_accuracy",
@@ -315,10 +325,10 @@ def test_the_accuracy_of_an_exported_head_is_that_of_its_blocks(trained: Trained
 
     assert last_block_accuracy(trained.card, results) is None
     assert last_block_accuracy(trained.card, None) is None
-    assert last_block_accuracy(trained.card, {**results, "head": head}) == 1 / 3
+    assert last_block_accuracy(trained.card, changed(results, head=head)) == 1 / 3
     several = replace(trained.card.architecture, read_blocks=2)  # type: ignore[arg-type]
-    assert last_block_accuracy(replace(trained.card, architecture=several),
-                               {**results, "head": head}) is None  # fmt: skip
+    whole_head = replace(trained.card, architecture=several)
+    assert last_block_accuracy(whole_head, changed(results, head=head)) is None
     assert last_block_reason(trained.run) == whole
     path.write_text(json.dumps({**results, "head": head}))
     assert last_block_reason(trained.run).endswith(

@@ -60,7 +60,7 @@ def labelled(run: Run, **labels: Any) -> Run:
 def with_sizes(run: Run, **sizes: tuple[int, int, int]) -> Run:
     """Return the run with so many training, validation and test images of each class."""
     rows = [
-        Row(f"{name}/{part}{i}", label, part, f"{label} {part} {i}")
+        Row(f"{name}/{part}{i}", label, part, f"{label} {part} {i}")  # type: ignore[arg-type]
         for label, (name, counts) in enumerate(sizes.items())
         for part, images in zip(("train", "val", "test"), counts, strict=True)
         for i in range(images)

@@ -643,7 +643,7 @@ def test_points_are_drawn_where_the_axes_place_them() -> None:
 
     marks = [p for p in root.iter("path") if p.attrib["class"] == "f-accent"]
     (line,) = (p for p in root.iter("path") if p.attrib["class"] == "s-accent")
-    corners = [tuple(map(float, pair.split())) for pair in line.attrib["d"][2:].split(" L ")]
+    corners: Any = [tuple(map(float, pair.split())) for pair in line.attrib["d"][2:].split(" L ")]
     assert corners == [
         (pytest.approx(x.position(a), abs=0.01), pytest.approx(y.position(b), abs=0.01))
         for a, b in ((0, 0), (5, 1), (10, 0.5))

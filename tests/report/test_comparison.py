@@ -437,7 +437,7 @@ def test_curves_need_two_points_and_two_runs(run: Run, tmp_path: Path) -> None:
 def with_curve(run: Run, points: int) -> Run:
     """Return the run with only the first points of its learning curve."""
     more: Any = run.results["cross_validation"]
-    shorter = {**more, "curve": more["curve"][:points]}
+    shorter: Any = {**more, "curve": more["curve"][:points]}
     return replace(run, results={**run.results, "cross_validation": shorter})
 
 

@@ -228,16 +228,16 @@ def test_cross_validated_predictions_are_used_if_they_are_more(
     tmp_path: Path, held_out: int, *, is_cross_validated: bool
 ) -> None:
     plain, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
-    runs = [read_run(with_cross_validated(run, wrong=9)) for run in (plain, after)]
+    first, second = (read_run(with_cross_validated(run, wrong=9)) for run in (plain, after))
 
-    effect = fixes_effect(*runs, HeldOutCounts(3, 5, held_out, 0.25))
+    effect = fixes_effect(first, second, HeldOutCounts(3, 5, held_out, 0.25))
 
     assert effect is not None
     assert effect.is_cross_validated is is_cross_validated
     assert effect.images == 88  # without the relabelled image and the one left out
     if not is_cross_validated:
         assert (effect.only_with, effect.only_without, effect.p) == (5, 3, 0.25)
-        reverse = fixes_effect(*runs[::-1], HeldOutCounts(3, 5, held_out, 0.25))
+        reverse = fixes_effect(second, first, HeldOutCounts(3, 5, held_out, 0.25))
         assert reverse is not None
         assert (reverse.only_with, reverse.only_without) == (3, 5)
         assert (effect.is_second, reverse.is_second) == (True, False)

@@ -24,6 +24,7 @@ from vitft.report.patch_plot import (
     summary,
     token_matrices,
 )
+from vitft.report.plots import to_png
 
 ROWS, COLUMNS, SIDE = 2, 3, 4
 
@@ -74,13 +75,14 @@ def test_each_patch_has_its_number_in_its_middle_and_one_is_framed() -> None:
 
     draw_grid(axes, view(), (ROWS, COLUMNS), 4)
 
-    texts = {text.get_text(): text.get_position() for text in axes.texts}
+    texts: Any = {text.get_text(): text.get_position() for text in axes.texts}
     assert texts == {
         str(1 + i): (pytest.approx(i % 3 * 4 + 1.5), pytest.approx(i // 3 * 4 + 1.5))
         for i in range(6)
     }
-    horizontal = sorted(line.get_ydata()[0] for line in axes.lines if line.get_xdata()[0] == 0)  # type: ignore[index]
-    vertical = sorted(line.get_xdata()[0] for line in axes.lines if line.get_ydata()[0] == 0)  # type: ignore[index]
+    lines: Any = [(line.get_xdata(), line.get_ydata()) for line in axes.lines]
+    horizontal = sorted(y[0] for x, y in lines if x[0] == 0)
+    vertical = sorted(x[0] for x, y in lines if y[0] == 0)
     assert (horizontal, vertical) == ([3.5], [3.5, 7.5])
     (frame,) = (patch for patch in axes.patches if isinstance(patch, Rectangle))
     assert frame.get_xy() == (3.5, 3.5)
@@ -171,8 +173,12 @@ def test_the_figure_frames_the_patch_with_the_most_contrast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures: list[Figure] = []
-    draw = patch_plot.to_png
-    monkeypatch.setattr(patch_plot, "to_png", lambda figure: figures.append(figure) or draw(figure))
+
+    def keep(figure: Figure) -> bytes:
+        figures.append(figure)
+        return to_png(figure)
+
+    monkeypatch.setattr(patch_plot, "to_png", keep)
     image = view()
     image[5, 5] = 255  # in the fifth patch
 

@@ -174,10 +174,8 @@ def test_filters_are_drawn_in_rows_of_seven(
     assert title_of(figure) == [
         "m", f"first {number} principal components, {5 * number}% of the variance",
     ]  # fmt: skip
-    assert Image.open(io.BytesIO(png)).size == (
-        pytest.approx(120 * (0.95 * columns + 0.3), abs=1),
-        pytest.approx(120 * (0.95 * rows + 0.9), abs=1),
-    )
+    size = 120 * (0.95 * columns + 0.3), 120 * (0.95 * rows + 0.9)
+    assert Image.open(io.BytesIO(png)).size == pytest.approx(size, abs=1)
 
 
 @pytest.mark.parametrize(("rows", "columns", "gap"), [(2, 3, 1), (4, 4, 1), (24, 20, 2)])

@@ -164,7 +164,8 @@ def test_cautions_depend_on_the_status_the_selection_and_the_head(run: Run) -> N
     assert "classifies 70.0% of the validation images" in text(head=head)
     assert text(head={**head, "last_block_top1": None}) == ""
     assert "only if exactly its labels are predicted" in cautions(several(run))
-    nothing: Any = replace(run, results={}, environment={"status": "failed"})
+    environment: Any = {**run.environment, "status": "failed"}
+    nothing = replace(run, results={}, environment=environment)  # type: ignore[typeddict-item]
     assert cautions(nothing) == "The run has no results: its status is “failed”."
     assert len(summary_sentences(run)) == 3
 

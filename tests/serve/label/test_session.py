@@ -280,7 +280,7 @@ def test_a_fifth_of_the_pictures_but_at_most_200_are_audited(
 def test_the_first_ten_chosen_pictures_and_every_fourth_later_one_are_typical(
     tmp_path: Path,
 ) -> None:
-    reasons = []
+    reasons: list[str] = []
     with opened(tmp_path) as session:
         while len(reasons) < 20:
             question = session.questions("mixed")[0]
@@ -369,10 +369,12 @@ def test_the_stand_ins_of_a_class_weigh_as_much_as_five_answers(
     sure = torch.cat([torch.arange(0, 20), torch.arange(100, 110)])
     pool = make_pool(classes=("daisy", "rose"), stand_ins=StandIns(sure, Y[sure]))
     weights: list[Any] = []
-    monkeypatch.setattr(
-        "vitft.serve.label.session.self_trained_head",
-        lambda z, y, w, *_, classes: weights.append((y, w)) or torch.zeros(classes, z.shape[1] + 1),
-    )
+
+    def fit(z: Any, y: Any, w: Any, *_: Any, classes: int) -> Any:
+        weights.append((y, w))
+        return torch.zeros(classes, z.shape[1] + 1)
+
+    monkeypatch.setattr("vitft.serve.label.session.self_trained_head", fit)
 
     with opened(tmp_path, pool) as session:
         session.answer(next(i for i in range(40, 60) if i not in session.audit_sample), "rose")
