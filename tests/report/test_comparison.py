@@ -360,6 +360,15 @@ def test_the_effect_of_added_images_has_a_p_value_only_if_it_is_significant(run:
     found = replace(compared(run, outcomes(("01", 8), ("11", 8))), runs=runs)
     border = replace(found, pairs=[replace(found.pairs[0], p=0.05)])
 
+    assert found.conclusions()[0].startswith(
+        "The 2 training images that B adds to those of A helped: B - A = +50.0 points on the shared"
+    )
+    reverse = replace(found, runs=runs[::-1])
+    assert reverse.conclusions()[0].startswith(
+        "The 2 training images that A adds to those of B hurt: B - A = +50.0 points on the shared"
+    )
+    worse = replace(compared(run, outcomes(("10", 8), ("11", 8))), runs=runs)
+    assert " adds to those of A hurt: B - A = −50.0 points" in worse.conclusions()[0]
     assert found.conclusions()[0].endswith("; p = 0.008)")
     assert border.conclusions()[0].startswith("No clear effect of the 2 training images")
     assert "; p" not in border.conclusions()[0]

@@ -1,5 +1,6 @@
 """Metrics of `vitft serve` for Prometheus."""
 
+import itertools
 import logging
 import re
 import time
@@ -122,6 +123,13 @@ def test_durations_are_counted_up_to_and_including_each_bound() -> None:
     assert 'vitft_requests_total{path="other",status="404"} 1' in lines
     (started,) = (line for line in lines if line.startswith("vitft_start_time_seconds "))
     assert abs(float(started.split()[1]) - time.time()) < 60
+
+
+def test_each_bound_of_the_histogram_is_two_to_three_times_the_one_before() -> None:
+    steps = [b / a for a, b in itertools.pairwise(LATENCY_BOUNDS)]
+
+    assert LATENCY_BOUNDS[0] == 0.01
+    assert all(1.999 <= step <= 3.001 for step in steps)
 
 
 def test_a_line_of_the_access_log_has_milliseconds_and_the_path_without_the_query() -> None:

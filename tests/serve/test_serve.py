@@ -315,14 +315,15 @@ def test_memory_is_returned_after_requests_and_once_more_when_idle(
 
 
 def test_a_request_that_takes_too_long_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitft.serve.app.ANSWER_SECONDS", 0.1)
+    seconds = "app.ANSWER_SECONDS"
+    monkeypatch.setattr(f"vitft.serve.{seconds}", 0.1)
     slow = make_predictor(SlowPredictor)
     assert isinstance(slow, SlowPredictor)
 
     with serving(slow) as client:
         answer = client.post("/predict", png(0))
         slow.may_go.set()
-        monkeypatch.setattr("vitft.serve.app.ANSWER_SECONDS", 20)
+        monkeypatch.setattr(f"vitft.serve.{seconds}", 20)
         again = client.post("/predict", png(0))
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "5")

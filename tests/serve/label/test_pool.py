@@ -8,9 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.reference_run import make_reference_run
+from vitft.config.sections import TrainSpec
+from vitft.models.vit import VisionTransformer
 from vitft.serve.label import pictures
 from vitft.serve.label.pictures import find_pictures
-from vitft.serve.label.pool import files_by_digest, find_stand_ins
+from vitft.serve.label.pool import files_by_digest, find_stand_ins, load_pool
 from vitft.system.errors import DataError
 
 
@@ -102,3 +105,46 @@ def test_a_folder_of_unreadable_images_is_an_error_with_an_example(tmp_path: Pat
 
     with pytest.raises(DataError, match=r"none of the 2 images .*\(a.png: empty file\)"):
         files_by_digest(inspected)
+
+
+def test_a_pool_has_the_directions_of_its_readable_pictures(
+    image_folder: Path, tiny_weights: Path
+) -> None:
+    (image_folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    copied = image_folder / "red" / "copy.png"
+    copied.write_bytes((image_folder / "red" / "000.png").read_bytes())
+
+    pool = load_pool(
+        find_pictures(image_folder),
+        weights=str(tiny_weights),
+        run=None,
+        train=TrainSpec(device="cpu", cache="none"),
+    )
+
+    assert len(pool.paths) == len(pool.digests) == len({*pool.digests}) == 30
+    assert ("red/000.png", "red/copy.png") in pool.paths
+    assert [path for path, _ in pool.bad] == ["torn.png"]
+    torch.testing.assert_close(pool.z.norm(dim=1), torch.ones(30))
+    colours = [paths[0].split("/")[0] for paths in pool.paths]
+    same = torch.tensor([[a == b for b in colours] for a in colours])
+    cosines = pool.z @ pool.z.T
+    assert cosines[same].mean() > cosines[~same].mean() + 0.1
+    assert (pool.classes, pool.stand_ins, pool.grey_range) == ((), None, ())
+
+
+def test_a_pool_of_a_run_has_its_classes_and_their_stand_ins(
+    image_folder: Path, tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    (tmp_path / "made").mkdir()
+    run = make_reference_run(tmp_path / "made", tiny_vit)
+
+    pool = load_pool(
+        find_pictures(image_folder),
+        weights="",
+        run=str(run),
+        train=TrainSpec(device="cpu", cache="none"),
+    )
+
+    assert len(pool.classes) == 3
+    assert pool.stand_ins is not None
+    assert len(pool.stand_ins.pictures) == len(pool.stand_ins.labels) <= 30
