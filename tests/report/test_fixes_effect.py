@@ -117,6 +117,10 @@ def test_without_cross_validation_the_command_for_the_corrected_labels_is_named(
         f"evaluate --data {runs[1]}/split.csv --set 'data.root={photos}' --run {runs[0]}"
     )
     assert any("cannot be compared: a gain is partly" in note for note in result.limits)
+    assert compared(*runs[::-1]).limits[1] == (
+        "For the accuracy of B on the corrected labels of the validation images of A: vitft "
+        f"evaluate --data {runs[1]}/split.csv --set 'data.root={photos}' --run {runs[0]}"
+    )
 
 
 def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
