@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tests.report.test_plots import check_fit
 from vitft.report import patch_plot
 from vitft.report.patch_plot import (
     PatchTokens,
@@ -88,6 +89,17 @@ def test_each_patch_has_its_number_in_its_middle_and_one_is_framed() -> None:
     assert frame.get_xy() == (3.5, 3.5)
     assert (frame.get_width(), frame.get_height()) == (4, 4)
     assert axes.get_title().endswith("12 x 8 pixels")
+
+
+def test_numbers_of_three_digits_are_smaller() -> None:
+    sizes = []
+    for rows in (9, 10):
+        axes = Figure().subplots()
+        draw_grid(axes, np.zeros((2 * rows, 20, 3), np.uint8), (rows, 10), 0)
+        sizes += {text.get_fontsize() for text in axes.texts}
+
+    two, three = sizes
+    assert 7 < three < two == 11
 
 
 @pytest.mark.parametrize(("rows", "shown"), [(20, 400), (21, 1)])
@@ -185,10 +197,12 @@ def test_the_figure_frames_the_patch_with_the_most_contrast(
     png = patches_png(image, tokens(), "the title")
 
     (figure,) = figures
+    check_fit(figure)
     axes = {one.get_title(): one for one in figure.get_axes()}
     names = [title for title in axes if title]
     assert [name[:2] for name in names] == ["1.", "2.", "3.", "4.", "5.", "6."]
     assert names[2].startswith("3. Patch 5:")
+    assert names[3].startswith("4. Each patch times a 48 x 5 matrix")
     for name, values in zip(names[3:], (tokens().projections, tokens().positions, tokens().tokens),
                             strict=True):  # fmt: skip
         (matrix,) = axes[name].images

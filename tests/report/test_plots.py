@@ -212,7 +212,7 @@ def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attent
     distance_png(distance, images=1, uniform=9.0, title="m")
     distance_png(np.ones((17, 21), np.float32), images=2, uniform=0.5, title="m")
 
-    (axes,), (deep,) = (figure.get_axes() for figure in figures)
+    (axes,), (deep,) = (figure.get_axes() for figure in figures[:2])
     uniform, mean = axes.lines
     assert {*uniform.get_ydata()} == {9.0}
     np.testing.assert_allclose(mean.get_ydata(), [3, 3, 6.5])
@@ -220,6 +220,8 @@ def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attent
         np.testing.assert_allclose(dots.get_offsets(), [(i, distance[i, head]) for i in range(3)])
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylim()[1] >= 1.04 * 9
+    distance_png(np.full((3, 2), 8.9, np.float32), images=2, uniform=9.0, title="m")
+    assert figures[2].get_axes()[0].get_ylim()[1] >= 1.04 * 9
     assert [*axes.get_xticks()] == [0, 1, 2]
     assert [*deep.get_xticks()] == [*range(0, 17, 2)]
     assert title_of(figures[0])[1] == "mean over 1 image"
@@ -311,6 +313,40 @@ def test_a_warning_names_at_most_ten_missing_characters(
 
     (record,) = caplog.records
     assert sum(ord(c) > 0x4E00 for c in record.getMessage()) == 10
+
+
+def check_fit(figure: Figure) -> None:
+    """Check that the texts of a figure are inside it, legible and do not overlap."""
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    texts = [*figure.texts]
+    for axes in figure.get_axes():
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    shown = [(t.get_text(), t.get_window_extent()) for t in texts if t.get_text().strip()]
+    assert shown
+    for text, box in shown:
+        assert box.x0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y0 >= -1, text
+        assert box.y1 <= height + 1, text
+    for (a, one), (b, other) in itertools.combinations(shown, 2):
+        across = min(one.x1, other.x1) - max(one.x0, other.x0)
+        down = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert across <= 1 or down <= 2, (a, b)
+
+
+def test_texts_of_figures_are_inside_and_do_not_overlap(tmp_path: Path, figures: list[Any]) -> None:
+    curves = [curve(f"weights {i}", 0.5, 0.6 + i / 50) for i in range(2)]
+    maps = np.random.default_rng(0).random((14, 14, 14, 14)).astype(np.float32)
+
+    accuracy_curves_png([1, 8], curves, majority=0.25, title="title", detail="details")
+    distance_png(np.ones((12, 12), np.float32), images=9, uniform=3.0, title="title")
+    positions_png(maps, "title")
+    filters_png(np.ones((28, 4, 4, 3), np.float32), np.full(28, 0.03, np.float32), "title")
+    draw_comparison(compared(tmp_path, "a", "b", "c"), tmp_path / "figure.png")
+
+    for figure in figures:
+        check_fit(figure)
 
 
 # comparisons -------------------------------------------------------------------------------------

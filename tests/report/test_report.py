@@ -729,6 +729,19 @@ def test_probabilities_stand_in_the_findings_of_a_page(tmp_path: Path) -> None:
     assert "None" not in page.text
 
 
+def test_every_colour_that_charts_and_cells_use_is_defined_in_both_schemes() -> None:
+    style = palette.style_sheet()
+
+    used = {*re.findall(r"var\(--([\w-]+)\)", style)}
+    light, dark = (
+        {*re.findall(r"--([\w-]+):", part)} for part in style.split("@media screen and")[:2]
+    )
+    assert used <= light
+    assert used <= dark
+    assert {"accent", "second", "ink", "right-0", "right-5", "wrong-5"} <= used
+    assert ".f-accent{fill:var(--accent)}.s-accent{stroke:var(--accent)}" in style
+
+
 def test_shades_go_evenly_from_faint_to_the_strongest() -> None:
     theme = {"ground": "#ffffff", "bad": "#000000"}
 
