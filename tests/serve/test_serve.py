@@ -795,4 +795,8 @@ def test_the_schema_lists_every_route_and_loads_nothing(client: Client) -> None:
     answer = client.ask("GET", "/openapi.json")
 
     assert set(answer.json["paths"]) == {"/healthz", "/labels", "/predict", "/explain"}
+    schemas = answer.json["components"]["schemas"]
+    probability = schemas["ClassProbabilitySchema"]["properties"]["probability"]
+    assert (probability["minimum"], probability["maximum"]) == (0, 1)
+    assert schemas["LabelsSchema"]["properties"]["rounded"]["default"] is False
     assert not re.search(rb"https?://", answer.body)
