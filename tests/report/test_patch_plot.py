@@ -112,6 +112,9 @@ def test_numbers_that_do_not_fit_are_left_out_except_that_of_the_framed_patch(
 
     assert len(axes.texts) == shown
     assert "8" in {text.get_text() for text in axes.texts}
+    wide = Figure().subplots()
+    draw_grid(wide, np.zeros((22, 460, 3), np.uint8), (1, 20), 7)  # 11 of 230 points per patch
+    assert len(wide.texts) == 20
 
 
 @pytest.mark.parametrize(("side", "scale", "gap"), [(4, 2, 1), (8, 1, 1), (16, 1, 2), (3, 3, 1)])
