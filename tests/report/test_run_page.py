@@ -249,6 +249,18 @@ def test_at_most_300_mistakes_are_shown_and_24_of_them_unfolded(
     assert len(page["with_attention"]) == unfolded
 
 
+def test_up_to_three_doubtful_images_of_a_class_and_sixty_of_all_are_shown(run: Run) -> None:
+    names = tuple(f"c{i}" for i in range(21))
+    right = tuple(prediction(i, names[i // 5], names[i // 5]) for i in range(5 * len(names)))
+    older = replace(run, classes=names, rows=())
+
+    many: Any = run_page(replace(older, predictions=right))
+    few: Any = run_page(replace(older, predictions=right[:10]))
+
+    assert len(many["least_confident"]) == 60
+    assert [one.label for one in few["least_confident"]] == ["c0"] * 3 + ["c1"] * 3
+
+
 def budget(chosen: str) -> dict[str, Any]:
     return {"seconds": 60, "trials": [], "skipped": [], "chosen": chosen}
 
