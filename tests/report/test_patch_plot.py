@@ -92,7 +92,7 @@ def test_each_patch_has_its_number_in_its_middle_and_one_is_framed() -> None:
 
 
 def test_numbers_of_three_digits_are_smaller() -> None:
-    sizes = []
+    sizes: list[Any] = []
     for rows in (9, 10):
         axes = Figure().subplots()
         draw_grid(axes, np.zeros((2 * rows, 20, 3), np.uint8), (rows, 10), 0)
