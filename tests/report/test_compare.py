@@ -22,6 +22,7 @@ from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
 from vitft.models.vit_config import ViTConfig
+from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
 from vitft.report.comparison import RunComparison, SharedImage, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
@@ -30,6 +31,7 @@ from vitft.report.comparison_page import (
     run_descriptions,
     write_comparison,
 )
+from vitft.report.fixed_images import data_changes, data_notes, fixes_notes
 from vitft.report.reproduce import different_settings
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError, UsageError
@@ -197,6 +199,89 @@ def test_without_shared_images_the_error_names_what_differs(tmp_path: Path) -> N
     )
     commands = [f"`vitft evaluate --data NEW --run {run}`" for run in (here, there)]
     assert error.value.fix.endswith(" and ".join(commands))
+
+
+def test_up_to_26_runs_can_be_compared(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    runs = [replace(run, path=tmp_path / str(i)) for i in range(27)]
+
+    check_runs(runs[:26])
+    with pytest.raises(UsageError, match="cannot compare 27 runs"):
+        check_runs(runs)
+    with pytest.raises(UsageError, match="given twice"):
+        check_runs([runs[0], runs[1], runs[0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, "no validation image is shared by all runs"),
+        ({"data": {"path": "x/digits.npz"}}, "; the runs differ in data (flowers and digits.npz)"),
+        ({"data": {"seed": 1}}, "; the runs differ in data.seed (0 and 1)"),
+    ],
+)
+def test_the_error_for_runs_without_common_images_names_only_what_differs(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    config = {key: {**run.config[key], **changes.get(key, {})} for key in run.config}
+    other = replace(run, config=config, path=tmp_path / "other")
+
+    assert nothing_shared([run, other]).problem.endswith(problem)
+    partly = nothing_shared([run, replace(other, classes=("rose", "tulip"))])
+    assert "no validation image is shared" in partly.problem
+    assert "classes" in partly.problem
+    assert partly.fix.startswith("evaluate each run on the same labelled photos")
+    alien = nothing_shared([run, replace(other, classes=("tulip", "violet"))])
+    assert "the runs have no class in common; the runs differ in" in alien.problem
+    assert evaluate_commands([run, other]) == [
+        f"`vitft evaluate --data NEW --run {run.path}`",
+        f"`vitft evaluate --data NEW --run {other.path}`",
+    ]
+    assert evaluate_commands([run] * 3) == ["`vitft evaluate --data NEW --run RUN`"]
+
+
+def test_images_and_labels_that_differ_from_the_first_run_are_counted(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    first, second, *rest = run.rows
+    other = replace(run, rows=(replace(first, label=2), *rest, replace(first, sha256="new")))
+    fewer = replace(run, rows=tuple(rest))
+
+    assert data_changes([run, other, run, fewer]) == [(1, 1, 1), (0, 0, 0), (0, 2, 0)]
+    assert data_notes([run, other, run, fewer]) == [
+        "Data of B compared with A (distinct images): labels changed: 1; images left out: 1; "
+        "images added: 1.",
+        "Data of D compared with A (distinct images): labels changed: 0; images left out: 2; "
+        "images added: 0.",
+    ]
+    assert second.sha256 not in {row.sha256 for row in other.rows}
+
+
+def test_fixes_are_blamed_only_for_the_images_that_they_changed(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    table = tmp_path / "fixes.csv"
+    table.write_text(
+        "path,action,new_label\n0/000.jpg,move,rose\n0/001.jpg,drop,\n0/002.jpg,keep,\n"
+    )
+    run = read_run(with_fixes(path, table, hashlib.sha256(table.read_bytes()).hexdigest()))
+    plain = read_run(make_run(tmp_path / "plain"))
+    tables = [{one.sha256: one for one in each.predictions} for each in (plain, run)]
+    moved, dropped, kept = ([one.sha256 for one in run.predictions][i] for i in range(3))
+    for sha256 in (dropped, kept):
+        del tables[1][sha256]
+
+    notes = fixes_notes([plain, run], tables, [moved])
+    other = fixes_notes([plain, plain], [tables[0]] * 2, [moved, kept])
+    third = fixes_notes([plain, run, plain], [*tables, tables[0]], [])
+
+    assert notes == [
+        "Excluded: 1 validation image that has different labels in the runs: the fixes of B "
+        "changed 1 of them.",
+        "The fixes of B left out 1 validation image of the other run, which the comparison "
+        "excludes.",
+    ]
+    assert other == ["Excluded: 2 validation images that have different labels in the runs."]
+    assert third == [notes[1].replace("other run", "other runs")]
 
 
 def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from vitft.cli.main import main
 from vitft.cli.summary import suggest_next_steps
 from vitft.config.run import checked_run_config, config_from_table, read_toml, to_toml
 from vitft.data.fixes import Fix, write_fixes
+from vitft.data.proposals import propose_fixes
+from vitft.report.decisions import make_decisions, undecided_findings, undecided_numbers
 from vitft.report.run_decisions import run_decisions
 from vitft.report.run_files import Thumbnails, folder_uri, read_run
 from vitft.report.run_page import write_report
@@ -404,3 +406,160 @@ def test_a_run_without_findings_has_no_controls(tmp_path: Path) -> None:
 
     assert "No probable label errors, duplicates" in page.text
     assert not any(tag in ("input", "select") for tag, _ in page.elements)
+
+
+# findings ----------------------------------------------------------------------------------------
+
+
+def made(**audit: Any) -> Any:
+    """Return the part of a page for these findings, without thumbnails."""
+    found: Any = {"mislabels": [], "duplicates": [], "odd": [], "bad": [], **audit}
+    return make_decisions(
+        found,
+        propose_fixes(found),
+        classes=FLOWERS,
+        labels={"a.jpg": "daisy"},
+        thumbnail=lambda path: f"data:{path}",
+        several=False,
+    )
+
+
+def mislabel(path: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "label": "daisy",
+        "suggested": "rose",
+        "given_probability": 0.1,
+        "suggested_probability": 0.8,
+    }
+
+
+def copies(*paths: str, kind: str = "near", parts: str = "", **flags: bool) -> dict[str, Any]:
+    """Return a group of duplicates in the train (t), validation (v) or test (e) part."""
+    names = {"t": "train", "v": "val", "e": "test"}
+    members = [
+        {"path": path, "label": "daisy", "split": names[part]}
+        for path, part in zip(paths, parts or "t" * len(paths), strict=True)
+    ]
+    usual = {"across_split": False, "labels_differ": False}
+    return {"kind": kind, "members": members, **usual, **flags}
+
+
+@pytest.mark.parametrize(("number", "shown"), [(39, 39), (40, 40), (41, 40), (100, 40)])
+def test_forty_findings_of_each_kind_are_shown_and_the_others_counted(
+    number: int, shown: int
+) -> None:
+    paths = [f"{i}.jpg" for i in range(number)]
+    part = made(
+        mislabels=[mislabel(path) for path in paths],
+        duplicates=[copies(path, f"x{path}") for path in paths],
+        odd=[{"path": path, "reason": "dark"} for path in paths],
+        bad=[{"path": path, "reason": "empty file"} for path in paths],
+    )
+
+    assert [section.id for section in part.sections] == ["mislabels", "duplicates", "odd", "bad"]
+    assert {section.more for section in part.sections} == {number - shown}
+    labels, groups, odd, _ = part.sections
+    assert len(labels.groups[0].cards) == len(groups.groups) == len(odd.groups[0].cards) == shown
+    assert (labels.number, groups.number) == (
+        f"{number} probable label errors", f"{number} groups of duplicates",
+    )  # fmt: skip
+    assert odd.number == f"{number} unusual images"
+    assert {section.kept for section in part.sections} == {0}
+    numbers = [c.number for s in part.sections for group in s.groups for c in group.cards]
+    assert numbers == [*range(1, len(numbers) + 1)]
+
+
+@pytest.mark.parametrize(("members", "more"), [(2, 0), (6, 0), (7, 1), (9, 3)])
+def test_six_files_of_a_group_are_shown(members: int, more: int) -> None:
+    part = made(duplicates=[copies(*(f"{i}.jpg" for i in range(members)))])
+
+    (group,) = part.sections[0].groups
+    assert len(group.cards) == min(6, members)
+    assert group.more == more
+
+
+def test_groups_across_parts_or_with_several_labels_come_first() -> None:
+    part = made(
+        duplicates=[
+            copies("a", "b"),
+            copies("c", "d", kind="exact", labels_differ=True),
+            copies("e", "f", parts="tv", across_split=True),
+            copies("g", "h"),
+        ]
+    )
+
+    (section,) = part.sections
+    assert [(group.title, group.warnings) for group in section.groups] == [
+        ("Identical files", ["with different labels"]),
+        ("Near-duplicates", ["in training and validation"]),
+        ("Near-duplicates", []),
+        ("Near-duplicates", []),
+    ]
+    assert [card.path for card in section.groups[2].cards] == ["a", "b"]
+    assert [card.detail for card in section.groups[1].cards] == ["training", "validation"]
+
+
+TEST_LEAK = "Near-duplicates of test images can make the test accuracy too high."
+TRAIN_LEAK = "Duplicates across training and validation can make the accuracy too high."
+
+
+@pytest.mark.parametrize(
+    ("group", "warnings"),
+    [
+        (copies("a", "b", parts="tv", across_split=True), [TRAIN_LEAK]),
+        (copies("a", "b", parts="te", across_split=True), [TEST_LEAK]),
+        (copies("a", "b", parts="te", across_split=True, kind="exact"), []),
+        (copies("a", "b", parts="ee"), []),
+        (copies("a", "b", "c", parts="tve", across_split=True), [TRAIN_LEAK, TEST_LEAK]),
+        (copies("a", "b"), []),
+    ],
+)
+def test_duplicates_across_parts_are_warned_of(group: Any, warnings: list[str]) -> None:
+    (section,) = made(duplicates=[group]).sections
+
+    assert [text for text in (TRAIN_LEAK, TEST_LEAK) if text in section.text] == warnings
+
+
+def test_a_card_shows_the_label_the_suggestion_and_their_probabilities() -> None:
+    part = made(mislabels=[mislabel("a.jpg")], bad=[{"path": "z.jpg", "reason": "empty file"}])
+
+    (card,), (bad,) = (section.groups[0].cards for section in part.sections)
+    assert (card.label, card.suggested, card.class_index) == ("daisy", "rose", 2)
+    assert (card.label_probability, card.suggested_probability) == (0.1, 0.8)
+    assert (card.thumbnail, card.is_readable) == ("data:a.jpg", True)
+    assert (bad.detail, bad.is_readable, bad.class_index) == ("empty file", False, None)
+    assert (bad.number, card.number) == (2, 1)
+    assert part.can_decide
+    assert part.about == ""
+    assert made() is None
+
+
+def test_findings_that_earlier_fixes_settle_are_not_counted() -> None:
+    audit: Any = {
+        "mislabels": [mislabel("a"), mislabel("b")],
+        "duplicates": [copies("a", "b", "c"), copies("d", "e")],
+    }
+
+    assert undecided_numbers(audit) == (2, 2)
+    assert undecided_numbers(audit, {"a"}) == (1, 2)
+    assert undecided_numbers(audit, {"a", "b"}) == (0, 1)
+    assert undecided_findings(audit) == "2 probable label errors and 2 groups of duplicates"
+    assert undecided_findings(audit, {"a", "b"}) == "1 group of duplicates"
+    assert undecided_findings(audit, {"a", "b", "d"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("audit", "text"),
+    [
+        ({"mislabels": [mislabel("a")], "odd": [{"path": "b", "reason": ""}]}, ""),
+        ({"mislabels": [mislabel("a")], "odd": [{"path": "a", "reason": ""}]},
+         "In total: 2 findings on 1 file."),
+        ({"duplicates": [copies("a", "b")]}, "In total: 1 finding on 2 files."),
+    ],
+)  # fmt: skip
+def test_findings_and_files_are_counted_if_they_differ(audit: Any, text: str) -> None:
+    about = made(**audit).about
+
+    assert about.startswith(text)
+    assert bool(about) == bool(text)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,21 @@ from tests.report.test_decisions import with_fixes
 from tests.support.run_files import FLOWERS, make_run, with_cross_validated
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml, to_toml
+from vitft.data.fixes import Fix
+from vitft.data.split import Row
 from vitft.metrics.comparison_results import ComparisonResults
+from vitft.metrics.intervals import paired_interval
 from vitft.predict.validation import read_split
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import write_comparison
+from vitft.report.fixes_effect import (
+    FixesEffect,
+    HeldOutCounts,
+    dropped_images,
+    fixes_effect,
+    fixes_text,
+)
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError
 from vitft.system.structure import structured
@@ -106,6 +117,10 @@ def test_without_cross_validation_the_command_for_the_corrected_labels_is_named(
         f"evaluate --data {runs[1]}/split.csv --set 'data.root={photos}' --run {runs[0]}"
     )
     assert any("cannot be compared: a gain is partly" in note for note in result.limits)
+    assert compared(*runs[::-1]).limits[1] == (
+        "For the accuracy of B on the corrected labels of the validation images of A: vitft "
+        f"evaluate --data {runs[1]}/split.csv --set 'data.root={photos}' --run {runs[0]}"
+    )
 
 
 def test_fixes_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
@@ -207,3 +222,142 @@ def test_damaged_cross_validated_predictions_are_refused(
 
     with pytest.raises(RunError, match="damaged run"):
         write_comparison(compared(before, after), tmp_path / "page.html")
+
+
+# rules -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("held_out", "is_cross_validated"), [(87, True), (88, False)])
+def test_cross_validated_predictions_are_used_if_they_are_more(
+    tmp_path: Path, held_out: int, *, is_cross_validated: bool
+) -> None:
+    plain, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
+    first, second = (read_run(with_cross_validated(run, wrong=9)) for run in (plain, after))
+
+    effect = fixes_effect(first, second, HeldOutCounts(3, 5, held_out, 0.25))
+
+    assert effect is not None
+    assert effect.is_cross_validated is is_cross_validated
+    assert effect.images == 88  # without the relabelled image and the one left out
+    if not is_cross_validated:
+        assert (effect.only_with, effect.only_without, effect.p) == (5, 3, 0.25)
+        reverse = fixes_effect(second, first, HeldOutCounts(3, 5, held_out, 0.25))
+        assert reverse is not None
+        assert (reverse.only_with, reverse.only_without) == (3, 5)
+        assert (effect.is_second, reverse.is_second) == (True, False)
+
+
+def effect_of(**changes: Any) -> FixesEffect:
+    """Return an effect of fixes that corrected one label."""
+    usual: dict[str, Any] = {
+        "is_second": True,
+        "relabelled": 1,
+        "left_out": 0,
+        "added": 0,
+        "settings": (),
+        "is_cross_validated": False,
+        "images": 100,
+        "only_with": 30,
+        "only_without": 10,
+        "p": 0.01,
+    }
+    return FixesEffect(**{**usual, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"p": 0.049}, "helped"),
+        ({"p": 0.05}, "no clear effect"),
+        ({"only_with": 5}, "hurt"),
+        ({"added": 1}, "mixed"),
+        ({"settings": ("optim.l2",)}, "mixed"),
+    ],
+)
+def test_the_verdict_needs_significance_and_no_other_difference(
+    changes: dict[str, Any], verdict: str
+) -> None:
+    effect = effect_of(**changes)
+
+    assert effect.verdict == verdict
+    assert effect.difference == pytest.approx((effect.only_with - 10) / 100)
+    assert effect.interval == paired_interval(effect.only_with, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "beginning", "measured"),
+    [
+        ({}, "The fixes of B (1 distinct image with other labels) helped: B - A", "+20.0 points"),
+        (
+            {"is_second": False},
+            "The fixes of A (1 distinct image with other labels) helped: B - A",
+            "−20.0 points on",
+        ),
+        ({"relabelled": 0, "left_out": 2}, "The fixes of B (2 distinct images left out) he", "+"),
+        (
+            {"relabelled": 1200, "left_out": 1100},
+            "The fixes of B (1,200 distinct images with other labels, 1,100 left out) helped",
+            "+20.0",
+        ),
+        (
+            {"added": 1},
+            "The effect of the fixes of B (1 distinct image with other labels) cannot be "
+            "separated from that of 1 added image: B - A",
+            "+20.0",
+        ),
+        (
+            {"added": 2, "settings": ("optim.l2",)},
+            "The effect of the fixes of B (1 distinct image with other labels) cannot be "
+            "separated from that of optim.l2 and 2 added images",
+            "+",
+        ),
+    ],
+)
+def test_the_sentence_on_fixes_counts_what_they_changed(
+    changes: dict[str, Any], beginning: str, measured: str
+) -> None:
+    effect = effect_of(**changes)
+
+    text = fixes_text(effect, ("A", "B"), "p = 0.010")
+
+    assert text.startswith(beginning)
+    assert measured in text
+    low, high = effect.interval if effect.is_second else [-x for x in effect.interval[::-1]]
+    ends = f"{100 * low:+.1f} to {100 * high:+.1f} points".replace("-", "−")
+    assert f"in both runs that both hold out (95% interval {ends}; p = 0.010)" in text
+
+
+def test_an_image_is_left_out_if_all_its_files_are_dropped(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    rows = [
+        Row("deep/er/0/a.jpg", 0, "train", "a"),
+        Row("deep/er/0/copy.jpg", 0, "train", "b"),
+        Row("deep/er/1/copy.jpg", 1, "train", "b"),
+        Row("er/2/c.jpg", 2, "train", "c"),
+    ]
+    fixes = [
+        Fix(path=path, action=action)
+        for path, action in (
+            ("0/a.jpg", "drop"), ("0/copy.jpg", "drop"), ("er/2/c.jpg", "drop"), ("2/c", "keep"),
+        )
+    ]  # fmt: skip
+
+    assert dropped_images(replace(run, rows=tuple(rows)), fixes) == {"a", "c"}
+    both = [*fixes, Fix(path="1/copy.jpg", action="drop")]
+    assert dropped_images(replace(run, rows=tuple(rows)), both) == {"a", "b", "c"}
+    keeps = [replace(fix, action="keep") for fix in fixes]
+    assert dropped_images(replace(run, rows=tuple(rows)), keeps) == set()
+
+
+def test_added_and_missing_images_of_other_causes_are_counted_together(tmp_path: Path) -> None:
+    plain, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
+    with (after / "split.csv").open("a") as file:
+        file.writelines(f"0/9{i}.jpg,daisy,train,{i:064}\n" for i in range(3))
+    with (plain / "split.csv").open("a") as file:
+        file.writelines(f"0/8{i}.jpg,daisy,train,{9 - i:064}\n" for i in range(2))
+
+    effect = fixes_effect(read_run(plain), read_run(after), HeldOutCounts(0, 0, 12, 1))
+
+    assert effect is not None
+    assert (effect.relabelled, effect.left_out, effect.added) == (1, 1, 5)
+    assert effect.verdict == "mixed"

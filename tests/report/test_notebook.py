@@ -10,10 +10,20 @@ import pytest
 from PIL import Image
 
 from tests.conftest import draw_folder, tiny_home
+from tests.support.run_files import make_run
 from vitft.api import Trained, finetune, load
 from vitft.metrics.verdict import verdict
 from vitft.predict.prediction import Prediction
-from vitft.report.notebook import MAX_PREDICTIONS, Explanation, Predictions, notebook_style
+from vitft.predict.run_info import RunInfo
+from vitft.report.notebook import (
+    MAX_PREDICTIONS,
+    Explanation,
+    Predictions,
+    notebook_style,
+    result_card,
+    trained_card,
+)
+from vitft.report.run_files import read_run
 from vitft.training.run import Result
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -92,6 +102,42 @@ def test_names_are_escaped_and_nothing_runs_or_is_fetched(
         assert "<img src=x" not in markup
         assert not re.search(r"<script|<iframe|<link|style=|https?://|\son\w+=\"", markup)
         assert {*re.findall(r'src="([^,"]*)', markup)} <= {"data:image/jpeg;base64"}
+
+
+def test_twelve_mistakes_are_shown_and_all_are_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", hardness=5, per_class=60, held_back=50)
+
+    markup = without_style(result_card(run))
+    perfect = without_style(result_card(make_run(tmp_path / "perfect", hardness=0.01)))
+
+    wrong = sum(not one.is_correct for one in read_run(run).predictions)
+    assert wrong > 12
+    assert markup.count('<figure class="card') == 12
+    assert str(wrong) in markup
+    assert '<figure class="card' not in perfect
+    assert f"vitft report --run {run}" in markup
+
+
+@pytest.mark.parametrize(("classes", "more"), [(21, ""), (22, " and 2 more"), (50, " and 30 more")])
+def test_twenty_classes_of_a_model_are_named(classes: int, more: str) -> None:
+    info = RunInfo(name="a", classes=3, top1=None, images=0, trained_at=0.0, at_chance="")
+
+    markup = trained_card(info, [f"c{i:03}" for i in range(classes)], [("input", "16 pixels")])
+
+    assert markup.count("c0") >= 20
+    assert ("more" in without_style(markup)) == bool(more)
+    assert more in without_style(markup)
+    assert "16 pixels" in markup
+
+
+@pytest.mark.parametrize(("number", "lines"), [(20, 20), (21, 21), (60, 21)])
+def test_twenty_predictions_are_printed(number: int, lines: int) -> None:
+    one = Prediction(path="1.jpg", classes=("a",), probabilities=(0.9,))
+
+    shown = repr(Predictions([one] * number)).splitlines()
+
+    assert len(shown) == lines
+    assert number == 20 or shown[-1] == f" ... and {number - 20} more]"
 
 
 def test_the_style_sheet_applies_only_inside_the_output() -> None:

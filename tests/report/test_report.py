@@ -1,6 +1,7 @@
 """The page of a run: its contents, its safety with any name, and its layout."""
 
 import hashlib
+import itertools
 import json
 import re
 import shlex
@@ -21,13 +22,14 @@ from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, read_toml, to_toml
 from vitft.data.unused import unused_files
+from vitft.predict.validation import thumb_name
 from vitft.report import charts, palette, svg
 from vitft.report.advice import ClassRecall, advise, compared_with_accuracy
 from vitft.report.chart_sections import confidence_section, epochs_section
-from vitft.report.html import digest_source
-from vitft.report.reproduce import command_of
+from vitft.report.html import digest_source, unbroken_percent
+from vitft.report.reproduce import command_of, digests, environment_rows
 from vitft.report.run_decisions import has_own_split
-from vitft.report.run_files import Run, find_run, read_run
+from vitft.report.run_files import Run, Thumbnails, find_run, read_run
 from vitft.report.run_page import write_report
 from vitft.system.errors import RunError, VitftError
 
@@ -637,6 +639,121 @@ def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
     assert advice[1] in page.text
     for untrue in ("This model distinguishes", "Weakest class", "start with", "Compare images"):
         assert untrue not in page.text
+
+
+# files of a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "is_shown"),
+    [
+        (b"\xff\xd8\xff" + bytes(39_997), True),
+        (b"\xff\xd8\xff" + bytes(39_998), False),
+        (b"\x89PNG", False),
+    ],
+    ids=["40 kB", "larger", "no JPEG"],
+)
+def test_a_thumbnail_is_a_small_jpeg(tmp_path: Path, content: bytes, *, is_shown: bool) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    sha256 = run.predictions[0].sha256
+    (run.path / "thumbs" / thumb_name(sha256)).write_bytes(content)
+
+    assert bool(run.thumbnail(sha256)) is is_shown
+    assert run.thumbnail(sha256, attention=True).startswith("data:image/jpeg;base64,")
+    assert run.thumbnail("0" * 64) == ""
+
+
+def test_thumbnails_are_embedded_until_the_page_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = (read_run(make_run(tmp_path / name)) for name in ("run", "other"))
+    digests = [one.sha256 for one in run.predictions]
+    size = len(run.thumbnail(digests[0]))
+    (run.path / "thumbs" / thumb_name(digests[1])).unlink()
+
+    def embedded(budget: int) -> list[bool]:
+        monkeypatch.setattr("vitft.report.run_files.MAX_EMBEDDED", budget)
+        thumbnails = Thumbnails([run, other])
+        return [bool(thumbnails.get(sha256)) for sha256 in digests[:4]]
+
+    assert embedded(10**6) == [True] * 4  # of the other run where the first has none
+    assert embedded(2 * size) == [True, True, False, False]
+    assert embedded(2 * size + 1) == [True, True, True, False]
+    assert Thumbnails([run, other]).of_path(run.rows[0].path)
+    assert Thumbnails([run, other]).of_path("unknown.jpg") == ""
+
+
+def test_the_model_of_a_run_is_known_by_its_card_digest_and_size(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+
+    assert (run.digest, run.parameters) == ("ef" * 32, 24)
+    assert run.card is not None
+    assert [value for _, value in digests(run)] == [
+        "ef" * 32, "cd" * 32, "ab" * 32, "apache-2.0",
+    ]  # fmt: skip
+    assert environment_rows(run) == [
+        ("device", "cpu"),
+        ("precision", "fp32"),
+        ("python", "3.11.7"),
+        ("system", "Linux x86_64"),
+        ("vitft", "0.1.0"),
+        ("torch", "2.15.0"),
+    ]
+    earlier: Any = {**run.environment, "earlier": ["torch 2.14"]}
+    assert ("before it was resumed", "torch 2.14") in environment_rows(
+        replace(run, environment=earlier)
+    )
+    (run.path / "model.safetensors").unlink()
+    gone = read_run(run.path)
+    assert (gone.card, gone.digest, gone.parameters, digests(gone)) == (None, "", 0, [])
+
+
+# colours and numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(0.873, "87%"), (0.004, "<\u00a01%"), (1.0, ">\u00a099%"), (0.999, ">\u00a099%")],
+)
+def test_probabilities_are_whole_percentages_that_do_not_break(
+    probability: float, text: str
+) -> None:
+    assert unbroken_percent(probability) == text
+
+
+def test_probabilities_stand_in_the_findings_of_a_page(tmp_path: Path) -> None:
+    page = check_harmless(write_report(make_run(tmp_path / "run")).read_text())
+
+    assert "10%" in page.text  # of the given label
+    assert "80%" in page.text  # of the suggested one
+    assert "None" not in page.text
+
+
+def test_every_colour_that_charts_and_cells_use_is_defined_in_both_schemes() -> None:
+    style = palette.style_sheet()
+
+    used = {*re.findall(r"var\(--([\w-]+)\)", style)}
+    light, dark = (
+        {*re.findall(r"--([\w-]+):", part)} for part in style.split("@media screen and")[:2]
+    )
+    assert used <= light
+    assert used <= dark
+    assert {"accent", "second", "ink", "right-0", "right-5", "wrong-5"} <= used
+    assert ".f-accent{fill:var(--accent)}.s-accent{stroke:var(--accent)}" in style
+
+
+def test_shades_go_evenly_from_faint_to_the_strongest() -> None:
+    theme = {"ground": "#ffffff", "bad": "#000000"}
+
+    found = palette.shades(theme, "bad", 0.5)
+
+    levels = [int(shade[1:3], 16) for shade in found]
+    steps = [a - b for a, b in itertools.pairwise(levels)]
+    assert levels[0] == round(255 * (1 - 0.3 * 0.5))
+    assert levels[-1] == 128  # half black
+    assert max(steps) - min(steps) <= 1
+    assert min(steps) > 0
+    assert palette.blend("#ff0080", "#0000ff", 0.25) == "#4000df"
 
 
 # safety ------------------------------------------------------------------------------------------

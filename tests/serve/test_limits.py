@@ -1,5 +1,6 @@
 """Limits of `vitft serve`: size, time, invalid HTTP and forms; page, options and shutdown."""
 
+import asyncio
 import json
 import os
 import random
@@ -13,10 +14,12 @@ from email.parser import BytesParser
 from email.policy import HTTP
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from starlette.exceptions import HTTPException
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
@@ -28,11 +31,12 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
+from vitft.serve import limits
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.page import build_page
-from vitft.serve.server import listen, make_server
-from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form
+from vitft.serve.server import TimeoutProtocol, listen, make_server
+from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system import imports
 from vitft.system.errors import UsageError
 
@@ -183,10 +187,75 @@ def test_the_switch_interval_is_short_while_the_server_runs() -> None:
     assert meanwhile == pytest.approx(SWITCH_SECONDS)
     assert usual == pytest.approx(sys.getswitchinterval())
     assert usual > SWITCH_SECONDS
+    assert meanwhile < 0.001  # a response waits at most so long for each decoding thread
+
+
+def test_a_connection_up_to_the_limit_is_served(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitft.serve.server.MAX_CONNECTIONS", 1)
+
+    with client.raw(b"") as first:
+        while error_of(client.send_raw(b"")) != (503, "too many connections; try again"):
+            pass
+        first.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answered(first).status == 200
+
+
+@pytest.mark.parametrize(
+    ("size", "lines", "data", "is_tiny"),
+    [
+        pytest.param(4096, 32, b"Transfer-Encoding: Chunked", True, id="128 bytes per line"),
+        pytest.param(4096, 31, b"Transfer-Encoding: Chunked", False, id="longer lines"),
+        pytest.param(4095, 1000, b"Transfer-Encoding: Chunked", False, id="a short beginning"),
+        pytest.param(4096, 1000, b"Content-Length: 9", False, id="not in chunks"),
+        pytest.param(12_800, 100, b"Transfer-Encoding: chunked", True, id="a longer body"),
+        pytest.param(12_801, 100, b"Transfer-Encoding: chunked", False, id="a byte more"),
+    ],
+)
+def test_chunks_are_tiny_if_lines_have_at_most_128_bytes_on_average(
+    size: int, lines: int, data: bytes, *, is_tiny: bool
+) -> None:
+    protocol = object.__new__(TimeoutProtocol)
+    protocol.num_bytes, protocol.num_line_ends = size, lines
+
+    assert protocol.has_tiny_chunks(data) is is_tiny
+    assert protocol.is_chunked is is_tiny
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    timers: list[tuple[float, Any]] = []
+    cancelled: list[float] = []
+
+    def call_later(seconds: float, function: Any) -> Any:
+        timers.append((seconds, function))
+        return SimpleNamespace(cancel=lambda: cancelled.append(seconds))
+
+    nothing = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+    protocol: Any = object.__new__(TimeoutProtocol)
+    protocol.flow, protocol.loop = nothing, SimpleNamespace(call_later=call_later)
+    protocol.transport = SimpleNamespace(abort="abort")
+
+    protocol.resume_writing()
+    protocol.pause_writing()
+    protocol.resume_writing()
+    protocol.resume_writing()
+
+    assert timers == [(20.0, "abort")]
+    assert cancelled == [20.0]
 
 
 def test_uploads_share_a_memory_budget_and_release_it() -> None:
     memory = MemoryBudget(100)
+
+    with memory.reservation() as one, memory.reservation() as other:
+        one.grow(99)
+        with pytest.raises(HTTPException) as caught:
+            other.grow(2)
+        assert (caught.value.status_code, caught.value.headers) == (503, {"Retry-After": "1"})
+        assert memory.used == 99
+
+    assert memory.used == 0
 
     with memory.reservation() as one, memory.reservation() as other:
         one.grow(60)
@@ -197,7 +266,161 @@ def test_uploads_share_a_memory_budget_and_release_it() -> None:
     assert memory.used == 0
 
 
+def read_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+    *sizes: int,
+    seconds: float = 0,
+    announced: int | None = None,
+    max_bytes: int = 10**9,
+) -> bytes:
+    """Read a body of chunks of these sizes that arrive at intervals of so many seconds."""
+    clock = [100.0]
+    left = list(sizes)
+    monkeypatch.setattr("vitft.serve.uploads.time.monotonic", lambda: clock[0])
+
+    async def receive() -> dict[str, Any]:
+        clock[0] += seconds
+        return {"type": "http.request", "body": bytes(left.pop(0)), "more_body": bool(left)}
+
+    async def read() -> bytes:
+        length = None if announced is None else str(announced)
+        with MemoryBudget(10**9).reservation() as reservation:
+            body = await receive_body(receive, length, reservation, max_bytes=max_bytes)
+            assert reservation.size == len(body)
+            return body
+
+    return asyncio.run(read())
+
+
+def test_a_body_may_have_exactly_the_maximum_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (400, 600)
+
+    assert read_slowly(monkeypatch, *sizes, announced=1000, max_bytes=1000) == bytes(1000)
+    assert read_slowly(monkeypatch, *sizes, max_bytes=1000) == bytes(1000)
+    for options in ({"announced": 1000}, {}):
+        with pytest.raises(HTTPException, match=r"413: the request is larger than 0\.000999 MB"):
+            read_slowly(monkeypatch, *sizes, max_bytes=999, **options)
+
+
+@pytest.mark.parametrize(
+    ("rate", "chunks", "is_read"),
+    [
+        pytest.param(20_000, 400, True, id="a steady upload"),
+        pytest.param(0, 15, True, id="15 s without a byte"),
+        pytest.param(0, 17, False, id="longer"),
+        pytest.param(15_000, 58, True, id="60 s at 15 kB per second"),
+        pytest.param(15_000, 70, False, id="longer at this rate"),
+    ],
+)
+def test_a_body_has_15_seconds_and_one_for_every_20_kilobytes(
+    monkeypatch: pytest.MonkeyPatch, rate: int, chunks: int, *, is_read: bool
+) -> None:
+    if is_read:
+        assert len(read_slowly(monkeypatch, *[rate] * chunks, seconds=1)) == rate * chunks
+        return
+    with pytest.raises(HTTPException, match="408: the request was sent too slowly"):
+        read_slowly(monkeypatch, *[rate] * chunks, seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "queue", "is_valid"),
+    [(999, 64, False), (1000, 64, True), (1000, 0, False), (1000, 1, True)],
+)
+def test_limits_have_a_minimum(max_bytes: int, queue: int, *, is_valid: bool) -> None:
+    if is_valid:
+        assert ServeLimits(max_bytes=max_bytes, queue=queue).queue == queue
+        return
+    with pytest.raises(UsageError, match="invalid --"):
+        ServeLimits(max_bytes=max_bytes, queue=queue)
+
+
+def test_the_guide_states_the_limits() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "serve.md"
+    table = dict(re.findall(r"^\| ([\w ]*\w)[^|]*\| ([^|]*) \|", guide.read_text(), re.MULTILINE))
+
+    default = ServeLimits()
+
+    assert table["one request"].startswith(f"{default.max_bytes / 1e6:g} MB; {default.images} im")
+    assert table["queued images"] == str(default.queue)
+    assert table["bodies of all requests together"].startswith(
+        f"{default.memory / default.max_bytes:g} requests"
+    )
+    assert table["one image"] == (
+        f"{limits.MAX_IMAGE_PIXELS / 1e6:g} million pixels, {limits.MAX_SCANS} JPEG scans"
+    )
+    assert table["one part of a form"] == (
+        f"{limits.MAX_HEADER_LINES} header lines of {limits.PART_HEADERS / 1024:g} kB"
+    )
+    assert table["headers of a request"] == f"{limits.HEAD_SECONDS:g} s"
+    assert table["body of a request"] == (
+        f"{limits.BODY_SECONDS:g} s, plus 1 s per {limits.MIN_BYTES_PER_SECOND / 1000:g} kB"
+    )
+    assert table["response"] == f"{limits.ANSWER_SECONDS:g} s"
+    assert table["connections"] == str(limits.MAX_CONNECTIONS)
+    text = " ".join(guide.read_text().split())
+    assert f"in one batch (up to {limits.MAX_BATCH})" in text
+    assert f"open requests {limits.GRACE_SECONDS} seconds" in text
+    assert f"ends within {limits.STOP_SECONDS:g} seconds" in text
+
+
+@pytest.mark.parametrize(("queue", "images"), [(64, 32), (33, 32), (32, 32), (31, 31), (1, 1)])
+def test_a_request_has_at_most_as_many_images_as_the_queue(queue: int, images: int) -> None:
+    assert ServeLimits(queue=queue).images == images
+
+
 # forms -------------------------------------------------------------------------------------------
+
+BOUNDARY = "multipart/form-data; boundary=x"
+PLAIN = b'Content-Disposition: form-data; filename="a"'
+
+
+def form_of(*parts: bytes) -> bytes:
+    """Return a form of parts, each given by its header lines."""
+    return b"".join(b"--x\r\n" + part + b"\r\n\r\nbytes\r\n" for part in parts) + b"--x--\r\n"
+
+
+def test_a_form_has_at_most_as_many_files_as_are_allowed() -> None:
+    assert read_form(form_of(PLAIN, PLAIN), BOUNDARY, max_files=2) == [Upload("a", b"bytes")] * 2
+    with pytest.raises(FormError, match="more than 2 files in one request"):
+        read_form(form_of(PLAIN, PLAIN, PLAIN), BOUNDARY, max_files=2)
+    with pytest.raises(FormError, match="more than 1 file in one request"):
+        read_form(form_of(PLAIN, PLAIN), BOUNDARY, max_files=1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_read"),
+    [
+        pytest.param(b"\r\n".join([PLAIN, *[b"a: b"] * 15]), True, id="16 lines"),
+        pytest.param(b"\r\n".join([PLAIN, *[b"a: b"] * 16]), False, id="17 lines"),
+        pytest.param(PLAIN + b"\r\na: " + b"b" * 8100, True, id="8.1 kB in a line"),
+        pytest.param(PLAIN + b"\r\na: " + b"b" * 8300, False, id="8.3 kB in a line"),
+        pytest.param(PLAIN.upper().replace(b"A", b"a"), True, id="upper case"),
+    ],
+)
+def test_a_part_has_up_to_16_header_lines_of_8_kilobytes(headers: bytes, *, is_read: bool) -> None:
+    if is_read:
+        assert len(read_form(form_of(headers), BOUNDARY, max_files=1)) == 1
+        return
+    with pytest.raises(FormError, match="malformed or too long"):
+        read_form(form_of(headers), BOUNDARY, max_files=1)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b'Content-Disposition: form-data; name="a"', b'Content-Disposition: attachment; filename="a"',
+     b'Content-Type: form-data; filename="a"'],
+)  # fmt: skip
+def test_a_part_without_a_file_is_refused(headers: bytes) -> None:
+    with pytest.raises(FormError, match="a part of the form is not a file"):
+        read_form(form_of(PLAIN, headers), BOUNDARY, max_files=2)
+
+
+def test_a_long_file_name_is_cut_to_255_characters() -> None:
+    headers = b'Content-Disposition: form-data; filename="%s"' % (b"n" * 300)
+
+    (file,) = read_form(form_of(headers), BOUNDARY, max_files=1)
+
+    assert file.name == "n" * 255
 
 
 def test_files_of_a_form_are_unchanged() -> None:

@@ -7,7 +7,9 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -23,9 +25,10 @@ from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import Postprocess, Scores
+from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import Predictor
-from vitft.serve.access import access_for
-from vitft.serve.batching import BatchQueue
+from vitft.serve.access import access_for, is_own_page
+from vitft.serve.batching import BatchQueue, PendingImage, QueueFullError
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import RunError
 
@@ -96,6 +99,21 @@ def test_top_k_limits_the_number_of_classes(client: Client) -> None:
     ]
 
     assert counts == [1, 2, 3]
+
+
+def test_five_classes_are_predicted_unless_top_k_is_given(client: Client) -> None:
+    """The schema states the default and the limits of the parameter."""
+    schema = client.ask("GET", "/openapi.json").json["paths"]["/predict"]["post"]
+    (top_k,) = schema["parameters"]
+
+    assert (top_k["name"], top_k["in"], top_k["required"]) == ("top_k", "query", False)
+    assert top_k["schema"]["default"] == 5
+    assert (top_k["schema"]["minimum"], top_k["schema"]["maximum"]) == (1, 10_000)
+    assert schema["requestBody"]["required"] is True
+    assert schema["requestBody"]["content"].keys() == {"multipart/form-data", "image/*"}
+    assert {"200", "408", "413", "415", "422", "503"} <= schema["responses"].keys()
+    assert client.post("/predict?top_k=10000", png(1)).status == 200
+    assert client.post("/predict?top_k=10001", png(1)).status == 422
 
 
 def test_several_files_are_predicted_in_order_despite_an_unreadable_one(
@@ -191,6 +209,128 @@ def test_a_full_queue_refuses_further_images_while_the_server_stays_alive() -> N
     assert again.status == 200
 
 
+def test_places_in_the_queue_are_reserved_and_released() -> None:
+    queue = BatchQueue(make_predictor(), Postprocess(classes=CLASSES), ServeLimits(queue=3))
+
+    with queue.admit(2):
+        assert not queue.is_full
+        with pytest.raises(QueueFullError), queue.admit(2):
+            pass
+        with queue.admit(1):
+            assert queue.is_full
+        assert queue.admitted == 2
+
+    assert (queue.admitted, queue.num_admitted) == (0, 3)
+
+
+def test_a_batch_has_the_queued_images_in_order_without_cancelled_ones() -> None:
+    queue = BatchQueue(make_predictor(), Postprocess(classes=CLASSES), ServeLimits())
+    view = np.zeros((16, 16, 3), np.uint8)
+
+    async def batches() -> list[tuple[list[str], bool]]:
+        loop = asyncio.get_running_loop()
+        queue.pending.extend(PendingImage(str(i), view, loop.create_future()) for i in range(5))
+        queue.pending[1].prediction.cancel()
+        queue.has_pending.set()
+        queue.max_batch = 3
+        found = []
+        while queue.pending:
+            names = [one.name for one in queue.next_batch()]
+            found.append((names, queue.has_pending.is_set()))
+        return found
+
+    assert asyncio.run(batches()) == [(["0", "2", "3"], True), (["4"], False)]
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 1), (31, 31), (32, 32), (64, 32)])
+def test_a_batch_has_at_most_32_images_and_no_more_than_the_engine_takes(
+    batch: int, most: int
+) -> None:
+    engine = make_predictor()
+    engine.batch = batch
+
+    queue = BatchQueue(engine, Postprocess(classes=CLASSES), ServeLimits())
+
+    assert queue.max_batch == most
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(None, 1), (1, 1), (2, 1), (4, 3), (8, 4)])
+def test_up_to_four_threads_decode_and_leave_one_core_free(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, threads: int
+) -> None:
+    monkeypatch.setattr("vitft.serve.batching.os.cpu_count", lambda: cores)
+    queue = BatchQueue(make_predictor(), Postprocess(classes=CLASSES), ServeLimits())
+
+    async def started() -> tuple[int, int]:
+        work = asyncio.create_task(queue.serve())
+        await asyncio.sleep(0)
+        work.cancel()
+        return len(queue.decoders.threads), len(queue.model_thread.threads)
+
+    assert asyncio.run(started()) == (threads, 1)
+
+
+def test_an_engine_that_takes_single_images_predicts_each_alone() -> None:
+    engine = make_predictor()
+    engine.batch = 1
+
+    with serving(engine) as client:
+        answer = client.form("/predict", ("a", png(1)), ("b", b"text"), ("c", png(2)))
+        metrics = client.ask("GET", "/metrics").body.decode()
+
+    first, second, third = answer.json["results"]
+    assert found(first) == pytest.approx(expected(engine, png(1)), abs=1e-6)
+    assert second["error"] == "not an image (looks like text)"
+    assert found(third) == pytest.approx(expected(engine, png(2)), abs=1e-6)
+    assert "vitft_batches_total 2\n" in metrics
+    assert "vitft_images_total 2\n" in metrics
+
+
+def test_memory_is_returned_after_requests_and_once_more_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr("vitft.serve.batching.TIDY_SECONDS", 0.005)
+    queue = BatchQueue(make_predictor(), Postprocess(classes=CLASSES), ServeLimits())
+    monkeypatch.setattr(
+        "vitft.serve.batching.return_memory", lambda: returned.append(queue.admitted)
+    )
+
+    async def use() -> list[int]:
+        tidying = asyncio.create_task(queue.return_memory())
+        await asyncio.sleep(0.05)
+        counts = [len(returned)]
+        with queue.admit(1):
+            while len(returned) < 3:
+                await asyncio.sleep(0.005)
+        while returned[-1]:
+            await asyncio.sleep(0.005)
+        counts.append(returned.count(0))
+        await asyncio.sleep(0.05)
+        counts.append(returned.count(0))
+        tidying.cancel()
+        return counts
+
+    assert asyncio.run(use()) == [0, 1, 1]
+
+
+def test_a_request_that_takes_too_long_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = "app.ANSWER_SECONDS"
+    monkeypatch.setattr(f"vitft.serve.{seconds}", 0.1)
+    slow = make_predictor(SlowPredictor)
+    assert isinstance(slow, SlowPredictor)
+
+    with serving(slow) as client:
+        answer = client.post("/predict", png(0))
+        slow.may_go.set()
+        monkeypatch.setattr(f"vitft.serve.{seconds}", 20)
+        again = client.post("/predict", png(0))
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json == {"error": "the request timed out; try again"}
+    assert again.status == 200
+
+
 class BrokenPredictor(SlowPredictor):
     """Fails for every second batch."""
 
@@ -222,6 +362,22 @@ def test_a_model_with_nan_logits_is_not_served() -> None:
 
 
 # explaining --------------------------------------------------------------------------------------
+
+
+def test_without_a_class_the_most_probable_one_is_explained(client: Client) -> None:
+    for seed in range(3):
+        best = client.post("/predict", png(seed)).json["results"][0]["classes"][0]["class"]
+        overlays = {
+            name: client.ask(
+                "POST", f"/explain?class={quote(name)}", png(seed), content_type="image/png"
+            ).body
+            for name in CLASSES[:2]
+        }
+
+        body = client.post("/explain", png(seed)).body
+
+        assert (body == overlays.get(best, body)) is True
+        assert all(body != overlay for name, overlay in overlays.items() if name != best)
 
 
 def test_explain_draws_the_view_and_differs_by_class(client: Client) -> None:
@@ -304,6 +460,14 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
         pytest.param("", "image/png", EPS, 422, "EPS", id="EPS"),
         pytest.param("", "image/png", png(0)[:200], 422, "truncated", id="half an image"),
         pytest.param("", "image/jpeg", b"\xff\xd8" + b"\xff\xda" * 101, 422, "scans", id="scans"),
+        pytest.param(
+            "",
+            "image/jpeg",
+            b"\xff\xd8" + b"\xff\xda" * 100,
+            422,
+            "truncated",
+            id="as many scans as are allowed",
+        ),
         pytest.param("", "text/plain", png(0), 415, "Content-Type", id="wrong type"),
         pytest.param("", "application/x-www-form-urlencoded", b"a=b", 415, "send", id="simple"),
         pytest.param("", FORM, b"--x--", 400, "no boundary", id="no boundary"),
@@ -496,6 +660,8 @@ def test_a_request_without_a_host_is_refused(client: Client) -> None:
         ({"Origin": "HTTP://LocalHost:8000", "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Sec-Fetch-Site": "none"}, 200),
         ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "http://localhost:none"}, 403),
+        ({"Origin": "ftp://localhost:8000"}, 403),
         ({"Origin": "http://localhost"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "http://localhost:8000.evil.example"}, 403),
@@ -523,6 +689,59 @@ def test_a_page_behind_a_proxy_may_send_images(client: Client) -> None:
     assert answer.status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "is_own"),
+    [
+        ("localhost", "http://localhost:80", True),
+        ("localhost:80", "http://localhost", True),
+        ("localhost", "http://localhost:81", False),
+        ("localhost:443", "https://localhost", True),
+        ("localhost", "https://localhost:443", True),
+        ("localhost:443", "http://localhost", False),
+        ("localhost:80", "https://localhost", False),
+        ("localhost:x", "http://localhost", False),
+        ("[::1]:8000", "http://[::1]:8000", True),
+    ],
+)
+def test_an_origin_without_a_port_has_the_standard_one(
+    host: str, origin: str, is_own: bool
+) -> None:
+    assert is_own_page(host, origin=origin, site=None) is is_own
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "allowed"),
+    [
+        ("127.0.0.1", "127.0.0.2", False),
+        ("127.0.0.2", "127.0.0.2", True),
+        ("127.0.0.2", "10.0.0.7", False),
+        ("localhost", "10.0.0.7", False),
+        ("::1", "10.0.0.7", False),
+        ("0.0.0.0", "10.0.0.7", True),
+        ("::", "10.0.0.7", True),
+        ("", "10.0.0.7", True),
+        ("10.0.0.7", "10.0.0.8", True),
+        ("10.0.0.7", "other.example", False),
+        ("Box.Example", "box.example", True),
+        ("[fe80::1]", "[fe80::1]:80", True),
+        ("127.0.0.1", "[::1]", True),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_addresses_are_allowed_unless_the_server_is_on_loopback(
+    bound: str, host: str, allowed: bool
+) -> None:
+    assert access_for(bound, []).allows(host) is allowed
+
+
+def test_an_allowed_address_may_have_brackets() -> None:
+    access = access_for("127.0.0.1", ["[2001:DB8::1]", "Flowers.Example"])
+
+    assert access.allows("[2001:db8::1]:8000")
+    assert access.allows("flowers.example.")
+    assert not access.allows("[2001:db8::2]")
+
+
 def test_every_response_has_security_headers(client: Client) -> None:
     for path in ("/", "/labels", "/nothing"):
         headers = client.ask("GET", path).headers
@@ -541,8 +760,43 @@ def test_class_names_of_any_kind_are_unchanged(client: Client) -> None:
     assert client.ask("GET", "/labels").json["classes"] == list(CLASSES)
 
 
+def test_labels_state_the_facts_of_the_run(predictor: Predictor) -> None:
+    run = RunInfo(
+        name="flowers",
+        classes=3,
+        top1=0.75,
+        images=40,
+        trained_at=datetime(2026, 3, 14, 12).timestamp(),
+        at_chance="",
+        top1_interval=(0.6, 0.86),
+        majority=0.4,
+        weights="random:demo",
+    )
+    postprocess = Postprocess(classes=CLASSES, run=run, threshold=0.7)
+
+    with serving(predictor, ServeLimits(max_bytes=5000, queue=9), postprocess=postprocess) as one:
+        known = one.ask("GET", "/labels").json
+    with serving(predictor) as other:
+        unknown = other.ask("GET", "/labels").json
+
+    assert (known["run"], known["top1"], known["images"]) == ("flowers", 0.75, 40)
+    assert known["top1_interval"] == [0.6, 0.86]
+    assert (known["majority"], known["trained"]) == (0.4, "2026-03-14")
+    assert (known["threshold"], known["notes_unlike"], known["rounded"]) == (0.7, False, False)
+    assert known["image_size"] == [16, 16]
+    assert (known["max_bytes"], known["max_images"], known["explains"]) == (5000, 9, True)
+    assert "thresholds" not in known
+    assert (unknown["run"], unknown["trained"], unknown["threshold"]) == (None, None, None)
+    assert (unknown["weights"], unknown["status"], unknown["at_chance"]) == ("", "", "")
+    assert (unknown["max_bytes"], unknown["max_images"]) == (20_000_000, 32)
+
+
 def test_the_schema_lists_every_route_and_loads_nothing(client: Client) -> None:
     answer = client.ask("GET", "/openapi.json")
 
     assert set(answer.json["paths"]) == {"/healthz", "/labels", "/predict", "/explain"}
+    schemas = answer.json["components"]["schemas"]
+    probability = schemas["ClassProbabilitySchema"]["properties"]["probability"]
+    assert (probability["minimum"], probability["maximum"]) == (0, 1)
+    assert schemas["LabelsSchema"]["properties"]["rounded"]["default"] is False
     assert not re.search(rb"https?://", answer.body)

@@ -47,7 +47,7 @@ def nothing_shared(runs: Sequence[Run]) -> UsageError:
     seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
     differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
     differ = f"; the runs differ in {listing(differences)}" if differences else ""
-    common = set(runs[0].classes).intersection(*(run.classes for run in runs))
+    common = set.intersection(*(set(run.classes) for run in runs))
     if not common:
         return UsageError(
             f"cannot compare: the runs have no class in common{differ}",

@@ -86,6 +86,15 @@ def test_a_line_cut_anywhere_costs_no_other_answer(tmp_path: Path, cut: int) -> 
         (HEADER + b"a.jpg,,picked\n", "line 2: the label is empty"),
         (HEADER + b"a.jpg,rose,skipped\n", "line 2: a skipped picture has a label"),
         (HEADER + b",rose,picked\n", "line 2: the path is empty"),
+        (HEADER + b'"a"b.jpg,rose,picked\n', "line 2: found 1 cell instead of 3"),
+        (
+            HEADER + b'"a\nb.jpg",rose,picked\n' + b"c.jpg,,picked\n",
+            "line 4: the label is empty",
+        ),
+        (
+            HEADER + b"a.jpg,rose,picked\na.jpg,,skipped\n",
+            "line 3: a.jpg has two labels: rose in an earlier line, skipped in this one",
+        ),
         (
             HEADER + b"\na.jpg,rose,picked\na.jpg,tulip,picked\n",
             "line 4: a.jpg has two labels: rose in an earlier line, tulip in this one",

@@ -1,14 +1,23 @@
 """The choice of pictures to ask about, and the head that guesses the rest."""
 
 import hashlib
+import math
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.serve.label import chooser
-from vitft.serve.label.chooser import directions, first_pictures, random_order, unsure_pictures
+from vitft.serve.label import chooser, guesses
+from vitft.serve.label.chooser import (
+    cluster_centres,
+    directions,
+    first_pictures,
+    k_means,
+    random_order,
+    similarity,
+    unsure_pictures,
+)
 from vitft.serve.label.guesses import guess, guess_head, self_trained_head
 
 
@@ -162,3 +171,130 @@ def test_a_class_without_answers_gets_none_of_the_guesses() -> None:
     head = self_trained_head(z[::4], 2 * y[::4], torch.ones(10), z, classes=4)
 
     assert guess(z, head)[:, [1, 3]].abs().max() == 0
+
+
+# rules -------------------------------------------------------------------------------------------
+
+
+def unit(*degrees: float) -> Tensor:
+    """Return directions in the plane."""
+    angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+
+
+def test_similarity_decreases_with_the_angle_eightfold_in_the_exponent() -> None:
+    found = similarity(unit(0), unit(0, 60, 90, 180))
+
+    torch.testing.assert_close(found, torch.tensor([[0.0, -4, -8, -16]]).exp())
+
+
+def greedy(probabilities: Tensor, z: Tensor, answered: list[int], most: int) -> list[int]:
+    """Choose pictures one by one, computing each sum over the others from scratch."""
+    rest = [i for i in range(len(z)) if i not in answered]
+    first, second = probabilities.sort(dim=1, descending=True).values[:, :2].T.tolist()
+    chosen: list[int] = []
+    while len(chosen) < min(most, len(rest)):
+
+        def gain(i: int, known: list[int]) -> float:
+            total = 0.0
+            for j in rest:
+                near = max(math.exp(8 * (float(z[j] @ z[k]) - 1)) for k in known)
+                own = math.exp(8 * (float(z[j] @ z[i]) - 1))
+                total += (1 - (first[j] - second[j])) * max(0.0, own - near)
+            return total
+
+        known = [*answered, *chosen]
+        chosen.append(max((i for i in rest if i not in chosen), key=lambda i: gain(i, known)))
+    return chosen
+
+
+def test_unsure_pictures_maximise_the_covered_uncertainty() -> None:
+    z, _ = groups([6, 5, 4], noise=0.5)
+    generator = torch.Generator().manual_seed(3)
+    probabilities = torch.rand(len(z), 4, generator=generator).softmax(dim=1) ** 3
+    probabilities /= probabilities.sum(dim=1, keepdim=True)
+
+    found = ask(z, probabilities, answered=[2, 9], most=6)
+
+    assert found == greedy(probabilities, z, [2, 9], 6)
+
+
+def test_only_the_first_thousand_candidates_are_considered() -> None:
+    z = torch.cat([unit(0).repeat(1001, 1), unit(*[90] * 50)])
+    probabilities = torch.full((len(z), 2), 0.5)
+    others = torch.arange(1, len(z))
+
+    def chosen(best: int) -> int:
+        candidates = torch.arange(1, 1100) % 1001
+        candidates[best] = 1001  # like 50 others, and unlike the answered one
+        (found,) = unsure_pictures(
+            probabilities, z, candidates=candidates, answered=torch.tensor([0]), others=others,
+            most=1,
+        )  # fmt: skip
+        return found
+
+    assert chosen(999) == 1001
+    assert chosen(1000) != 1001
+
+
+def test_the_centres_of_clusters_are_the_means_of_their_pictures() -> None:
+    z, _ = groups([30, 20, 10], noise=0.02)
+
+    centres = k_means(z, 3, torch.Generator().manual_seed(0))
+
+    cluster = torch.cdist(z, centres).argmin(dim=1)
+    for j in cluster.unique():
+        torch.testing.assert_close(centres[j], z[cluster == j].mean(dim=0))
+
+
+def test_the_most_typical_picture_of_each_uncovered_cluster_is_found() -> None:
+    z = torch.tensor([[0.0], [0.1], [0.3], [5.0], [5.5], [5.6]])
+
+    found = cluster_centres(z, 2, torch.Generator().manual_seed(0), besides=[])
+    rest = cluster_centres(z, 2, torch.Generator().manual_seed(0), besides=[5])
+
+    assert sorted(found) == [1, 4]  # nearest to 0.13 and to 5.37
+    assert rest == [1]
+
+
+def test_each_round_covers_all_pictures_with_as_few_as_possible() -> None:
+    z, y = groups([9] * 12, noise=0.001)
+
+    first = first_pictures(z)
+
+    assert len({*y[first[:10]].tolist()}) == 10
+    assert {*y[first[:12]].tolist()} == {*range(12)}  # the second round adds what is missing
+    many = F.normalize(torch.randn(400, 32, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert 60 < len(first_pictures(many)) <= 80
+
+
+def test_a_single_class_has_the_direction_of_its_pictures() -> None:
+    z = unit(10, 50)
+
+    head = guess_head(z, torch.tensor([1, 1]), torch.ones(2), classes=3)
+
+    torch.testing.assert_close(head[1], torch.cat([5 * unit(30)[0], torch.zeros(1)]))
+    assert head[[0, 2], -1].tolist() == [-math.inf] * 2
+    weighted = guess_head(z, torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), classes=1)
+    torch.testing.assert_close(weighted[0, :2], 5 * unit(10)[0])
+
+
+def test_guesses_are_fitted_three_times_with_a_twentieth_of_the_weight_of_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    z, y = groups([40, 40], noise=0.3)
+    answered, rest = torch.tensor([0, 40]), torch.arange(1, 30)
+    fits: list[tuple[Tensor, Tensor]] = []
+
+    def fit(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
+        fits.append((y, weights))
+        return guess_head(z, y, weights, classes=classes)
+
+    monkeypatch.setattr(guesses, "guess_head", fit)
+    self_trained_head(z[answered], y[answered], torch.tensor([1.0, 3.0]), z[rest], classes=2)
+
+    assert [len(weights) for _, weights in fits] == [2, 31, 31, 31]
+    before = guess_head(z[answered], y[answered], torch.tensor([1.0, 3.0]), classes=2)
+    probability, guessed = guess(z[rest], before).max(dim=1)
+    torch.testing.assert_close(fits[1][1], torch.cat([torch.tensor([1.0, 3.0]), probability / 20]))
+    assert torch.equal(fits[1][0], torch.cat([y[answered], guessed]))
