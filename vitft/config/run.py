@@ -274,7 +274,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 def unknown_recipe(name: str, bundled: Sequence[str]) -> UsageError:
     """Return the error for a recipe that is neither bundled nor a file."""
     path = Path(name)
-    near = get_close_matches(path.stem.lower(), bundled, n=1, cutoff=0.7)
+    near = get_close_matches(path.stem.lower(), bundled, cutoff=0.7)
     if path.suffix == ".toml" and not near:
         near = sorted(map(str, Path().glob(f"*/{escape(path.name)}")))
     meant = f"did you mean {near[0]}? U" if near else "u"
