@@ -46,6 +46,12 @@ class ThreadRank(ProcessGroup):
     def all_reduce_max(self, value: int) -> int:
         return max(self.gather(value))
 
+    def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
+        parts = self.gather(([tensor.clone() for tensor in tensors], list(values)))
+        for tensor, *own in zip(tensors, *(found for found, _ in parts), strict=True):
+            tensor.copy_(sum(own[1:], own[0]))
+        return [sum(own) for own in zip(*(found for _, found in parts), strict=True)]
+
     def reduce_to_main(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         parts = self.gather(list(tensors))
         return [sum(part[1:], part[0]) for part in zip(*parts, strict=True)]
