@@ -1,7 +1,9 @@
 """Images of a run and the inputs to its stages."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
+from tests.support.thread_ranks import run_ranks
 from tests.support.training_data import data_set, digest, pooled_inputs, row
 from vitft.data import augment
 from vitft.data.split import Manifest, Row
@@ -85,6 +88,44 @@ def test_images_that_do_not_fit_are_not_kept_in_memory(
 
     monkeypatch.setattr(augment, "MEMORY_BYTES", 12 * 8 * 8 * 3 - 1)
     assert stored(folder).load_images() is None
+
+
+class Shown:
+    """Progress bar that notes its total and how far it advanced."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total, self.done = label, total, 0
+        bars.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def advance(self, count: int = 1, **_: str) -> None:
+        self.done += count
+
+
+bars: list[Shown] = []
+
+
+def test_processes_load_the_images_together_and_show_how_far_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitft.training.dataset.EVAL_BATCH", 1)
+    monkeypatch.setattr("vitft.system.console.Progress", Shown)
+    data = stored(draw_folder(tmp_path / "colours", per_class=6))
+    rows = data.manifest.rows[:17]  # 16 in a batch of two processes, and then one
+    data = replace(data, manifest=replace(data.manifest, rows=rows))
+    alone = data.load_images()
+
+    tables = run_ranks(2, lambda group: replace(data, group=group).load_images())
+
+    assert alone is not None
+    for table in tables:
+        assert table is not None
+        assert torch.equal(table.pixels, alone.pixels)
+    assert [(bar.total, bar.done) for bar in bars] == [(17, 17)] * 3
 
 
 def test_a_table_of_images_yields_batches_of_the_wanted_sizes() -> None:
