@@ -46,6 +46,12 @@ def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
     return Dataset(manifest=manifest, **settings | more)
 
 
+def noted(seen: list[Any], value: Any, result: Any = None) -> Any:
+    """Add a value to a list, and return the result; for functions that are only to be called."""
+    seen.append(value)
+    return result
+
+
 class CachedFeatures:
     """Extractor whose features are already cached: of each digest and view, or of all views."""
 

@@ -299,7 +299,7 @@ def test_without_cached_features_only_the_files_are_audited(monkeypatch: Any) ->
 
     audit = audited(inputs)
 
-    assert audit["mislabels"] == audit["duplicates"] == []
+    assert (audit["mislabels"], audit["duplicates"]) == ([], [])
     assert audit["images"] == 36
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S

@@ -16,6 +16,7 @@ from vitft.data.folder import File, Folder
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cache import key_of
 from vitft.features.fingerprints import Fingerprints
+from vitft.features.pipeline import inspect_dataset
 from vitft.system.errors import DataError, ImageError
 from vitft.training import extraction as module
 from vitft.training.distributed import ProcessGroup
@@ -285,7 +286,7 @@ def test_the_features_of_all_processes_are_counted_and_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, logged, shared = folder_of(tmp_path / "data"), list[int](), list[Any]()
-    original = module.inspect_dataset
+    original = inspect_dataset
 
     def without_features(part: Folder, **given: Any) -> Any:
         return original(part, **given | {"extractor": None, "view": None})
@@ -321,7 +322,7 @@ def test_the_grey_range_is_measured_on_the_files_of_all_processes(
 
     monkeypatch.setattr(module, "measure_grey_range", measure)
 
-    found = run_ranks(2, lambda group: shared_grey_range(folder, group, max_pixels=1234))
+    found: Any = run_ranks(2, lambda group: shared_grey_range(folder, group, max_pixels=1234))
 
     paths = [file.path for file in folder.files]
     assert sorted(asked, key=len) == [paths[16:32], paths[:16] + paths[32:]]

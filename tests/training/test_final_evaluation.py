@@ -173,7 +173,8 @@ def test_thresholds_are_probabilities_after_calibration_and_never_0_or_1(monkeyp
     assert [one["threshold"] for one in rows] == list(rule.thresholds)
     assert [one["temperature"] for one in rows] == [2.0, 1.0, 1.0]
     plain: Any = {"top1": 1.0}
-    assert DecisionRule().described(plain, fitted) == {"top1": 1.0}
+    assert DecisionRule().described(plain, fitted) is plain
+    assert [*plain] == ["top1"]
     assert (DecisionRule().thresholds, DecisionRule().held_out) == ((), 0.5)
 
 
@@ -329,7 +330,7 @@ def test_an_adapter_is_written_on_request_by_the_main_process(
     )
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "old").write_text("")
-    card = Card(architecture=None, transform=EvalTransform(), weights={"name": "w"})  # type: ignore[arg-type, typeddict-item]
+    card = Card(architecture=None, transform=EvalTransform(), weights={"name": "w"})  # type: ignore[arg-type]
 
     train = TrainSpec(freeze="lora", keep_adapter=keeps)
     write_lora_adapter(RunDir(tmp_path, writes=writes), {}, Headed(), train, card)  # type: ignore[arg-type]
@@ -378,11 +379,11 @@ def test_an_accuracy_that_float32_changes_is_logged(
     with caplog.at_level("INFO", "vitft"):
         found = module.evaluate_run(
             inputs,
-            nn.Identity(),
+            nn.Identity(),  # type: ignore[arg-type]
             precision,
             results,
             scored=None,
-            started=100.0,  # type: ignore[arg-type]
+            started=100.0,
         )
 
     text = (
@@ -411,11 +412,11 @@ def test_cross_validated_logits_are_calibrated_like_the_others(monkeypatch: Any,
 
     found = module.evaluate_run(
         inputs,
-        nn.Identity(),
+        nn.Identity(),  # type: ignore[arg-type]
         "fp32",
         results,
         scored=scored,
-        started=0.0,  # type: ignore[arg-type]
+        started=0.0,
     )
 
     assert found.training is not None

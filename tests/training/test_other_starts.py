@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.training_data import data_set, digest, row
+from tests.support.training_data import data_set, digest, noted, row
 from vitft.config.run import config_from_table
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Cut
@@ -128,15 +128,19 @@ def test_the_last_weights_that_take_six_percent_of_the_time_left_are_tried(
 ) -> None:
     asked: list[Any] = []
     others = [Other(name=str(i), needed=seconds) for i, seconds in enumerate(needed)]
-    monkeypatch.setattr(module, "cached_alternatives", lambda *g: asked.append(g) or others)
+    monkeypatch.setattr(module, "cached_alternatives", lambda *g: noted(asked, g, others))
     monkeypatch.setattr(module, "machine_speed", lambda device: {"cpu": 2.0}[device])
 
     found = weights_to_try(start_of(), started=0.0)  # 50 s are left
 
     assert (found and found.name) == name
     assert asked == [("w", "mit")]
-    for changes in ({"train": {}}, {"weights": {"name": "random:w"}}, {"images": 59}):
-        assert weights_to_try(start_of(**changes), started=0.0) is None  # type: ignore[arg-type]
+    for start in (
+        start_of(train={}),
+        start_of(weights={"name": "random:w"}),
+        start_of(images=59),
+    ):
+        assert weights_to_try(start, started=0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +159,7 @@ def test_a_start_is_tried_within_its_fraction_of_the_time_left(
     monkeypatch.setattr(module, "extract", extract)
     monkeypatch.setattr(module, "compare", lambda *_: {"chosen": True})
 
-    found = try_start(start_of(), start_of(side=24), fraction=0.1, started=0.0)
+    found: Any = try_start(start_of(), start_of(side=24), fraction=0.1, started=0.0)
 
     assert extracted == [60] * is_tried
     if is_tried:
@@ -314,7 +318,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, trial: Any, other: Any) -> list[An
     monkeypatch.setattr(module, "weights_to_try", lambda *_, **__: chosen)
     monkeypatch.setattr(module, "describe_start", lambda found: f"described {found['chosen']}")
     monkeypatch.setattr(module, "extract", lambda start, rows: seen.append((start, len(rows))))
-    monkeypatch.setattr(module, "try_start", lambda *_, **named: seen.append(named) or trial)
+    monkeypatch.setattr(module, "try_start", lambda *_, **named: noted(seen, named, trial))
 
     def start_with(_: Any, weights: Any) -> Any:
         seen.append(weights.name if weights.image_size is None else weights.image_size)
@@ -334,8 +338,9 @@ def test_the_features_of_all_images_are_computed_at_a_size_that_is_chosen(
     seen = prepared(monkeypatch, {"chosen": is_chosen}, larger)
 
     with caplog.at_level("INFO", "vitft"):
-        chosen, found = choose_input_size(start, started=3.0)
+        chosen, size = choose_input_size(start, started=3.0)
 
+    found: Any = size
     assert chosen is (larger if is_chosen else start)
     assert found == {"chosen": is_chosen}
     assert seen[:2] == [(24, 24), {"fraction": 0.06, "started": 3.0}]
@@ -394,7 +399,7 @@ def test_both_kinds_of_starts_are_tried_one_after_the_other(monkeypatch: Any) ->
     results: dict[str, Any] = {"size": None, "weights": None}
     monkeypatch.setattr(module, "choose_input_size", lambda *_, **__: (larger, results["size"]))
     monkeypatch.setattr(
-        module, "try_weights", lambda *given, **__: seen.append(given) or results["weights"]
+        module, "try_weights", lambda *given, **__: noted(seen, given, results["weights"])
     )
 
     assert module.try_other_starts(start, started=0.0) == (larger, {})

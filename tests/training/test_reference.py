@@ -215,9 +215,9 @@ def test_a_process_that_does_not_write_leaves_an_earlier_reference(
     module.write_reference(
         RunDir(tmp_path, writes=False),
         inputs,
-        None,
+        None,  # type: ignore[arg-type]
         frozen=True,
-        seed=0,  # type: ignore[arg-type]
+        seed=0,
     )
 
     assert (tmp_path / REFERENCE_FILE).exists()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.training_data import data_set, pooled_inputs, row
+from tests.support.training_data import data_set, noted, pooled_inputs, row
 from vitft.config.run import config_from_table
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import RunError
@@ -193,7 +193,7 @@ def test_other_arithmetic_of_earlier_steps_is_noted_at_the_start(
     seen: list[Any] = []
     others = [earlier] if earlier else []
     monkeypatch.setattr(
-        module, "other_arithmetic", lambda before, _: seen.append(before) or (before and others)
+        module, "other_arithmetic", lambda before, _: noted(seen, before, before and others)
     )
     monkeypatch.setattr(module, "peak_memory", lambda _: {"of memory": 1234})
     caplog.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import data_set, digest, noted, pooled_inputs, row
 from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
@@ -221,7 +221,7 @@ def test_images_are_loaded_and_views_are_cached_where_a_stage_reads_them(
     data = data_set([row("t", 0), row("v", 0, "val")])
     computed, loaded = list[Any](), list[str]()
     monkeypatch.setattr(module, "compute_views", lambda *given: computed.append(given[2:4]))
-    monkeypatch.setattr(type(data), "load_images", lambda _: loaded.append("all") or "table")
+    monkeypatch.setattr(type(data), "load_images", lambda _: noted(loaded, "all", "table"))
     inputs = pooled_inputs(data, {})
     if not frozen:
         inputs = replace(inputs, extractor=None, cut=inputs.cut._replace(prefix=None))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import data_set, digest, noted, pooled_inputs, row
 from vitft.config.run import config_from_table
 from vitft.features.head import HeldOutLogits, SolvedHead
 from vitft.features.logistic import Problem, Standardizer
@@ -103,7 +103,7 @@ def test_the_rows_of_all_processes_are_those_of_one(
     monkeypatch: pytest.MonkeyPatch, balanced: bool
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ROWS", 5)  # 48 rows of two views in ten chunks
-    table = {"train": {"views": 1}, "optim": {"class_weights": balanced}}
+    table: dict[str, Any] = {"train": {"views": 1}, "optim": {"class_weights": balanced}}
     whole = HeadSolver(context_of(**table))
     x = whole.features[0]
     problem = Problem(
@@ -195,7 +195,7 @@ def test_inputs_of_the_last_block_are_made_only_where_several_are_read(
     inputs = pooled_inputs(data_set(ROWS), {})
     several = VisionTransformer(replace(tiny_vit.config, read_blocks=2))
     calls: list[str] = []
-    extractor: Any = SimpleNamespace(of_last_block=lambda: calls.append("asked") or "last")
+    extractor: Any = SimpleNamespace(of_last_block=lambda: noted(calls, "asked", "last"))
     read: Any = replace(inputs, extractor=extractor)
 
     assert of_last_block(read, tiny_vit) is read
@@ -304,7 +304,7 @@ def test_labels_with_their_own_penalties_are_cross_validated_with_them(
 ) -> None:
     methods: list[HeadMethod] = []
     monkeypatch.setattr(
-        module, "cross_validate_images", lambda *given: (methods.append(given[3]), "scores")
+        module, "cross_validate_images", lambda *given: (None, noted(methods, given[3], "scores"))
     )
     context = context_of()
     context.best.head_results = {"l2": 0.1, "label_l2": [0.1, 0.2, 0.3]}

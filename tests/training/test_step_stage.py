@@ -13,6 +13,7 @@ from vitft.metrics.verdict import BEST_RULE
 from vitft.system.signals import Stopper
 from vitft.training import stages as module
 from vitft.training.best import RunningMetrics
+from vitft.training.dataset import StageInputs
 from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import StepResult
 from vitft.training.stages import StepStage, class_weights, image_logits, make_trainer
@@ -118,7 +119,7 @@ def test_another_epoch_and_the_evaluation_must_fit_into_the_budget(
 
     assert stage.is_last_in_budget() is is_last
     assert context.budget["epochs"] == (2 if is_last else 5)
-    context.budget = None  # type: ignore[assignment]
+    context.budget = None
     assert stage.is_last_in_budget() is False
 
 
@@ -180,10 +181,10 @@ def trainer_of(config: Any, *, reads_pixels: bool = True, **more: Any) -> Any:
     data = data_set(rows, **more)
     inputs = pooled_inputs(data, {})
     if reads_pixels:
-        inputs.cut.prefix.pooled = False  # type: ignore[union-attr, misc]
+        inputs.cut.prefix.pooled = False
     prefix = None if reads_pixels else inputs.cut.prefix
     cut = inputs.cut._replace(prefix=prefix, suffix=nn.Linear(2, 3))
-    inputs = module.StageInputs(data=data, cut=cut, extractor=None)
+    inputs = StageInputs(data=data, cut=cut, extractor=None)
     return make_trainer(config.train, config.optim, inputs, "fp32")
 
 
@@ -217,7 +218,7 @@ def test_a_stage_counts_the_steps_of_the_stages_before_it() -> None:
     config = settings(train={"freeze": "head,blocks:1,none", "augment": "none"})
     rows = [row(str(i), i % 3) for i in range(7)]
     inputs = pooled_inputs(data_set(rows), {})
-    inputs = module.StageInputs(
+    inputs = StageInputs(
         data=inputs.data, cut=inputs.cut._replace(suffix=nn.Linear(2, 3)), extractor=None
     )
     context: Any = SimpleNamespace(config=config, inputs=inputs, precision="bf16")

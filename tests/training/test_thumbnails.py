@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from tests.support.training_data import data_set, digest, row
+from tests.support.training_data import data_set, digest, noted, row
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
@@ -314,7 +314,7 @@ def test_attention_is_computed_by_a_copy_in_bf16_only_if_there_is_any(
 ) -> None:
     run, manifest = finished(tmp_path, image_folder, wrong=wrong)
     makers: list[module.ThumbnailMaker] = []
-    monkeypatch.setattr(module, "write_folder", lambda _, maker, __: makers.append(maker) or 7)
+    monkeypatch.setattr(module, "write_folder", lambda _, maker, __: noted(makers, maker, 7))
 
     count = write_thumbnails(
         run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision

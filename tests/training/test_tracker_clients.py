@@ -149,7 +149,7 @@ def test_a_resumed_run_of_mlflow_continues_after_what_the_server_has(
         assert run == "old"
         return [SimpleNamespace(step=step) for step in known[key]]
 
-    mlflow.get_metric_history = history  # type: ignore[method-assign]
+    setattr(mlflow, "get_metric_history", history)  # noqa: B010 - mypy knows no such attribute
 
     found = MLflow().start(TrackedRun(folder=tmp_path, settings=SETTINGS, id="old"))
 
@@ -182,7 +182,7 @@ def wandb_library(
     monkeypatch: pytest.MonkeyPatch, *, mode: str, login: bool = True, **run: Any
 ) -> tuple[Any, Any]:
     """Install a library wandb, and return it with the run that it starts."""
-    started = Recorder()
+    started: Any = Recorder()
     started.summary = {}
     for name, value in ({"url": "https://wandb/x", "step": 0, "resumed": False} | run).items():
         setattr(started, name, value)
