@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -70,3 +71,30 @@ def pooled_inputs(data: Dataset, features: dict[Any, Tensor], *, leading: int = 
     prefix: Any = SimpleNamespace(pooled=True, leading=leading, shape=(leading,), stop=2)
     extractor: Any = CachedFeatures(features, prefix)
     return StageInputs(data=data, cut=Cut(prefix, nn.Identity()), extractor=extractor)
+
+
+class Shown:
+    """Progress bar that knows its total and how far it has advanced."""
+
+    def __init__(self, label: str, total: int, *, done: int = 0) -> None:
+        self.label, self.total, self.done = label, total, done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def advance(self, count: int = 1, **_: str) -> None:
+        self.done += count
+
+
+def watched_progress(monkeypatch: pytest.MonkeyPatch) -> list[Shown]:
+    """Return a list to which every progress bar is added that is shown from now on."""
+    bars: list[Shown] = []
+
+    def show(label: str, total: int, *, done: int = 0) -> Shown:
+        bars.append(Shown(label, total, done=done))
+        return bars[-1]
+
+    monkeypatch.setattr("vitft.system.console.Progress", show)
+    return bars

@@ -274,6 +274,18 @@ def test_a_trial_is_repeated_if_there_is_time_for_it_and_for_the_final_training(
     assert found.has_time_to_repeat(found.found["trials"][0]) is repeats
 
 
+@pytest.mark.parametrize(("extra", "repeats"), [(1e-6, True), (-1e-6, False)])
+def test_a_repetition_leaves_the_time_for_the_slowest_candidate_that_is_ahead(
+    extra: float, repeats: bool
+) -> None:
+    world = World(1.0, blocks_4=(0.1, 0.2, 1.0), none=(0.1, 0.2, 3.0))
+    trials = [trial_of("blocks:4", loss=0.9, error=0.2), trial_of("none", loss=0.9, error=0.2)]
+    found = search(world, trials)
+    found.found["seconds"] = (4.0 + 3 * 12.0 + extra) / 0.85
+
+    assert found.has_time_to_repeat(trials[0]) is repeats
+
+
 @pytest.mark.parametrize(
     ("left", "epochs"), [(1e9, 12), (12.0, 12), (11.9, 11), (4.0, 4), (3.9, 4), (0.0, 4)]
 )

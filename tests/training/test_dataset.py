@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from tests.support.thread_ranks import run_ranks
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import data_set, digest, pooled_inputs, row, watched_progress
 from vitft.data import augment
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
@@ -90,30 +89,11 @@ def test_images_that_do_not_fit_are_not_kept_in_memory(
     assert stored(folder).load_images() is None
 
 
-class Shown:
-    """Progress bar that notes its total and how far it advanced."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total, self.done = label, total, 0
-        bars.append(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def advance(self, count: int = 1, **_: str) -> None:
-        self.done += count
-
-
-bars: list[Shown] = []
-
-
 def test_processes_load_the_images_together_and_show_how_far_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitft.training.dataset.EVAL_BATCH", 1)
-    monkeypatch.setattr("vitft.system.console.Progress", Shown)
+    bars = watched_progress(monkeypatch)
     data = stored(draw_folder(tmp_path / "colours", per_class=6))
     rows = data.manifest.rows[:17]  # 16 in a batch of two processes, and then one
     data = replace(data, manifest=replace(data.manifest, rows=rows))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.support.thread_ranks import ThreadRank, run_ranks
-from tests.support.training_data import data_set, row
+from tests.support.training_data import data_set, row, watched_progress
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.transforms import EvalTransform, eval_view
@@ -167,7 +167,7 @@ class Computing:
 def test_each_process_computes_the_views_of_every_other_run_of_16_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared: list[Any] = []
+    shared, bars = list[Any](), watched_progress(monkeypatch)
     monkeypatch.setattr(module, "share_rows", lambda *given: shared.append(given[1:3]))
     rows = [row(f"{i:02}", i % 3) for i in range(40)]
     manifest = data_set(rows, root=Path("there")).manifest
@@ -184,6 +184,7 @@ def test_each_process_computes_the_views_of_every_other_run_of_16_files(
         assert extractor.calls == [("there", names, "one"), ("there", names, "two")]
     digests = [one.sha256 for one in rows]
     assert shared == [(digests, view) for view in views] * 2
+    assert [(bar.total, bar.done) for bar in bars] == [(48, 48), (32, 32)]
 
 
 def test_a_file_that_was_deleted_meanwhile_is_named() -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from tests.support.training_data import data_set, digest, noted, row
+from tests.support.training_data import data_set, digest, noted, row, watched_progress
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
@@ -358,8 +358,12 @@ def test_without_images_no_folder_is_written(tmp_path: Path, tiny_vit: VisionTra
 
 
 def test_old_thumbnails_are_replaced_by_those_of_the_run(
-    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+    tmp_path: Path,
+    image_folder: Path,
+    tiny_vit: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    bars = watched_progress(monkeypatch)
     run, manifest = finished(tmp_path, image_folder)
     for name in ("thumbs", ".thumbs"):  # of an earlier run, and of a killed one
         (run.path / name).mkdir()
@@ -370,4 +374,5 @@ def test_old_thumbnails_are_replaced_by_those_of_the_run(
     names = sorted(path.name for path in (run.path / "thumbs").iterdir())
     assert "old.jpg" not in names
     assert len(names) == count + 3  # with the attention of three mistakes
+    assert [(bar.total, bar.done) for bar in bars] == [(count + 3, count + 3)]
     assert not (run.path / ".thumbs").exists()

@@ -13,6 +13,8 @@ from vitft.config.run import config_from_table
 from vitft.features.head import solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.models.vit import VisionTransformer
+from vitft.system.signals import Stopper
+from vitft.training import trial as module
 from vitft.training.trial import (
     HeldOut,
     LayerSettings,
@@ -149,6 +151,48 @@ def test_steps_are_timed_on_at_most_96_images(
     assert 80 <= len(rows) <= 96
     assert {one.split for one in rows} == {"train"}
     assert what == "measuring the time to train all layers"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "each"),
+    [
+        pytest.param(100.0, 3, 2 / 12, id="without the first step"),
+        pytest.param(15.0, 2, 1 / 8, id="no step begins once the time is over"),
+        pytest.param(14.9, 1, 5 / 8, id="the first step if there is no other"),
+    ],
+)
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_the_times_of_features_and_of_steps_are_means_over_images(
+    tiny_vit: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    steps: int,
+    each: float,
+    is_frozen: bool,
+) -> None:
+    clock, taken = [100.0], list[int]()
+
+    def inputs(_: Trial, __: Any, manifest: Any, ___: str) -> Any:
+        clock[0] += 10.0
+        return SimpleNamespace(extractor="some" if is_frozen else None), None
+
+    def step(images: int) -> Any:
+        taken.append(images)
+        clock[0] += 1.0 if len(taken) > 1 else 5.0
+        return SimpleNamespace(images=images)
+
+    monkeypatch.setattr(Trial, "inputs", inputs)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "make_trainer", lambda *_: SimpleNamespace(step=step))
+    monkeypatch.setattr(module, "training_batches", lambda *_: lambda *_: iter([8, 8, 4]))
+    trial = planned(tiny_vit)
+    trial.context.stopper, trial.context.precision = Stopper(0.0), "fp32"
+
+    extraction_s, step_s = trial.time_steps(seconds)
+
+    assert len(taken) == steps
+    assert step_s == pytest.approx(each)
+    assert extraction_s == pytest.approx(10 / 90 if is_frozen else 0.0)
 
 
 def clusters() -> tuple[Any, Tensor, Tensor]:
