@@ -1,5 +1,6 @@
 """The setup of a run: estimates, paths and counts before and after its images are read."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.conftest import draw_folder
 from tests.support.training_data import data_set, digest, noted, pooled_inputs, row
 from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.system.errors import UsageError
 from vitft.training import setup as module
 from vitft.training.distributed import ProcessGroup
 from vitft.training.extraction import Inspection
@@ -20,8 +23,12 @@ from vitft.training.setup import (
     Start,
     count_parameters,
     describe_solver,
+    dry_run,
     expected_training_labels,
+    extract_and_split,
     inspect_images,
+    load_data_and_model,
+    next_inputs,
     with_absolute_paths,
     with_stage_data,
 )
@@ -236,3 +243,116 @@ def test_images_are_loaded_and_views_are_cached_where_a_stage_reads_them(
         assert all(view.crop is not None for view in computed[0][1])
     with_stage_data(replace(inputs, images=found.images or "kept"), config_from_table(table), stage)  # type: ignore[arg-type]
     assert loaded == ["all"] * loads  # not twice
+
+
+def settings_of(data: Path, weights: Path, **table: Any) -> Any:
+    known = {"data": {"path": str(data)}, "weights": {"name": str(weights)}}
+    return config_from_table(known | table)
+
+
+def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
+    image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = {"freeze": "head,blocks:1", "precision": "fp32", "cache": "none"}
+    config = settings_of(image_folder, tiny_weights, train=train)
+
+    with caplog.at_level("DEBUG", "vitft"):
+        setup = load_data_and_model(config, ProcessGroup())
+        start = extract_and_split(setup, ProcessGroup())
+    model = setup.pipeline.model
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    inputs = next_inputs(model, start.inputs, setup.config, "blocks:1", precision="fp32")
+    later = {name for name, p in model.named_parameters() if p.requires_grad}
+
+    assert "training:   the head (99 parameters) on cpu" in caplog.text
+    total = sum(p.numel() for p in model.parameters())
+    assert f"trained:    99 of {total:,} parameters" in caplog.text
+    assert trained == {"head.weight", "head.bias"}
+    assert start.inputs.cut.pooled
+    assert start.inputs.features(start.inputs.data.manifest.rows).shape[0] == 30
+    assert start.inspection.computed == 30
+    assert start.extraction_s > 0
+    assert {name.split(".")[1] for name in later if name.startswith("blocks.")} == {"1"}
+    assert not inputs.cut.pooled
+    assert inputs.features(inputs.data.manifest.rows).shape == (30, 17, 32)
+    assert setup.config.optim.batch_size == 8
+
+
+def test_a_run_that_is_resumed_says_what_it_is_about(
+    image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = settings_of(image_folder, tiny_weights)
+    counts = []
+    for resume, rank in ((False, 0), (True, 0), (True, 1)):
+        caplog.clear()
+        with caplog.at_level("INFO", "vitft"):
+            load_data_and_model(config, ProcessGroup(rank, 1 + rank), resume=resume)
+        counts.append(caplog.text.count("colours, 30 images in 3 classes"))
+
+    assert counts == [0, 1, 0]
+
+
+def test_settings_for_one_class_are_refused_for_several_labels(
+    image_folder: Path, tiny_weights: Path
+) -> None:
+    table = image_folder / "labels.csv"
+    paths = sorted(
+        path.relative_to(image_folder).as_posix() for path in image_folder.rglob("*.png")
+    )
+    rows = [f"{path},{'warm|' * (i % 2)}{path.split('/')[0]}" for i, path in enumerate(paths)]
+    table.write_text("\n".join(["path,labels", *rows]))
+    weighted = settings_of(table, tiny_weights, optim={"class_weights": True})
+
+    with pytest.raises(UsageError, match="class_weights=true cannot be used for multi-label"):
+        load_data_and_model(weighted, ProcessGroup())
+
+
+def test_sharding_is_checked_before_any_image_is_read(
+    image_folder: Path, tiny_weights: Path
+) -> None:
+    train = {"freeze": "none", "shard": True, "compile": True}
+
+    with pytest.raises(UsageError, match=r"shard cannot be combined with train.compile=true"):
+        load_data_and_model(settings_of(image_folder, tiny_weights, train=train), ProcessGroup())
+
+
+def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
+    tmp_path: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = tmp_path / "parts"
+    for part, each in (("train", 4), ("val", 2), ("test", 1)):
+        draw_folder(parts / part, per_class=each)
+    train = {"freeze": "head,lora", "sampling": "balanced", "lora_rank": 2}
+    config = settings_of(parts, tiny_weights, train=train)
+
+    with caplog.at_level("INFO", "vitft"):
+        text = dry_run(config, tmp_path / "run", data="parts")
+
+    counted = "21 images in 3 classes, not opened yet: about 12 for training and 6 for validation"
+    assert f"{counted}, and 3 for the final test" in caplog.messages
+    assert any(line.startswith("balanced sampling: each epoch") for line in caplog.messages)
+    lines = [line for line in caplog.messages if line.startswith("--freeze")]
+    assert lines[0] == (
+        "--freeze head: 99 trainable parameters, fitted by L-BFGS without a training loop"
+    )
+    adapters = 2 * 2 * (32 + 96 + 32 + 32 + 2 * (32 + 128))  # two blocks, rank 2
+    assert lines[1] == (
+        f"--freeze lora: {99 + adapters:,} trainable parameters, adamw with learning rate 0.001: "
+        "10 epochs, 2 steps per epoch, 8 images per step"
+    )
+    assert caplog.messages[-1].endswith(f"the run would be written to {tmp_path / 'run'}")
+    written = tomllib.loads(text)
+    assert written["data"]["path"] == "parts"
+    assert written["optim"]["batch_size"] == 8
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_without_test_images_mentions_none(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "vitft"):
+        dry_run(settings_of(image_folder, tiny_weights), tmp_path, data="x")
+
+    counted = "30 images in 3 classes, not opened yet: about 24 for training and 6 for validation"
+    assert counted in caplog.messages
+    assert "balanced sampling" not in caplog.text
