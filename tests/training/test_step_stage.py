@@ -1,15 +1,16 @@
 """Parts of a stage of steps: when it saves and stops, what it logs, how it weighs the classes."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import data_set, digest, pooled_inputs, row, watched_progress
 from vitft.config.run import config_from_table
 from vitft.metrics.verdict import BEST_RULE
+from vitft.system.errors import ResourceError
 from vitft.system.signals import Stopper
 from vitft.training import stages as module
 from vitft.training.best import RunningMetrics
@@ -246,23 +247,66 @@ def test_each_process_computes_its_share_of_the_logits(rank: int) -> None:
     assert gathered == [(own, 600, 256)]
 
 
-def test_a_stop_leaves_the_state_unless_it_is_urgent() -> None:
-    saved: list[str] = []
+def interrupted_stage(
+    error: BaseException, saved: list[str], *, sharded: bool = False, urgent: bool = False
+) -> Any:
+    """Return a stage of 7 images that raises an error instead of training."""
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+    def train() -> None:
+        raise error
 
-    stage = bare(
-        context=SimpleNamespace(stopper=Stopper(0.0)),
+    stopper = Stopper(0.0)
+    if urgent:
+        stopper = cast("Any", SimpleNamespace(**{
+            name: getattr(stopper, name)
+            for name in ("deferred", "deferred_locally", "deferred_to_next")
+        }, is_urgent=True))  # fmt: skip
+    return bare(
+        context=SimpleNamespace(stopper=stopper),
         config=settings(),
         data=data_set([row(str(i), i % 3) for i in range(7)]),
         inputs=SimpleNamespace(cut=SimpleNamespace(pooled=True)),
-        trainer=SimpleNamespace(steps=0, steps_per_epoch=3, sharded=False),
-        train_epochs=interrupted,
+        trainer=SimpleNamespace(steps=0, steps_per_epoch=3, sharded=sharded),
+        train_epochs=train,
         save=lambda: saved.append("saved"),
     )
+
+
+LOST = ResourceError("a process was lost", fix="")
+
+
+@pytest.mark.parametrize(
+    ("error", "sharded", "urgent", "saves"),
+    [
+        pytest.param(KeyboardInterrupt(), False, False, True, id="a signal"),
+        pytest.param(KeyboardInterrupt(), True, False, True, id="a signal, sharded"),
+        pytest.param(KeyboardInterrupt(), False, True, False, id="a second signal"),
+        pytest.param(LOST, False, False, True, id="a lost process"),
+        pytest.param(LOST, True, False, False, id="a lost part of the weights"),
+        pytest.param(ValueError(), False, False, False, id="another error"),
+    ],
+)
+def test_the_state_is_saved_if_it_is_complete(
+    error: BaseException, sharded: bool, urgent: bool, saves: bool
+) -> None:
+    saved: list[str] = []
+    stage = interrupted_stage(error, saved, sharded=sharded, urgent=urgent)
+
+    with pytest.raises(type(error)):
+        stage.run()
+
+    assert saved == ["saved"] * saves
+
+
+@pytest.mark.parametrize(("steps", "done"), [(0, 0), (1, 3), (2, 6), (3, 7), (8, 20), (9, 21)])
+def test_a_resumed_stage_shows_the_images_of_its_earlier_steps(
+    monkeypatch: pytest.MonkeyPatch, steps: int, done: int
+) -> None:
+    bars = watched_progress(monkeypatch)
+    stage = interrupted_stage(KeyboardInterrupt(), [])
+    stage.trainer.steps = steps
 
     with pytest.raises(KeyboardInterrupt):
         stage.run()
 
-    assert saved == ["saved"]
+    assert [(bar.total, bar.done) for bar in bars] == [(7 * stage.config.optim.epochs, done)]
