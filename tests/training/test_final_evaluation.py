@@ -40,14 +40,14 @@ from vitft.training.finish import (
 )
 from vitft.training.stages import ScoredImages
 
-MANY = [row(str(i), i % 3, "val") for i in range(44)]
-ORDER = torch.randperm(44, generator=torch.Generator().manual_seed(0))
+MANY = [row(str(i), i % 3, "val") for i in range(52)]
+ORDER = torch.randperm(52, generator=torch.Generator().manual_seed(0))
 
 
 def rough_logits() -> Tensor:
     """Return logits whose margins are 0/64, 1/64, 2/64, ... for the images in `ORDER`."""
-    logits = torch.zeros(44, 3)
-    logits[ORDER, 1] = torch.arange(44) / 64
+    logits = torch.zeros(52, 3)
+    logits[ORDER, 1] = torch.arange(52) / 64
     logits[:, 2] = -1
     return logits
 
@@ -77,7 +77,7 @@ def confirm(
         pytest.param(-2.1 / 64, 16, id="the ninth margin is less"),
         pytest.param(0.0, 8, id="the change is 0"),
         pytest.param(8 / 64, 32, id="a third of the images is certain"),
-        pytest.param(100.0, 44, id="no image is certain"),
+        pytest.param(100.0, 52, id="no image is certain"),
     ],
 )
 def test_images_are_recomputed_until_the_margins_exceed_four_times_the_change(
@@ -90,7 +90,7 @@ def test_images_are_recomputed_until_the_margins_exceed_four_times_the_change(
     expected[ORDER[:recomputed], 2] += shift
     for logits, done in run_ranks(size, rank):
         assert done == recomputed
-        assert logits.shape == (44, 1, 3)
+        assert logits.shape == (52, 1, 3)
         torch.testing.assert_close(logits[:, 0], expected)
 
 
@@ -100,7 +100,7 @@ def test_all_images_with_several_labels_are_recomputed(monkeypatch: pytest.Monke
     _, unchanged = confirm(monkeypatch, ProcessGroup(), 0.0, classes=names, labels=names)
     shifted, changed = confirm(monkeypatch, ProcessGroup(), 0.5, classes=names, labels=names)
 
-    assert (unchanged, changed) == (44, 44)
+    assert (unchanged, changed) == (52, 52)
     torch.testing.assert_close(shifted[:, 0, 2], rough_logits()[:, 2] + 0.5)
 
 
