@@ -1,5 +1,6 @@
 """Parts of a run: its result, its stages, what it continues, and the files that it ends with."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -289,3 +290,86 @@ def test_a_run_of_a_head_says_how_long_all_layers_would_take(
     assert done._repr_html_() is not None
     (done.run / "eval.json").write_text("{")  # damaged since
     assert done._repr_html_() is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "calls"),
+    [
+        pytest.param(
+            None,
+            [
+                *("head", "restore", "next blocks:1", "copy", "steps 1 None"),
+                *("restore", "next none", "copy", "steps 2 None"),
+            ],
+            id="a new run",
+        ),
+        pytest.param(
+            1,
+            ["next blocks:1", "steps 1 saved", "restore", "next none", "copy", "steps 2 None"],
+            id="stopped in the second stage",
+        ),
+        pytest.param(
+            2, ["next blocks:1", "next none", "steps 2 saved"], id="stopped in the last stage"
+        ),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_stages_follow_each_other_from_the_saved_one_on(
+    monkeypatch: pytest.MonkeyPatch, saved: int | None, calls: list[str], size: int
+) -> None:
+    seen: list[str] = []
+    deferred: list[bool] = []
+
+    class Stage:
+        def __init__(self, _: Any, number: int) -> None:
+            self.number = number
+
+        def run(self, state: Any) -> None:
+            seen.append(f"steps {self.number} {state and 'saved'}")
+
+    monkeypatch.setattr(module, "StepStage", Stage)
+    monkeypatch.setattr(module, "solve_head_stage", lambda _: noted(seen, "head", "solved"))
+    monkeypatch.setattr(module, "choose_layers", None)  # there is no budget
+    monkeypatch.setattr(
+        module, "next_inputs", lambda *given, **_: noted(seen, f"next {given[3]}", given[1])
+    )
+    train = {"freeze": "head,blocks:1,none", "augment": "none"}
+    context: Any = SimpleNamespace(
+        config=config_from_table({"train": train}),
+        best=SimpleNamespace(
+            model=None,
+            restore=lambda: seen.append("restore"),
+            copy_weights=lambda: noted(seen, "copy", {"w": 1}),
+            file="old",
+        ),
+        inputs=pooled_inputs(data_set([], group=ProcessGroup(0, size)), {}),
+        precision="bf16",
+        stopper=SimpleNamespace(
+            deferred_to_next=lambda *, when: noted(deferred, when, contextlib.nullcontext())
+        ),
+    )
+    state: Any = None if saved is None else SimpleNamespace(facts={"stage": saved})
+
+    module.train_stages(context, state)
+
+    assert seen == calls
+    assert deferred == [size > 1] * (saved is None)
+    assert context.best.file == ("" if "copy" in calls else "old")
+
+
+def test_a_run_with_a_budget_chooses_its_layers_after_the_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "solve_head_stage", lambda _: "solved")
+    monkeypatch.setattr(module, "choose_layers", lambda *given: seen.append(given[1]))
+    context: Any = SimpleNamespace(
+        config=config_from_table({"train": {"budget": "5m"}}),
+        best=None,
+        inputs=pooled_inputs(data_set([]), {}),
+        stopper=SimpleNamespace(deferred_to_next=lambda **_: contextlib.nullcontext()),
+    )
+
+    module.train_stages(context, None)
+
+    assert seen == ["solved"]
