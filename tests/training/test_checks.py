@@ -21,7 +21,7 @@ from vitft.data.fixes import Fix, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes
-from vitft.system.errors import DataError, RunError, UsageError
+from vitft.system.errors import DataError, RunError, UsageError, WeightsError
 from vitft.training import checks as module
 from vitft.training.checks import (
     check_request,
@@ -248,6 +248,16 @@ def request(
 def test_a_run_without_data_is_refused() -> None:
     with pytest.raises(UsageError, match="no data given"):
         check_request(config_from_table({}), None)
+
+
+def test_the_name_of_the_weights_is_checked_unless_there_are_none(
+    data: Path, tmp_path: Path
+) -> None:
+    request(data, tmp_path / "run", weights={"name": "none"})
+    request(data, tmp_path / "run", weights={"name": "random:demo"})
+
+    with pytest.raises(WeightsError, match="nothing"):
+        request(data, tmp_path / "run", weights={"name": str(tmp_path / "nothing.safetensors")})
 
 
 def test_a_run_directory_inside_the_data_is_refused(data: Path, tmp_path: Path) -> None:
