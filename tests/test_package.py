@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import runpy
 import subprocess
 import sys
 import tokenize
@@ -409,12 +408,6 @@ def test_nothing_in_the_package_can_run_foreign_code() -> None:
 
 
 # what describes the package ----------------------------------------------------------------------
-
-
-def test_the_settings_page_is_current() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "settings.py"))["page"]
-
-    assert page() == (ROOT / "docs" / "settings.md").read_text()  # otherwise: make docs
 
 
 RECIPES = sorted(resource("recipes").glob("*.toml"))

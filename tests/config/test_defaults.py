@@ -1,10 +1,26 @@
 """Default settings."""
 
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from vitft.config.defaults import default_batch_size, default_lr
-from vitft.config.run import config_from_table
+from vitft.config.defaults import check_effect, default_batch_size, default_lr
+from vitft.config.run import config_from_table, flat_settings
 from vitft.system.errors import UsageError
+
+SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def documented(layers: str) -> dict[str, Any]:
+    """Return the default settings of trained layers, as documented in docs/settings.md."""
+    (row,) = re.findall(rf"^\| {layers} \| (.*) \|$", SETTINGS_PAGE.read_text(), re.M)
+    pairs = [cell.partition("=") for cell in re.findall("`([^`]*)`", row)]
+    return {key: tomllib.loads(f"x = {value}")["x"] if re.match(r"[\d.]+$", value) else value
+            for key, _, value in pairs}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -15,7 +31,9 @@ from vitft.system.errors import UsageError
         pytest.param("none", 64, 5e-4, id="never more than measured"),
         pytest.param("head,none", 192, 5e-4, id="the last stage decides"),
         pytest.param("blocks:2", 384, 5e-5, id="some blocks"),
+        pytest.param("lora", 384, 5e-4, id="adapters"),
         pytest.param("head", 768, 1e-2, id="a head does not depend on the width"),
+        pytest.param("pre_logits", 768, 1e-3, id="nor does pre_logits"),
     ],
 )
 def test_wider_models_take_smaller_steps(freeze: str, width: int, lr: float) -> None:
@@ -59,44 +77,68 @@ def test_given_settings_override_defaults() -> None:
     assert config.optim.layer_decay == 1.0
 
 
-@pytest.mark.parametrize(
-    "freeze", ["none,head", "head,head", "blocks:2,blocks:1", "head,", "head,all", ",", "blocks:0"]
-)
-def test_stages_go_from_few_to_many(freeze: str) -> None:
-    with pytest.raises(UsageError, match=r"train\.freeze"):
-        config_from_table({"train": {"freeze": freeze}})
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("block:2", "blocks:2"),
-        ("blocks=2", "blocks:2"),
-        ("Blocks:12", "blocks:12"),
-        ("heads", "head"),
-        ("head,block:4", "head,blocks:4"),
-        ("prelogits", "pre_logits"),
-        ("lroa", "lora"),
-    ],
-)
-def test_a_misspelt_value_of_freeze_is_answered_with_the_one_that_was_meant(
-    typed: str, meant: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        config_from_table({"train": {"freeze": typed}})
-
-    assert caught.value.fix == f"use --freeze {meant}"
-
-
-@pytest.mark.parametrize("typed", ["block:0", "all", "layers", "none,head", "4"])
-def test_no_value_of_freeze_is_guessed_without_a_near_one(typed: str) -> None:
-    with pytest.raises(UsageError, match=r"train\.freeze") as caught:
-        config_from_table({"train": {"freeze": typed}})
-
-    assert "blocks:N, lora or none" in caught.value.fix
-
-
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
 def test_augmentation_of_pixels_is_refused_on_cached_features(key: str) -> None:
     with pytest.raises(UsageError, match=rf"train\.{key}"):
         config_from_table({"train": {"freeze": "head", key: 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("layers", "given"),
+    [
+        ("head", {"train": {"freeze": "head"}, "optim": {"solver": "adamw"}}),
+        ("pre_logits", {"train": {"freeze": "pre_logits"}, "weights": {"pre_logits": "keep"}}),
+        ("blocks", {"train": {"freeze": "head,blocks:3"}}),
+        ("none", {"train": {"freeze": "none"}}),
+        ("lora", {"train": {"freeze": "head,lora"}}),
+        ("weights none", {"weights": {"name": "none"}}),
+    ],
+)
+def test_a_run_has_the_documented_defaults_of_the_layers_that_it_trains(
+    layers: str, given: Mapping[str, Any]
+) -> None:
+    settings = flat_settings(config_from_table(given))
+    expected = documented(layers)
+
+    if layers != "weights none":
+        assert default_lr(layers, 192) == expected.pop("optim.lr")
+    assert {key: settings[key] for key in expected} == expected
+
+
+def test_a_head_on_augmented_images_is_trained_in_steps() -> None:
+    config = config_from_table({"train": {"augment": "crop"}})
+
+    assert config.optim.solver == "adamw"
+    assert not config.solves("head")
+    assert config.train.crop_scale == 0.08
+
+
+@pytest.mark.parametrize(
+    ("solver", "stages", "key", "fix"),
+    [
+        pytest.param("lbfgs", 1, "optim.lr", "remove it, or use --solver adamw", id="lbfgs"),
+        pytest.param("adamw", 1, "optim.l2", "remove it, or use --solver lbfgs", id="adamw"),
+        pytest.param("sgd", 1, "optim.l2", "remove it, or use --solver lbfgs", id="sgd"),
+        pytest.param("adamw", 2, "optim.l2", "", id="the head before other layers is solved"),
+        pytest.param("lbfgs", 1, "optim.l2", "", id="its own setting"),
+        pytest.param("adamw", 1, "optim.lr", "", id="the setting of a training loop"),
+    ],
+)
+def test_a_setting_that_has_no_effect_is_refused(
+    solver: str, stages: int, key: str, fix: str
+) -> None:
+    named = ["train.seed", key]
+    if not fix:
+        check_effect(solver, stages, named)
+        return
+
+    with pytest.raises(UsageError, match=rf"{key} has no effect with solver {solver}") as caught:
+        check_effect(solver, stages, named)
+
+    assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize("section", ["train", "optim", "weights"])
+def test_a_section_that_is_not_a_table_is_refused(section: str) -> None:
+    with pytest.raises(UsageError, match=f"{section} is a section, not a value"):
+        config_from_table({section: 3})

@@ -54,6 +54,8 @@ def test_an_error_in_an_option_does_not_blame_the_recipe(tmp_path: Path) -> None
         ({"optim.lr": 0.1, "train.freeze": "blocks:1"}, ""),
         ({"train.augment": "crop", "optim.lr": 0.1}, ""),
         ({"optim.l2": 0.1}, ""),
+        ({"optim.epochs": 1}, "adamw for 1 epoch, because optim.epochs needs a training loop;"),
+        ({"optim.lr": 0.1, "optim.ema": 0.5}, "because optim.lr and optim.ema need a training"),
     ],
 )
 def test_a_setting_that_replaces_the_solver_of_a_head_is_named(
@@ -64,6 +66,29 @@ def test_a_setting_that_replaces_the_solver_of_a_head_is_named(
 
     assert len(caplog.messages) == bool(words)
     assert words in "".join(caplog.messages)
+
+
+@pytest.mark.parametrize(("rank", "logs"), [("0", 1), ("1", 0)])
+def test_only_the_main_process_names_the_replaced_solver(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, rank: str, logs: int
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+
+    with caplog.at_level(logging.INFO, "vitft"):
+        requested_config(None, [("optim.lr", 0.1)])
+
+    assert len(caplog.messages) == logs
+
+
+def test_a_recipe_may_contain_settings_that_named_ones_leave_without_effect(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[optim]\nl2 = 0.5\n")
+
+    config = requested_config(str(recipe), [("train.freeze", "none")])
+
+    assert (config.optim.l2, config.optim.solver) == (0.5, "adamw")
+    with pytest.raises(UsageError, match=r"optim\.l2 has no effect with solver adamw"):
+        requested_config(None, [("train.freeze", "none"), ("optim.l2", 0.5)])
 
 
 def test_finetune_says_that_a_learning_rate_selects_a_training_loop(

@@ -1,18 +1,17 @@
 """Settings: read, checked, overridden, written."""
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vitft.config.names import ALIASES, SETTINGS, find_setting
+from vitft.config.names import SETTINGS
 from vitft.config.run import (
     Config,
     config_from_table,
+    flat_settings,
     merge_settings,
     parse_setting,
-    read_recipe,
     to_toml,
 )
 from vitft.system.errors import UsageError
@@ -30,6 +29,17 @@ def test_settings_written_as_toml_read_back_equal() -> None:
     assert again.weights.image_size == (32, 32)
 
 
+def test_one_value_stands_for_both_sides_or_for_a_list_of_one() -> None:
+    weights = config_from_table({"weights": {"image_size": 32, "mean": 0.5, "std": (1, 2)}}).weights
+
+    assert weights.image_size == (32, 32)
+    assert weights.mean == (0.5,)
+    assert weights.std == (1, 2)
+    assert config_from_table({"weights": {"image_size": None}}).weights.image_size is None
+    assert config_from_table({"optim": {"clip": 1}}).optim.clip == 1.0
+    assert type(config_from_table({"optim": {"clip": 1}}).optim.clip) is float
+
+
 @pytest.mark.parametrize(("name", "with_shape"), [("none", True), ("demo", False)])
 def test_only_the_settings_of_a_new_model_contain_its_shape(name: str, with_shape: bool) -> None:
     config = config_from_table({"data": {"path": "d"}, "weights": {"name": name}})
@@ -45,6 +55,7 @@ def test_only_the_settings_of_a_new_model_contain_its_shape(name: str, with_shap
         pytest.param("optim.lr=0", "invalid optim.lr=0.0", id="no rate"),
         pytest.param("optim.lr=nan", "invalid optim.lr=nan", id="rate is NaN"),
         pytest.param("optim.lr=inf", "invalid optim.lr=inf", id="infinite rate"),
+        pytest.param("optim.lr=true", "invalid optim.lr=true", id="rate is a truth value"),
         pytest.param("optim.lr=1e400", "invalid optim.lr=inf", id="rate too large for a float"),
         pytest.param("optim.lr=fast", "invalid optim.lr=fast", id="rate is a word"),
         pytest.param("optim.epochs=0", "invalid optim.epochs=0", id="no epochs"),
@@ -93,59 +104,14 @@ def test_a_number_in_quotes_is_answered_without_them() -> None:
         config_from_table({"optim": {"epochs": "3"}})
     with pytest.raises(UsageError, match=r"fix: use an integer of 1 or more$"):
         config_from_table({"optim": {"epochs": "three"}})
+    with pytest.raises(UsageError, match=r"fix: use a number above 0, without quotes$"):
+        config_from_table({"optim": {"lr": "-.1"}})
+    with pytest.raises(UsageError, match=r"fix: use true or false, without quotes$"):
+        config_from_table({"train": {"compile": "true"}})
+    with pytest.raises(UsageError, match=r"fix: use a finite number above 0$"):
+        config_from_table({"optim": {"lr": float("inf")}})
     with pytest.raises(UsageError, match=r"fix: use head, (.*) e\.g\. head,none$"):
         config_from_table({"train": {"freeze": "5"}})
-
-
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [
-        pytest.param("optim.batchsize", "optim.batch_size", id="typing error"),
-        pytest.param("train.lr", "optim.lr", id="wrong section"),
-        pytest.param("seed", "data.seed", id="no section"),
-        pytest.param("train.sed", "train.seed", id="same section first"),
-        pytest.param("train.learning_rate", "optim.lr", id="another tool's name"),
-        pytest.param("optim.optimizer", "optim.solver", id="optimizer"),
-        pytest.param("train.gpu", "train.device", id="gpu"),
-        pytest.param("model.embed_dim", "model.width", id="embed_dim"),
-        pytest.param("model.dropout", "train.drop_path", id="dropout"),
-        pytest.param("optim.wd", "optim.weight_decay", id="wd"),
-        pytest.param("bs", "optim.batch_size", id="bs"),
-        pytest.param("train.num-epochs", "optim.epochs", id="dashes"),
-        pytest.param("train.zzz", None, id="nothing like it"),
-    ],
-)
-def test_the_last_part_of_an_unknown_name_is_matched_first(name: str, setting: str | None) -> None:
-    assert find_setting(name) == setting
-
-
-@pytest.mark.parametrize(
-    ("section", "fix"),
-    [
-        ("optimizer", "use the section [optim]"),
-        ("trian", "use the section [train]"),
-        ("zzz", "use one of data,"),
-    ],
-)
-def test_an_unknown_section_is_compared_with_sections(section: str, fix: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown section {section}") as caught:
-        config_from_table({section: {"lr": 0.1}})
-
-    assert caught.value.fix.startswith(fix)
-
-
-def test_aliases_are_names_of_existing_settings() -> None:
-    last = {setting.partition(".")[2] for setting in SETTINGS}
-
-    assert {*ALIASES} <= {*SETTINGS}
-    assert not last & {alias for aliases in ALIASES.values() for alias in aliases}
-
-
-def test_the_suggestion_is_in_the_error() -> None:
-    with pytest.raises(UsageError, match=r"setting train\.lr\n  fix: use optim\.lr$"):
-        config_from_table({"train": {"lr": 3}})
-    with pytest.raises(UsageError, match=r"use one of train\.freeze, train\.augment, "):
-        config_from_table({"train": {"zzz": 3}})
 
 
 @pytest.mark.parametrize(
@@ -174,9 +140,10 @@ def test_the_allowed_values_are_read_from_the_annotation(setting: str, allowed: 
     assert caught.value.fix == f"use {allowed}"
 
 
-def test_a_setting_without_an_equals_sign_is_refused() -> None:
+@pytest.mark.parametrize("text", ["optim.lr", "=3", ""])
+def test_a_setting_without_a_name_or_an_equals_sign_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected KEY=VALUE"):
-        parse_setting("optim.lr")
+        parse_setting(text)
 
 
 @pytest.mark.parametrize(
@@ -187,37 +154,68 @@ def test_a_setting_without_an_equals_sign_is_refused() -> None:
         pytest.param("a.b=true", True, id="truth"),
         pytest.param("a.b=head", "head", id="word"),
         pytest.param("a.b=", "", id="nothing"),
+        pytest.param(" a.b = head ", "head", id="spaces"),
+        pytest.param("a.b=x=3", "x=3", id="two equals signs"),
     ],
 )
 def test_a_setting_is_toml_or_a_word(text: str, value: object) -> None:
     assert parse_setting(text) == ("a.b", value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(b"[data\n", "is not valid TOML", id="torn"),
-        pytest.param(b"\xff\xfe", "is not valid TOML", id="not UTF-8"),
-        pytest.param(b"[data]\npath = 1\npath = 2\n", "is not valid TOML", id="key twice"),
-        pytest.param(b"data = 3\n", "data is a section", id="section is a number"),
-    ],
-)
-def test_a_broken_recipe_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_bytes(content)
-
-    with pytest.raises(UsageError, match=message):
-        config_from_table(read_recipe(str(path)))
-
-
-def test_reading_an_unknown_recipe_lists_the_bundled_ones() -> None:
-    with pytest.raises(UsageError, match=r"one of the recipes .*demo, "):
-        read_recipe("nonsense")
-
-
 def test_every_setting_has_a_section_and_a_default() -> None:
     assert "optim.lr" in SETTINGS
     assert config_from_table({}) == Config()
+
+
+def test_later_values_of_a_setting_take_precedence() -> None:
+    base = {"optim": {"lr": 0.1, "epochs": 3}, "data": 3}
+
+    merged = merge_settings(base, [("optim.lr", 0.2), ("optim.lr", 0.3), ("data.seed", 1)])
+
+    assert merged == {"optim": {"lr": 0.3, "epochs": 3}, "data": 3}
+    assert base["optim"] == {"lr": 0.1, "epochs": 3}
+    with pytest.raises(UsageError, match="data is a section, not a value"):
+        config_from_table(merged)
+
+
+def test_settings_are_listed_by_dotted_name() -> None:
+    flat = flat_settings(config_from_table({"optim": {"epochs": 7}}))
+
+    assert {*flat} == {*SETTINGS}
+    assert flat["optim.epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "sides"),
+    [
+        pytest.param([28, 28], 5, "4 or 7", id="the next smaller and larger side"),
+        pytest.param([28, 28], 3, "2 or 4", id="never a patch of one pixel beside others"),
+        pytest.param([12, 18], 4, "3 or 6", id="sides of both dimensions"),
+        pytest.param([14, 28], 20, "14", id="larger than the image"),
+        pytest.param([7, 7], 2, "7", id="the whole image"),
+        pytest.param([7, 5], 2, "1", id="only pixels"),
+        pytest.param([16, 32], 16, "", id="as large as the image"),
+        pytest.param([7, 5], 1, "", id="pixels"),
+    ],
+)
+def test_patches_must_cover_the_image(size: list[int], patch: int, sides: str) -> None:
+    table = {"weights": {"name": "none", "image_size": size}, "model": {"patch_size": patch}}
+    if not sides:
+        assert config_from_table(table).model.patch_size == patch
+        return
+
+    with pytest.raises(UsageError, match=f"cannot be cut into patches of {patch} x ") as caught:
+        config_from_table(table)
+
+    assert caught.value.fix.startswith(f"use --set model.patch_size={sides}, or another")
+
+
+def test_patches_of_pretrained_weights_are_not_those_of_a_new_model() -> None:
+    config_from_table({"weights": {"name": "w", "image_size": 15}})
+
+
+def test_the_shape_of_a_new_model_may_be_set_before_the_weights() -> None:
+    assert config_from_table({"model": {"depth": 3}}).model.depth == 3
 
 
 Table = dict[str, dict[str, Any]]
@@ -302,14 +300,39 @@ def combined(*tables: Table) -> Table:
             "augment=shift cannot be combined",
             id="shift of frozen blocks",
         ),
+        pytest.param(
+            {"train": {"views": 2, "freeze": "blocks:1"}},
+            {"train": {"freeze": "none", "augment": "none"}},
+            "views=2 needs cached features",
+            id="views of all layers",
+        ),
+        pytest.param(
+            {"train": {"views": 2}},
+            {"train": {"freeze": "lora", "augment": "none"}},
+            "views=2 needs cached features",
+            id="views of adapters",
+        ),
+        pytest.param(
+            {"train": {"budget": "5m"}},
+            {"optim": {"epochs": 3}},
+            "budget=5m chooses the layers to train",
+            id="a budget for a training loop",
+        ),
+        pytest.param(
+            combined(STEPS, {"train": {"augment": "shift", "freeze": "head,lora"}}),
+            {"train": {"freeze": "head,blocks:1"}},
+            "augment=shift cannot be combined",
+            id="shift of adapters",
+        ),
         *(
             pytest.param(
-                combined(STEPS, {"train": {name: 0.2}}),
+                combined(STEPS, {"train": {name: 0.2, "freeze": freeze}}),
                 {"train": {"freeze": "blocks:1"}},
                 f"train.{name}=0.2 cannot be combined",
-                id=f"{name} of frozen blocks",
+                id=f"{name} of {freeze}, not of frozen blocks",
             )
             for name in ("mixup", "cutmix", "erasing", "drop_path")
+            for freeze in ("none", "lora")
         ),
     ],
 )

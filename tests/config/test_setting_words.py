@@ -18,6 +18,12 @@ from vitft.config.options import option_settings, setting_words
         ("data.group_by", "-(.*)", ["--set", "data.group_by=-(.*)"]),
         ("data.root", "photos", ["--set", "data.root=photos"]),
         ("optim.l2", 0.5, ["--set", "optim.l2=0.5"]),
+        ("train.freeze", "-x", ["--set", "train.freeze=-x"]),
+        ("train.seed", 1, ["--set", "train.seed=1"]),
+        ("weights.mean", [], ["--set", "weights.mean=[]"]),
+        ("train.tracker", ("wandb", "mlflow"), ["--set", "train.tracker=['wandb', 'mlflow']"]),
+        ("train.tracker", ["wandb"], ["--tracker", "wandb"]),
+        ("optim.epochs", 3, ["--epochs", "3"]),
     ],
 )
 def test_a_setting_with_an_option_is_written_as_that_option(

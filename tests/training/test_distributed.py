@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S
+from tests.support.ranks import end_ranks, free_port, rank_environment
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import ResourceError
 from vitft.training.distributed import (
     ProcessGroup,
     choose_backend,
+    lost_process,
+    process_group,
     rendezvous_store,
     report_lost_process,
 )
@@ -123,6 +127,113 @@ def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
     means = [torch.load(tmp_path / f"{r}-inputs.pt", weights_only=True) for r in (0, 1)]
     expected = 0.1 * (means[0] + means[1]) / 2  # momentum 0.1, and a mean of 0 before the step
     torch.testing.assert_close(first["model/1.running_mean"], expected)
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what three processes got from the collectives, in the order of their ranks."""
+    out, port = tmp_path_factory.mktemp("collectives"), free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.collectives", str(out)],
+            env=rank_environment(out, rank, 3, port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    ended = end_ranks(processes)
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
+
+
+def test_sums_and_maxima_are_those_of_all_processes(collected: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(collected):
+        assert found["group"] == [rank, 3, rank, rank == 0]
+        assert found["summed"] == [[3.0, 3.0], [[33.0, 33.0, 33.0]], [3.0, 1.5], [3.0]]
+        assert found["largest"] == 10
+        assert found["device"] == "cpu"
+    assert collected[0]["reduced"] == [[7.0, 7.0], [3.0]]  # 1 + 2 + 4
+
+
+def test_values_are_sent_to_all_processes(collected: list[dict[str, Any]]) -> None:
+    items = [[2 * i, 2 * i + 1] for i in range(10)]
+    for found in collected:
+        assert found["broadcast"] == ["of 0", "of 2"]
+        assert found["gathered"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert found["rows"] == items
+        assert found["few rows"] == items[:1]
+        assert found["main only"] == [0, 7]  # with all cores
+        assert found["threads"][0] == found["threads"][1]
+
+
+def test_each_key_is_claimed_by_one_process_in_each_pass(collected: list[dict[str, Any]]) -> None:
+    claimed = [found["claimed"][0] for found in collected]
+
+    assert [sum(each) for each in zip(*claimed, strict=True)] == [1] * 6
+    assert sum(found["claimed"][1] is not False for found in collected) == 1
+
+
+def test_claims_of_a_later_pass_begin_anew() -> None:
+    store = HashStore()
+    groups = [ProcessGroup(rank, 2, store=store) for rank in range(2)]
+
+    for _ in range(2):
+        one, other = (group.claims() for group in groups)
+        assert one is not None
+        assert other is not None
+        assert [one(b"a" * 32), other(b"a" * 32), other(b"b" * 32), one(b"b" * 32)] == [
+            *(True, False),
+            *(True, False),
+        ]
+    assert ProcessGroup().claims() is None
+
+
+def test_runs_of_a_unit_are_in_the_same_shard() -> None:
+    items = list(range(11))
+
+    shards = [list(ProcessGroup(rank, 2).shard(items, 3)) for rank in range(2)]
+
+    assert shards == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10]]
+    assert list(ProcessGroup().shard(items, 3)) == items
+    assert ProcessGroup().main_only(lambda: 5) == 5
+    assert ProcessGroup().gather(5) == [5]
+    assert not ProcessGroup(1, 2).is_main
+
+
+@pytest.mark.parametrize(
+    ("message", "processes", "problem", "fix"),
+    [
+        ("[a.cc:1] [b] Connection closed\nmore", 2, "process 0 of the run has ended", "its error"),
+        ("Connection closed", 3, "another process of the run has ended", "its error message"),
+        ("wait Timed Out after", 2, "process 0 of the run is not responding", "train.timeout"),
+        ("timed out", 0, "another process of the run is not responding", "train.timeout"),
+    ],
+)
+def test_a_lost_process_is_named_if_there_is_only_one_other(
+    monkeypatch: pytest.MonkeyPatch, message: str, processes: int, problem: str, fix: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes > 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+
+    error = lost_process(message)
+
+    shown = message.splitlines()[0].removeprefix("[a.cc:1] [b] ")
+    assert error.problem == f"{problem} ({shown})"
+    assert fix in error.fix
+    assert "--resume" in error.fix
+    assert len(lost_process("x" * 500).problem) < 200
+
+
+def test_a_command_without_torchrun_is_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with process_group() as group:
+        assert (group.rank, group.size, group.store) == (0, 1, None)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with process_group() as group:
+        assert (group.rank, group.size) == (0, 1)
+    assert group.device == torch.device("cpu")
 
 
 @pytest.fixture(scope="module")

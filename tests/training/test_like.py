@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import encoded, read, scene, scenes_folder
+from tests.support.training_data import data_set, digest
+from tests.support.training_data import row as image_row
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_run_config
 from vitft.config.sections import DataSpec
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Manifest, Row
 from vitft.system.errors import DataError, RunError, UsageError
+from vitft.training import like as module
 from vitft.training.checks import check_request, check_resume
 
 SETTINGS: dict[str, Any] = {"optim": {"solver": "lbfgs", "l2": 1.0}}
@@ -268,3 +272,117 @@ def test_a_stopped_run_is_resumed_also_if_the_first_run_was_moved(
 
     for file in ("model.safetensors", "split.csv"):
         assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+class Prints:
+    """Fingerprints that are letters: images with the same letter are copies of each other."""
+
+    def __init__(self, by_digest: dict[str, str]) -> None:
+        self.by_digest = by_digest
+
+    def table(self, digests: list[str]) -> list[str]:
+        return [self.by_digest[one] for one in digests]
+
+
+class Known:
+    def __init__(self, letters: list[str]) -> None:
+        self.letters = letters
+
+    def copies_of(self, letter: str) -> list[int]:
+        return [i for i, other in enumerate(self.letters) if other == letter]
+
+
+EARLIER = (
+    image_row("t1", 0),
+    image_row("v1", 0, "val"),
+    image_row("v2", 0, "val"),
+    image_row("x1", 1, "test", group="p"),
+    image_row("gone", 1, "val"),
+)
+
+
+def former(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, known: str = "v1 v2 x1", **more: Any
+) -> Any:
+    """Return the former split of the files `path: letter`, where `v1` has the letter v1, etc."""
+    earlier = data_set([*EARLIER, *more.pop("rows", ())], root=Path("nowhere")).manifest
+    letters = {digest(name): name for name in known.split()}
+    letters |= {more.get(path, digest(path)): letter for path, letter in files.items()}
+    prints: Any = Prints(letters)
+    good = tuple(InspectedFile(path, 0, "", more.get(path, digest(path)), 8, 8) for path in files)
+    folder: Any = None
+    read: list[str] = []
+
+    def fingerprint(folder: Any, *_: Any, **__: Any) -> None:
+        read.extend(file.path for file in folder.files)
+
+    monkeypatch.setattr(module, "like_manifest", lambda _: earlier)
+    monkeypatch.setattr(module, "read_run_config", lambda _: {})
+    monkeypatch.setattr(module, "run_path", lambda _: Path("nowhere"))
+    monkeypatch.setattr(module, "KnownImages", Known)
+    monkeypatch.setattr(module, "fingerprint_folder", fingerprint)
+    found = module.former_split(
+        "runs/1", InspectedFolder(folder, good, (), {}), prints, max_pixels=9, applies_fixes=False
+    )
+    assert read == ["gone"]  # the others are known
+    return found
+
+
+def test_a_copy_of_a_held_out_image_is_held_out_like_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"v1": "v1", "copy": "v2", "tested": "x1", "t1": "t1", "new": "n"}
+
+    with caplog.at_level("INFO", "vitft"):
+        found = former(monkeypatch, files)
+
+    parts = {name: found.parts.get(digest(name)) for name in files}
+    assert parts == {"v1": "val", "copy": "val", "tested": "test", "t1": "train", "new": None}
+    assert found.parts[digest("gone")] == "val"
+    assert found.groups == {"p": "test"}
+    assert caplog.messages == [
+        "held out again: 1 of 4 images held out by runs/1, and 2 copies of held-out images"
+    ]
+
+
+def test_a_training_image_that_is_a_copy_of_a_held_out_one_is_held_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "vitft"):
+        found = former(monkeypatch, {"t1": "v1", "v1": "v1", "v2": "x1"})
+
+    assert found.parts[digest("t1")] == "val"
+    assert found.parts[digest("v2")] == "val"  # itself held out
+    assert "held out again: 2 of 4 images held out by runs/1, and 1 copy of" in caplog.text
+
+
+def test_a_copy_of_a_validation_and_of_a_test_image_is_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = image_row("x2", 1, "test")
+
+    found = former(monkeypatch, {"copy": "v1", "x2": "v1"}, rows=[again])
+
+    assert found.parts[digest("copy")] == "test"
+
+
+def test_an_image_with_the_path_of_a_lost_one_is_held_out_unless_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = former(monkeypatch, {"gone": "n"}, gone=digest("other"))
+    assert found.parts[digest("other")] == "val"
+
+    renamed = former(monkeypatch, {"gone": "n", "t1": "t1"}, gone=digest("t1"))
+    assert renamed.parts[digest("t1")] == "train"  # a training image of the earlier run
+
+
+def test_an_image_that_was_both_trained_on_and_held_out_is_held_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    twice = image_row("again", 0, "train", sha256=digest("v1"))
+
+    with caplog.at_level("INFO", "vitft"):
+        found = former(monkeypatch, {"v1": "v1"}, rows=[twice])
+
+    assert found.parts[digest("v1")] == "val"
+    assert caplog.messages == ["held out again: 1 of 4 images held out by runs/1"]

@@ -184,6 +184,7 @@ def test_the_seed_decides_what_dropout_drops() -> None:
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
+    assert torch.equal(run(Noisy()).parameters["head.weight"], weights(0))
 
 
 def test_the_micro_batch_changes_only_the_last_bits() -> None:

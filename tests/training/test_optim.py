@@ -1,5 +1,7 @@
 """Learning-rate schedule, parameter groups and optimiser."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,14 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import UsageError
-from vitft.training.optim import WeightAverage, lr_at, make_optimizer, parameter_groups
+from vitft.training.optim import (
+    WeightAverage,
+    lr_at,
+    make_optimizer,
+    parameter_groups,
+    running_statistics,
+    with_step_defaults,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,7 @@ from vitft.training.optim import WeightAverage, lr_at, make_optimizer, parameter
         pytest.param(10, 1.0, id="the cosine starts at the peak"),
         pytest.param(55, 0.5, id="is half way down in the middle"),
         pytest.param(100, 0.0, id="ends at zero"),
+        pytest.param(150, 0.0, id="stays there"),
     ],
 )
 def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
@@ -30,6 +40,75 @@ def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
 
 def test_learning_rate_can_end_at_a_fraction_of_its_peak() -> None:
     assert lr_at(10, 10, peak=2.0, warmup=0.0, final=0.01) == pytest.approx(0.02)
+    assert lr_at(5, 10, peak=2.0, warmup=0.0, final=0.5) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "warmup", "lr"),
+    [(0, 1, 0.0, 1), (1, 1, 0.0, 0), (0, 1, 0.5, 1), (2, 3, 0.9, 1), (3, 4, 0.5, 0.5)],
+)
+def test_schedules_of_a_few_steps_are_exact(
+    step: int, total: int, warmup: float, lr: float
+) -> None:
+    assert lr_at(step, total, peak=1.0, warmup=warmup) == pytest.approx(lr, abs=1e-12)
+
+
+def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
+    tiny_vit: VisionTransformer,
+) -> None:
+    few = with_step_defaults(OptimSpec(), "head,none", tiny_vit, 100)
+    many = with_step_defaults(OptimSpec(), "none", tiny_vit, 5000)
+    given = with_step_defaults(OptimSpec(lr=0.3, batch_size=5), "none", tiny_vit, 5000)
+    normed: Any = nn.Sequential(nn.BatchNorm1d(3))
+    normed.blocks, normed.config = [nn.Linear(3, 3)], tiny_vit.config
+    with_norm = with_step_defaults(OptimSpec(lr=0.3), "none", normed, 100)
+
+    assert (few.lr, few.batch_size) == (5e-4, 8)
+    assert (many.lr, many.batch_size) == (5e-4, 32)
+    assert (given.lr, given.batch_size) == (0.3, 5)
+    assert with_norm.batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("solver", "sharded", "fused"),
+    [("sgd", False, True), ("sgd", True, False), ("adamw", False, True), ("adamw", True, True)],
+)
+def test_optimisers_are_fused_except_sgd_on_sharded_weights(
+    solver: Any, sharded: bool, fused: bool
+) -> None:
+    spec = OptimSpec(solver=solver, lr=0.1, momentum=0.7, weight_decay=0.2)
+
+    optimizer = make_optimizer(nn.Linear(2, 2), spec, sharded=sharded)
+
+    (matrix, bias) = optimizer.param_groups
+    assert bool(matrix["fused"]) is fused
+    assert (matrix["weight_decay"], bias["weight_decay"]) == (0.2, 0.0)
+    assert matrix["lr"] == 0.1
+    assert matrix.get("momentum", 0.7) == 0.7
+    on_meta = make_optimizer(nn.Linear(2, 2, device="meta"), spec)
+    assert not on_meta.param_groups[0]["fused"]
+
+
+class Embedding(nn.Module):
+    """A model without blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 2))
+        self.head = nn.Linear(2, 2)
+
+
+def test_a_model_without_blocks_has_two_layers() -> None:
+    found = groups_by_name(Embedding(), OptimSpec(layer_decay=0.5))
+
+    assert found["cls_token"][0] == 0.5
+    assert found["head.weight"][0] == found["head.bias"][0] == 1.0
+
+
+def test_running_statistics_are_the_means_and_variances() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+    assert {*running_statistics(model)} == {"1.running_mean", "1.running_var"}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +205,7 @@ def test_the_layers_of_a_model_of_timm_are_known() -> None:
 
     scales = [scale for scale, _ in found.values()]
     assert scales[-1] == scales[-2] == 1.0  # the head
+    assert max(scales[:-2]) == 0.5
     assert min(scales) < 0.2
     assert scales[0] == min(scales)  # the first convolution
 
@@ -160,6 +240,9 @@ def test_without_a_decay_there_is_no_average() -> None:
     with average.swapped_in():
         assert average.average == {}
         assert weight.item() == 1
+        assert average.swapped_out == {}  # nothing was copied
+    assert average.before == {}
+    assert WeightAverage({"w": weight}, 0.5, 0.9).before.keys() == {"w"}
 
 
 def test_weights_are_moved_back_towards_those_before_training_only_for_validation() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import vitft
 from tests.conftest import draw_folder
 from tests.models.test_timm_model import random_model, saved
+from tests.support.training_data import data_set, pooled_inputs, row
 from tests.training.test_run import run_it
 from vitft.features.ood import REFERENCE_FILE
 from vitft.report.run_page import write_report
+from vitft.system.rundir import RunDir
 from vitft.training import reference as module
 
 NOTE = "unlike the training images"
@@ -165,3 +168,77 @@ def test_a_timm_model_notes_foreign_images_too(many: Path, tmp_path: Path, stage
     features = model.features(sorted(str(path) for path in many.rglob("*.png")))
     assert np.mean(model.postprocess.reference.are_unlike(features)) < 0.1
     assert all(model.postprocess.reference.are_unlike(features[:9] + 50 * features.std()))
+
+
+@pytest.mark.parametrize(
+    ("pooled", "training", "sampled"),
+    [(True, 20_000, 20_000), (True, 20_001, 10_001), (False, 2_000, 2_000), (False, 2_001, 1_001)],
+)
+def test_at_most_20000_cached_or_2000_computed_images_are_sampled_from_each_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooled: bool, training: int, sampled: int
+) -> None:
+    rows = [row(str(i), 0) for i in range(training)] + [row("v", 0, "val")]
+    inputs = pooled_inputs(data_set(rows), {})
+    if not pooled:
+        inputs = replace(inputs, cut=inputs.cut._replace(prefix=None))
+    seen: list[Any] = []
+
+    def fit(x: Any, labels: Any, held_out: Any, groups: Any, *, trained: bool) -> Any:
+        seen.append((len(x), len(labels), len(groups), held_out.tolist(), trained))
+        return None, {"reason": "none"}
+
+    monkeypatch.setattr(module, "head_inputs", lambda *given: given[2])
+    monkeypatch.setattr(module, "fit_reference", fit)
+    run: Any = RunDir(tmp_path)
+    (tmp_path / REFERENCE_FILE).write_bytes(b"of an earlier attempt")
+
+    for frozen in (False, True):
+        module.write_reference(run, inputs, None, frozen=frozen, seed=0)  # type: ignore[arg-type]
+
+    for (images, labels, groups, held_out, trained), frozen in zip(
+        seen, (False, True), strict=True
+    ):
+        assert images == labels == groups == sampled + 1  # and the validation image
+        assert held_out == [frozen] * sampled + [True]
+        assert trained is not frozen
+    assert not (tmp_path / REFERENCE_FILE).exists()
+
+
+def test_a_process_that_does_not_write_leaves_an_earlier_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "head_inputs", lambda *_: np.zeros((1, 2)))
+    monkeypatch.setattr(module, "fit_reference", lambda *_, **__: (None, {"reason": "none"}))
+    (tmp_path / REFERENCE_FILE).write_bytes(b"earlier")
+    inputs = pooled_inputs(data_set([row("t", 0)]), {})
+
+    module.write_reference(
+        RunDir(tmp_path, writes=False),
+        inputs,
+        None,  # type: ignore[arg-type]
+        frozen=True,
+        seed=0,
+    )
+
+    assert (tmp_path / REFERENCE_FILE).exists()
+
+
+OOD: Any = {
+    "images": 90, "held_out": 90, "reason": None, "false_alarms": 0.013, "unknown_class": 0.4,
+    "unknown_class_interval": (0.3, 0.52), "unknown_class_range": (0.1, 0.7),
+    "classes_left_out": 1, "features_trained": False,
+}  # fmt: skip
+
+
+def test_the_log_says_how_reliable_the_notes_are() -> None:
+    text = "flagged as unlike the training images: 1% of new images"
+    power = ", about 40% of images of unknown classes similar to these (95% interval 30 to 52%; by"
+    more = " class, with 1 class left out in turn: 10 to 70%)"
+
+    assert module.describe_reference(OOD) == f"{text}{power}{more}"
+    trained = module.describe_reference(OOD | {"features_trained": True})
+    assert trained.startswith(f"{text}{power}{more}; the rate may be too high")
+    assert module.describe_reference(OOD | {"unknown_class": None}) == text
+    assert module.describe_reference(OOD | {"reason": "too few images"}) == (
+        "no images will be flagged as unlike the training images: too few images"
+    )

@@ -3,24 +3,35 @@
 import os
 import platform
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import tiny_home
+from tests.support.training_data import digest, row
 from vitft.cli.main import main
+from vitft.config.sections import OptimSpec
+from vitft.data.split import Manifest
 from vitft.system.errors import ResourceError, RunError
-from vitft.system.rundir import read_environment
+from vitft.system.rundir import RunDir, read_environment
+from vitft.training.loop import Batch, Trainer
 from vitft.training.state import (
     State,
+    check_same_images,
     list_states,
+    load_trainer_state,
     newest_state,
+    read_budget,
     read_state,
     remove_states,
     remove_temporary_files,
     save_state,
+    trainer_state,
+    write_budget,
     write_state,
 )
 
@@ -215,3 +226,197 @@ def test_a_resumed_run_says_if_another_number_of_threads_changes_its_rounding(
     assert known is not None
     assert [text.startswith(first) for text in known.get("earlier", [])] == [True] * is_said
     assert ("before it was resumed" in (out / "report.html").read_text()) == is_said
+
+
+def small_trainer(*, ema: float = 0.9, width: int = 3, micro_batch: int = 0) -> Trainer:
+    spec = OptimSpec(
+        solver="adamw", lr=0.1, batch_size=8, ema=ema, interpolation=0.5, micro_batch=micro_batch
+    )
+    model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+    return Trainer(model, spec, steps_per_epoch=4)
+
+
+def stepped(trainer: Trainer) -> tuple[dict[str, torch.Tensor], Any]:
+    trainer.step(Batch(torch.randn(4, 3), torch.tensor([0, 1, 2, 0])))
+    tensors, facts = trainer_state(trainer)
+    return {name: tensor.clone() for name, tensor in tensors.items()}, facts
+
+
+def test_a_state_holds_weights_buffers_averages_and_optimiser() -> None:
+    trainer = small_trainer()
+    trainer.limit.images = 5
+
+    tensors, facts = stepped(trainer)
+
+    assert {name.partition("/")[0] for name in tensors} == {
+        *("weights", "buffers", "average", "before", "optimizer")
+    }
+    assert (facts["step"], facts["micro_batch"]) == (1, 5)
+    again = small_trainer(micro_batch=2)
+    load_trainer_state(again, tensors, facts)
+    assert (again.steps, again.micro_batch) == (1, 5)
+    found, _ = trainer_state(again)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("weights/0.weight", None, id="a weight is missing"),
+        pytest.param("buffers/1.running_mean", None, id="a buffer is missing"),
+        pytest.param("average/0.bias", None, id="an average is missing"),
+        pytest.param("before/0.bias", None, id="a weight before training is missing"),
+        pytest.param("weights/0.weight", torch.zeros(3, 4), id="a weight of another shape"),
+        pytest.param("average/0.bias", torch.zeros(2), id="an average of another shape"),
+        pytest.param("buffers/1.running_var", torch.zeros(4), id="a buffer of another shape"),
+        pytest.param("before/0.bias", torch.zeros(2), id="another shape before training"),
+        pytest.param("optimizer/0/exp_avg", torch.zeros(2, 2), id="a slot of another shape"),
+        pytest.param("optimizer/4/exp_avg", torch.zeros(3), id="a slot of no parameter"),
+        pytest.param("optimizer/x/exp_avg", torch.zeros(3), id="a slot without a number"),
+        pytest.param("weights/2.weight", torch.zeros(3), id="an unknown weight"),
+        pytest.param("other/0.weight", torch.zeros(3), id="an unknown kind"),
+    ],
+)
+def test_a_state_that_does_not_fit_the_model_is_refused(
+    name: str, value: torch.Tensor | None
+) -> None:
+    tensors, facts = stepped(small_trainer())
+    load_trainer_state(small_trainer(), tensors, facts)
+    if value is None:
+        del tensors[name]
+    else:
+        tensors[name] = value
+
+    with pytest.raises(RunError, match=rf"does not fit this model: {name} is missing or unknown"):
+        load_trainer_state(small_trainer(), tensors, facts)
+
+
+def test_a_state_with_averages_does_not_fit_a_run_without() -> None:
+    tensors, facts = stepped(small_trainer())
+
+    with pytest.raises(RunError, match=r"does not fit this model: average/0\.bias"):
+        load_trainer_state(small_trainer(ema=0.0), tensors, facts)
+
+
+def test_files_are_named_by_stage_and_step_and_the_state_names_its_best_weights(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "resume"
+    assert save_state(folder, 1, 7, state(7), None) == ""
+    assert save_state(folder, 1, 12345678, state(8), WEIGHTS) == "best-1-12345678.safetensors"
+    (folder / "best-1-00000007.safetensors.damaged").write_bytes(b"")
+    (folder / "state-x.safetensors").write_bytes(b"")
+
+    found = list_states(folder)
+    assert [p.name for p in found] == [
+        "state-1-12345678.safetensors",
+        "state-1-00000007.safetensors",
+    ]
+    newest = read_state(found[0])
+    assert newest is not None
+    assert newest.facts["best_file"] == "best-1-12345678.safetensors"
+
+
+def test_a_state_without_best_weights_is_intact(tmp_path: Path) -> None:
+    save_state(tmp_path, 0, 3, state(3), None)
+
+    found = newest_state(tmp_path)
+
+    assert found is not None
+    assert (found[0].facts["step"], found[1]) == (3, {})
+
+
+def test_missing_best_weights_are_damage(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    (tmp_path / "best-0-00000002.safetensors").unlink()
+
+    found = newest_state(tmp_path)
+
+    assert found is not None
+    assert found[0].facts["step"] == 1
+    assert not list(tmp_path.glob("*.damaged"))
+
+
+def test_a_file_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 1)
+    (tmp_path / "budget.json").mkdir()
+    (tmp_path / ".x.0123456789ab").mkdir()
+
+    remove_states(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] != []
+    assert not list(tmp_path.glob("*.safetensors"))
+    (message,) = caplog.messages
+    assert message.startswith(f"cannot remove {tmp_path / 'budget.json'}: ")
+
+
+def test_the_trials_of_a_run_are_kept_until_it_has_finished(tmp_path: Path) -> None:
+    found: Any = {
+        "seconds": 60.0, "used": 1.0, "trials": [], "skipped": [], "chosen": None, "epochs": 0
+    }  # fmt: skip
+    write_budget(RunDir(tmp_path, writes=False), found)
+    assert read_budget(tmp_path / "resume") is None
+    write_budget(RunDir(tmp_path), found)
+    assert read_budget(tmp_path / "resume") == found
+
+    remove_states(tmp_path / "resume")
+
+    assert not (tmp_path / "resume").exists()
+
+
+ROWS = (row("a/1", 0), row("a/2", 0, "val"), row("b/1", 1), row("b/2", 1, "val"))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        pytest.param({}, "", id="nothing"),
+        pytest.param({0: {"sha256": digest("other")}}, "1 image has changed since", id="a file"),
+        pytest.param({0: {"split": "val"}, 1: {"split": "train"}}, "2 images have", id="the split"),
+        pytest.param({2: {"label": 0}}, "1 image has changed .* e.g. b/1", id="a label"),
+        pytest.param({3: {"path": "b/3"}}, "2 images have changed .* e.g. b/2", id="a path"),
+        pytest.param({3: {"group": "p"}}, "", id="groups that were not recorded"),
+    ],
+)
+def test_a_run_is_resumed_with_the_same_images_only(
+    tmp_path: Path, change: dict[int, dict[str, Any]], problem: str
+) -> None:
+    before = Manifest(tmp_path, ("a", "b"), ROWS)
+    before.write(RunDir(tmp_path).split)
+    rows = tuple(replace(one, **change.get(i, {})) for i, one in enumerate(ROWS))
+    now = replace(before, rows=rows)
+
+    if problem:
+        with pytest.raises(RunError, match=problem):
+            check_same_images(RunDir(tmp_path), now)
+        assert RunDir(tmp_path).split.read_bytes() == before.to_csv()
+    else:
+        check_same_images(RunDir(tmp_path, writes=False), now)
+        assert RunDir(tmp_path).split.read_bytes() == before.to_csv()
+        check_same_images(RunDir(tmp_path), now)
+        assert RunDir(tmp_path).split.read_bytes() == now.to_csv()
+
+
+def test_groups_that_were_recorded_must_be_the_same(tmp_path: Path) -> None:
+    grouped = (*ROWS[:3], replace(ROWS[3], group="p"))
+    before = Manifest(tmp_path, ("a", "b"), grouped)
+    before.write(RunDir(tmp_path).split)
+    check_same_images(RunDir(tmp_path), before)
+
+    for group in ("q", ""):
+        now = replace(before, rows=(*ROWS[:3], replace(ROWS[3], group=group)))
+        with pytest.raises(RunError, match=r"1 image has changed .* e\.g\. b/2"):
+            check_same_images(RunDir(tmp_path), now)
+
+
+def test_classes_that_were_added_are_refused(tmp_path: Path) -> None:
+    before = Manifest(tmp_path, ("a", "b"), ROWS)
+    before.write(RunDir(tmp_path).split)
+    rows = tuple(replace(one, label=2 * one.label) for one in ROWS)
+    now = Manifest(tmp_path, ("a", "aa", "b"), (*rows, row("aa/1", 1)))
+
+    with pytest.raises(RunError, match=r"1 image has changed .* e\.g\. aa/1"):
+        check_same_images(RunDir(tmp_path), now)

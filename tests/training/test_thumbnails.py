@@ -1,7 +1,9 @@
 """Thumbnails for the report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
+from tests.support.training_data import data_set, digest, noted, row, watched_progress
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
@@ -19,12 +22,14 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
+    ValidationPrediction,
     least_confident,
     mistakes,
     read_validation_predictions,
     thumb_name,
 )
 from vitft.system.rundir import RunDir
+from vitft.training import thumbnails as module
 from vitft.training.thumbnails import write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
@@ -38,8 +43,8 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
     manifest.write(run.split)
     write_class_indices(run.class_indices, manifest.classes)
     logits = np.zeros((len(manifest.val), 3), np.float32)
-    for i, row in enumerate(manifest.val):
-        logits[i, (row.label + (i < wrong)) % 3] = 1 + i
+    for i, one in enumerate(manifest.val):
+        logits[i, (one.label + (i < wrong)) % 3] = 1 + i
     np.savez(run.path / "validation.npz", logits=logits)
     return run, manifest
 
@@ -199,3 +204,175 @@ def test_the_attention_in_bf16_is_nearly_that_of_float32(
     assert len(exact) == 3
     assert np.abs(exact - fast).mean() < 2  # grey levels
     assert next(tiny_vit.parameters()).dtype == torch.float32
+
+
+def predictions(count: int, *, wrong: int) -> list[ValidationPrediction]:
+    """Return predictions for images of class a, of which the first `wrong` are mistaken for b.
+
+    Mistakes are the more confident the earlier they are, correct predictions the later they are.
+    """
+    found = []
+    for i in range(count):
+        predicted = "b" if i < wrong else "a"
+        probability = 0.99 - i / 1000 if i < wrong else 0.5 + i / (2 * count)
+        found.append(
+            ValidationPrediction(
+                path=f"a/{i:03}",
+                sha256=digest(f"a/{i:03}"),
+                label="a",
+                predicted=predicted,
+                probability=probability,
+                label_probability=probability if predicted == "a" else 1 - probability,
+                most_probable=predicted,
+            )
+        )
+    return found
+
+
+def selected(
+    monkeypatch: pytest.MonkeyPatch, found: list[ValidationPrediction], audit: Any, *rest: str
+) -> tuple[dict[str, int], list[str]]:
+    """Return what is selected of the predicted images and of the other images `rest`."""
+    monkeypatch.setattr(module, "read_validation_predictions", lambda _: found)
+    monkeypatch.setattr(module, "read_run_json", lambda *_: audit)
+    rows = [row(one.path, 0, "val") for one in found] + [row(name, 2) for name in rest]
+    predicted, chosen = module.select_images(Path("run"), data_set(rows).manifest)
+    return predicted, [one.path for one in chosen]
+
+
+def test_200_mistakes_are_shown_12_of_them_with_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = predictions(230, wrong=230)
+
+    predicted, chosen = selected(monkeypatch, found, None)
+
+    assert predicted == {digest(f"a/{i:03}"): 1 for i in range(12)}
+    assert chosen == [f"a/{i:03}" for i in range(200)]
+
+
+def test_the_least_and_the_most_confident_correct_predictions_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predicted, chosen = selected(monkeypatch, predictions(40, wrong=0), None)
+
+    assert predicted == {}
+    assert chosen[:3] == ["a/000", "a/001", "a/002"]  # three of each class
+    assert chosen[3:] == ["a/039"]  # and the surest one
+
+
+def test_up_to_60_unsure_predictions_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        replace(one, label=f"c{i // 4}", predicted=f"c{i // 4}")
+        for i, one in enumerate(predictions(200, wrong=0))
+    ]
+
+    _, chosen = selected(monkeypatch, found, None)
+
+    assert len(chosen) == 60 + 8
+
+
+def test_images_that_the_audit_names_are_shown_within_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"m{i:03}" for i in range(100)] + [f"d{i}" for i in range(8)]
+    members = [{"path": f"d{i}"} for i in range(8)]
+
+    def shown(mislabels: int) -> list[str]:
+        audit = {
+            "mislabels": [{"path": name} for name in [*names[:mislabels], "not in the split"]],
+            "duplicates": [{"members": members}],
+        }
+        return selected(monkeypatch, [], audit, *names)[1]
+
+    assert shown(3) == ["m000", "m001", "m002", "d0", "d1", "d2", "d3", "d4", "d5"]
+    assert len(shown(100)) == 80
+    assert shown(76)[76:] == ["d0", "d1", "d2"]  # 80 with the one that is not in the split
+
+
+def test_an_image_with_copies_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = predictions(4, wrong=4)
+    monkeypatch.setattr(module, "read_validation_predictions", lambda _: found)
+    monkeypatch.setattr(module, "read_run_json", lambda *_: None)
+    rows = [row(one.path, 0, "val", sha256=digest("same")) for one in found]
+
+    _, chosen = module.select_images(Path("run"), data_set(rows).manifest)
+
+    assert [one.path for one in chosen] == ["a/003"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "wrong", "dtype"),
+    [("fp32", 3, torch.float32), ("bf16", 3, torch.bfloat16), ("bf16", 0, torch.float32)],
+)
+def test_attention_is_computed_by_a_copy_in_bf16_only_if_there_is_any(
+    tmp_path: Path,
+    image_folder: Path,
+    tiny_vit: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    wrong: int,
+    dtype: torch.dtype,
+) -> None:
+    run, manifest = finished(tmp_path, image_folder, wrong=wrong)
+    makers: list[module.ThumbnailMaker] = []
+    monkeypatch.setattr(module, "write_folder", lambda _, maker, __: noted(makers, maker, 7))
+
+    count = write_thumbnails(
+        run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision
+    )
+
+    assert count == 7
+    assert next(makers[0].model.parameters()).dtype == dtype
+    assert next(tiny_vit.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("images", "sizes"), [(0, []), (4, [4]), (9, [4, 4, 1])])
+def test_attention_is_computed_for_four_images_at_a_time_with_one_thread_each(
+    tiny_vit: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+    images: int,
+    sizes: list[int],
+) -> None:
+    views = {str(i): np.zeros((16, 16, 3), np.uint8) for i in range(images)}
+    maker = module.ThumbnailMaker(data_set([]).manifest, tiny_vit.train(), TRANSFORM, 10, {})
+    seen: list[tuple[int, int, bool]] = []
+
+    def draw(_: Any, model: torch.nn.Module, batch: Any) -> list[tuple[str, bytes]]:
+        seen.append((len(batch), torch.get_num_threads(), model.training))
+        return [(name, b"jpeg") for name in batch]
+
+    monkeypatch.setattr(module.ThumbnailMaker, "draw_attention", draw)
+    torch.set_num_threads(2)
+
+    drawn = list(maker.attention(views))
+
+    assert drawn == [(name, b"jpeg") for name in views]
+    assert sorted(seen, reverse=True) == [(size, 1, False) for size in sizes]
+    assert torch.get_num_threads() == 2
+
+
+def test_without_images_no_folder_is_written(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+    maker = module.ThumbnailMaker(data_set([]).manifest, tiny_vit, TRANSFORM, 10, {})
+
+    assert module.write_folder(tmp_path, maker, []) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_old_thumbnails_are_replaced_by_those_of_the_run(
+    tmp_path: Path,
+    image_folder: Path,
+    tiny_vit: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bars = watched_progress(monkeypatch)
+    run, manifest = finished(tmp_path, image_folder)
+    for name in ("thumbs", ".thumbs"):  # of an earlier run, and of a killed one
+        (run.path / name).mkdir()
+        (run.path / name / "old.jpg").write_bytes(b"")
+
+    count = keep(run, manifest, tiny_vit)
+
+    names = sorted(path.name for path in (run.path / "thumbs").iterdir())
+    assert "old.jpg" not in names
+    assert len(names) == count + 3  # with the attention of three mistakes
+    assert [(bar.total, bar.done) for bar in bars] == [(count + 3, count + 3)]
+    assert not (run.path / ".thumbs").exists()

@@ -86,7 +86,7 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
             known.setdefault(alias, []).append(setting)
     own = [name.partition(".")[2] for name in SETTINGS if name.startswith(f"{section}.")]
     begins = [name for name in own if len(last) > 3 and name.startswith(f"{last}_")]
-    near = [last] if last in known else begins or get_close_matches(last, known, 1, cutoff)
+    near = [last] if last in known else begins or get_close_matches(last, known, cutoff=cutoff)
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
 
@@ -94,7 +94,7 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
 def suggest_section(name: str) -> str:
     """Return the suggested fix for an unknown section."""
     near = [section for section in SECTIONS if name.startswith(section)]
-    near = near or get_close_matches(name, SECTIONS, n=1)
+    near = near or get_close_matches(name, SECTIONS)
     return f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vitft.config.defaults import STEP_SETTINGS, check_effect
 from vitft.config.run import Config, config_from_table, merge_settings, read_recipe
 from vitft.system.errors import UsageError
-from vitft.system.text import listing
+from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,6 @@ def implied_solver(table: Mapping[str, Any], config: Config) -> str:
     given = [f"optim.{name}" for name in optim if name in STEP_SETTINGS]
     need = f"{listing(given)} {'needs' if len(given) == 1 else 'need'}"
     return (
-        f"solver:     {config.optim.solver} for {config.optim.epochs} epochs, because {need} "
-        "a training loop; without it, the head would be solved by lbfgs, which is faster"
+        f"solver:     {config.optim.solver} for {count(config.optim.epochs, 'epoch')}, because "
+        f"{need} a training loop; without it, the head would be solved by lbfgs, which is faster"
     )

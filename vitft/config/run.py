@@ -1,6 +1,7 @@
 """Settings of a fine-tuning run, as read from TOML files, recipes and `--set`."""
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,9 +154,8 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
     Raises:
         UsageError: They do not; the fix names the next smaller and larger sides that do.
     """
-    sides = [
-        side for side in range(1, min(image_size) + 1) if not any(s % side for s in image_size)
-    ]
+    common = math.gcd(*image_size)
+    sides = [side for side in range(1, common + 1) if common % side == 0]
     near = [*(s for s in sides[1:] if s < patch)][-1:] + [s for s in sides if s > patch][:1]
     require(
         patch in sides,
@@ -274,7 +274,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 def unknown_recipe(name: str, bundled: Sequence[str]) -> UsageError:
     """Return the error for a recipe that is neither bundled nor a file."""
     path = Path(name)
-    near = get_close_matches(path.stem.lower(), bundled, n=1, cutoff=0.7)
+    near = get_close_matches(path.stem.lower(), bundled, cutoff=0.7)
     if path.suffix == ".toml" and not near:
         near = sorted(map(str, Path().glob(f"*/{escape(path.name)}")))
     meant = f"did you mean {near[0]}? U" if near else "u"

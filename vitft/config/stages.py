@@ -33,4 +33,4 @@ def meant_stage(stage: str) -> str:
     numbered = re.fullmatch(r"([a-z]+)[\W_]*(\d+)", stage)
     if numbered and get_close_matches(numbered[1], ["blocks"], cutoff=0.7):
         return f"blocks:{numbered[2]}"
-    return next(iter(get_close_matches(stage, NAMES, n=1, cutoff=0.7)), stage)
+    return next(iter(get_close_matches(stage, NAMES, cutoff=0.7)), stage)

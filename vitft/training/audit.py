@@ -155,9 +155,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 
     After centring, the cosine similarity of each pair is at least `MIN_SIMILARITY`.
     """
-    if most < 1 or len(x) < 2:
-        return []
-    centred = F.normalize(x - x.mean(dim=0), dim=-1)
+    centred = F.normalize(x - x.mean(dim=0))
     found: list[tuple[float, int, int]] = []
     for begin in range(0, len(centred), 1024):
         cosines = centred[begin : begin + 1024] @ centred.T  # (m, n)
@@ -165,7 +163,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
             torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
         )
         # Few pairs reach the threshold; sorting all pairs would take much longer.
-        near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY)[:, 0]
+        near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY).flatten()
         best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
         for cosine, place in zip(best.values.tolist(), places, strict=True):

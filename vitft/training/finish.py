@@ -264,7 +264,7 @@ def final_logits(
     if precision == "fp32" or inputs.extractor is None:
         return logits, None
     if data.manifest.labels:
-        margins, order = torch.zeros(len(rows)), torch.arange(len(rows))
+        margins, order = -torch.ones(len(rows)), torch.arange(len(rows))  # none is certain
     else:
         best = logits.topk(2, dim=-1).values  # (n, H, 2)
         margins, order = (best[..., 0] - best[..., 1]).amin(dim=1).sort()

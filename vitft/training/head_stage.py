@@ -179,7 +179,7 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
     indices.
     """
     weight, bias = solved.last
-    right = (x @ weight.T + bias).argmax(dim=-1) == y
+    right = (x @ weight.T + bias).argmax(dim=1) == y
     blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
     return {
         "blocks": blocks,

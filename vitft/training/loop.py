@@ -235,7 +235,7 @@ class Trainer:
             smoothing = self.spec.label_smoothing
             loss = self.loss.total(logits.float(), target, label_smoothing=smoothing) / images
             self.scaler.scale(loss * factor).backward()
-            known = known if known.ndim == 1 or self.loss.several else known.argmax(dim=-1)
+            known = known if known.ndim == 1 or self.loss.several else known.argmax(dim=1)
             right = are_right(logits[: len(known)], known).sum()
             if factor:
                 found.append(torch.stack([loss.detach(), right.to(loss)]))

@@ -115,8 +115,7 @@ class StepStage:
         images = epoch_size(self.data.manifest.train, self.config.train)
         total = images * optim.epochs
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
-        partial = min(images, steps * optim.images_per_step)  # the last batch may be smaller
-        done = epochs * images + partial
+        done = epochs * images + steps * optim.images_per_step  # only the last batch is smaller
         with (
             one_thread(when=self.inputs.cut.pooled),
             console.Progress("training", total, done=done) as self.progress,

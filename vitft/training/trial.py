@@ -320,7 +320,7 @@ class Trial:
             tried.append(
                 {
                     "fraction": fraction,
-                    "top1": float((ours.argmax(dim=-1) == labels).float().mean()),
+                    "top1": float((ours.argmax(dim=1) == labels).float().mean()),
                     "loss": float(losses.mean()),
                     "error": float((head_losses - losses).std(ddof=1) / len(y) ** 0.5),
                 }
@@ -333,7 +333,7 @@ class Trial:
             "images": len(self.held_out.manifest.train),
             "held_out": len(y),
             "top1": best["top1"],
-            "head_top1": float((heads.argmax(dim=-1) == labels).float().mean()),
+            "head_top1": float((heads.argmax(dim=1) == labels).float().mean()),
             "loss": best["loss"],
             "head_loss": float(head_losses.mean()),
             "error": best["error"],

@@ -1,0 +1,100 @@
+"""Data sets and inputs of training stages in memory: no files, no runs."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitft.data.split import Manifest, Row, SplitName
+from vitft.data.transforms import EvalTransform, View
+from vitft.features.cut import Cut
+from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.distributed import ProcessGroup
+
+CPU = torch.device("cpu")
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def row(name: str, label: int, split: SplitName = "train", **more: Any) -> Row:
+    """Return a row of the image `name`; two rows with the same `sha256` are identical images."""
+    return Row(name, label, split, **{"sha256": digest(name), **more})
+
+
+def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
+    """Return a data set of the classes a, b and c on the CPU."""
+    manifest = Manifest(
+        more.pop("root", Path("nowhere")),
+        more.pop("classes", ("a", "b", "c")),
+        tuple(rows),
+        more.pop("labels", ()),
+    )
+    settings: dict[str, Any] = {
+        "transform": EvalTransform(image_size=(8, 8)),
+        "max_pixels": 10**6,
+        "device": CPU,
+        "group": ProcessGroup(),
+        "duplicates": {},
+        "groups": {},
+    }
+    return Dataset(manifest=manifest, **settings | more)
+
+
+def noted(seen: list[Any], value: Any, result: Any = None) -> Any:
+    """Add a value to a list, and return the result; for functions that are only to be called."""
+    seen.append(value)
+    return result
+
+
+class CachedFeatures:
+    """Extractor whose features are already cached: of each digest and view, or of all views."""
+
+    def __init__(self, features: dict[Any, Tensor], prefix: Any = None) -> None:
+        self.features, self.prefix = features, prefix
+        self.seen: list[tuple[str, ...]] = []
+
+    def rows(self, digests: Sequence[str], view: View) -> Tensor:
+        self.seen.append((view.name, *digests))
+        keys = [one if one in self.features else (one, view.name) for one in digests]
+        return torch.stack([self.features[key] for key in keys]) if keys else torch.empty(0, 2)
+
+
+def pooled_inputs(data: Dataset, features: dict[Any, Tensor], *, leading: int = 2) -> StageInputs:
+    """Return inputs to a head with cached features; `leading` values are of the last block."""
+    prefix: Any = SimpleNamespace(pooled=True, leading=leading, shape=(leading,), stop=2)
+    extractor: Any = CachedFeatures(features, prefix)
+    return StageInputs(data=data, cut=Cut(prefix, nn.Identity()), extractor=extractor)
+
+
+class Shown:
+    """Progress bar that knows its total and how far it has advanced."""
+
+    def __init__(self, label: str, total: int, *, done: int = 0) -> None:
+        self.label, self.total, self.done = label, total, done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def advance(self, count: int = 1, **_: str) -> None:
+        self.done += count
+
+
+def watched_progress(monkeypatch: pytest.MonkeyPatch) -> list[Shown]:
+    """Return a list to which every progress bar is added that is shown from now on."""
+    bars: list[Shown] = []
+
+    def show(label: str, total: int, *, done: int = 0) -> Shown:
+        bars.append(Shown(label, total, done=done))
+        return bars[-1]
+
+    monkeypatch.setattr("vitft.system.console.Progress", show)
+    return bars

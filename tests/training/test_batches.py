@@ -1,0 +1,303 @@
+"""Batches of a stage, from cached features, images in memory and files."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tests.conftest import draw_folder
+from tests.support.training_data import data_set, pooled_inputs, row
+from vitft.config.sections import OptimSpec, TrainSpec
+from vitft.data.augment import Shifts, draw_shifts, shift_and_flip
+from vitft.data.sampling import repeat_counts
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import Cut
+from vitft.system.batch_limit import BatchLimit
+from vitft.training.batches import (
+    caches_views,
+    epoch_order,
+    epoch_size,
+    evaluation_batches,
+    prefix_outputs,
+    training_batches,
+    training_crop,
+    training_views,
+    view_key,
+)
+from vitft.training.dataset import Dataset, ImageTable, StageInputs
+from vitft.training.distributed import ProcessGroup
+from vitft.training.loop import Batch
+
+TRANSFORM = EvalTransform(image_size=(8, 8), interpolation="bilinear", mean=(0.5,), std=(0.25,))
+ROWS = [row(name, i % 2) for i, name in enumerate("abcdefg")]
+
+
+def cut_of(*, prefix: bool, pooled: bool = False) -> Cut:
+    found: Any = SimpleNamespace(pooled=pooled) if prefix else None
+    return Cut(found, nn.Identity())
+
+
+@pytest.mark.parametrize("augment", ["none", "crop"])
+def test_pooled_features_are_always_cached_and_tokens_without_augmentation(augment: str) -> None:
+    train = TrainSpec(freeze="none", augment=augment)  # type: ignore[arg-type]
+
+    assert caches_views(cut_of(prefix=True, pooled=True), train)
+    assert caches_views(cut_of(prefix=True), train) is (augment == "none")
+    assert not caches_views(cut_of(prefix=False), train)
+
+
+@pytest.mark.parametrize(("augment", "rand"), [("crop", False), ("rand", True)])
+def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, rand: bool) -> None:
+    train = TrainSpec(freeze="none", augment=augment, crop_scale=0.4)  # type: ignore[arg-type]
+
+    crop = training_crop(TRANSFORM, train)
+
+    assert (crop.scale, crop.image_size, crop.rand) == ((0.4, 1.0), (8, 8), rand)
+    assert crop.interpolation == "bilinear"
+
+
+def test_a_crop_per_epoch_or_the_original_and_its_views_are_cached() -> None:
+    optim = OptimSpec(epochs=3)
+
+    cropped = training_views(TRANSFORM, TrainSpec(augment="crop", seed=5), optim)
+    views = training_views(TRANSFORM, TrainSpec(views=2, seed=5), optim)
+
+    assert [view.name for view in cropped] == ["crop 5 0", "crop 5 1", "crop 5 2"]
+    assert [view.name for view in views] == ["plain", "crop 5 0", "crop 5 1"]
+    assert [view.crop is None for view in views] == [True, False, False]
+
+
+@pytest.mark.parametrize(("sampling", "size"), [("shuffled", 7), ("balanced", 6)])
+def test_an_epoch_has_every_image_or_as_many_of_each_class(sampling: str, size: int) -> None:
+    train = TrainSpec(freeze="none", sampling=sampling, seed=3)  # type: ignore[arg-type]
+
+    order = epoch_order(ROWS, train, 0)
+
+    assert epoch_size(ROWS, train) == len(order) == size
+    labels = [ROWS[i].label for i in order.tolist()]
+    assert labels.count(1) == 3
+    assert epoch_order(ROWS, train, 0).tolist() == order.tolist()
+    assert epoch_order(ROWS, train, 1).tolist() != order.tolist()
+    assert epoch_order(ROWS, replace(train, seed=4), 0).tolist() != order.tolist()
+
+
+def features_of(rows: Sequence[Any], views: Sequence[str]) -> dict[Any, Tensor]:
+    """Return features (image, view) as pairs of numbers."""
+    return {
+        (one.sha256, view): torch.tensor([float(i), float(v)])
+        for i, one in enumerate(rows)
+        for v, view in enumerate(views)
+    }
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_cached_features_of_each_epoch_are_those_of_the_next_view(rank: int, size: int) -> None:
+    data = data_set([*ROWS, row("val", 0, "val")], group=ProcessGroup(rank, size))
+    train = TrainSpec(views=1, seed=2)
+    inputs = pooled_inputs(data, features_of(ROWS, ["plain", "crop 2 0"]))
+
+    batches = training_batches(train, OptimSpec(batch_size=3), inputs)
+
+    for epoch in range(3):
+        order = epoch_order(ROWS, train, epoch).tolist()
+        found = list(batches(epoch, 0))
+        assert [batch.images for batch in found] == [3, 3, 1]
+        for n, batch in enumerate(found):
+            whole = order[3 * n : 3 * n + 3]
+            each = -(-len(whole) // size)
+            own = whole[rank * each : (rank + 1) * each]
+            assert batch.inputs.tolist() == [[i, epoch % 2] for i in own]
+            assert batch.labels.tolist() == [ROWS[i].label for i in own]
+        later = list(batches(epoch, 2))
+        assert [b.inputs.tolist() for b in later] == [found[2].inputs.tolist()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return draw_folder(tmp_path / "colours", per_class=3)
+
+
+def stored(folder: Path, **more: Any) -> Dataset:
+    """Return a data set of seven training images and two others in files."""
+    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.png"))]
+    rows = [row(p, "bgr".index(p[0]), "train" if i < 7 else "val") for i, p in enumerate(paths)]
+    settings = {"transform": replace(TRANSFORM, mean=(0.5,) * 3, std=(0.25,) * 3)} | more
+    return data_set(rows, root=folder, **settings)
+
+
+def from_files(data: Dataset) -> StageInputs:
+    return StageInputs(data=data, cut=cut_of(prefix=False), extractor=None)
+
+
+def expected_inputs(data: Dataset, names: Sequence[str], train: TrainSpec | None = None) -> Tensor:
+    """Return normalised views of the images at `names`, cropped with keys if `train` is given."""
+    views = []
+    for name in names:
+        path, _, key = name.partition("|")
+        image = Image.open(data.manifest.root / path).convert("RGB")
+        if train is None:
+            views.append(data.transform.pixels(image))
+        else:
+            views.append(training_crop(data.transform, train).pixels(image, key=key))
+    pixels = torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2).float() / 255
+    return (pixels - 0.5) / 0.25
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_process_evaluates_the_same_unaugmented_images_in_order(
+    folder: Path, rank: int
+) -> None:
+    data = stored(folder, group=ProcessGroup(rank, 2))
+    table = data_set(data.manifest.rows, root=folder, transform=data.transform).load_images()
+    rows = data.manifest.rows[1:8]
+    expected = expected_inputs(data, [one.path for one in rows])
+
+    decoded = list(evaluation_batches(from_files(data), rows))
+    kept = list(evaluation_batches(replace(from_files(data), images=table), rows))
+
+    for batches in (decoded, kept):
+        torch.testing.assert_close(torch.cat([b.inputs for b in batches]), expected)
+        assert torch.cat([b.labels for b in batches]).tolist() == [one.label for one in rows]
+
+
+def test_evaluation_reads_256_cached_features_at_a_time() -> None:
+    rows = [row(str(i), i % 3) for i in range(300)]
+    features = {one.sha256: torch.tensor([float(i)]) for i, one in enumerate(rows)}
+    data = data_set(rows)
+
+    cached = list(evaluation_batches(pooled_inputs(data, features), rows))
+
+    assert [len(batch.labels) for batch in cached] == [256, 44]
+    assert torch.cat([b.inputs for b in cached]).flatten().tolist() == list(range(300))
+    assert torch.cat([b.labels for b in cached]).tolist() == [i % 3 for i in range(300)]
+
+    table = ImageTable({one.path: 0 for one in rows}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
+    kept = evaluation_batches(replace(from_files(data), images=table), rows)
+    assert [len(batch.inputs) for batch in kept] == [256, 44]
+
+
+def joined(batches: Sequence[Batch]) -> Tensor:
+    return torch.cat([batch.inputs for batch in batches])
+
+
+@pytest.mark.parametrize("augment", ["crop", "rand"])
+def test_a_new_crop_of_each_image_is_drawn_in_each_epoch(folder: Path, augment: str) -> None:
+    data = stored(folder)
+    train = TrainSpec(freeze="none", augment=augment, seed=4)  # type: ignore[arg-type]
+    batches = training_batches(train, OptimSpec(batch_size=3), from_files(data))
+
+    for epoch in (0, 2):
+        found = list(batches(epoch, 0))
+        order = epoch_order(data.manifest.train, train, epoch).tolist()
+        paths = [data.manifest.train[i].path for i in order]
+        names = [f"{path}|4/{epoch}/{path}" for path in paths]
+        assert [batch.images for batch in found] == [3, 3, 1]
+        torch.testing.assert_close(joined(found), expected_inputs(data, names, train))
+        torch.testing.assert_close(joined(list(batches(epoch, 1))), joined(found[1:]))
+
+
+def test_each_use_of_an_image_in_an_epoch_has_its_own_crop(folder: Path) -> None:
+    data = stored(folder)  # three blue and green images each, and one red
+    train = TrainSpec(freeze="none", augment="crop", sampling="balanced")
+    batches = training_batches(train, OptimSpec(batch_size=8), from_files(data))
+
+    (found,) = batches(0, 0)
+
+    paths = [data.manifest.train[i].path for i in epoch_order(data.manifest.train, train, 0)]
+    seen: dict[str, int] = {}
+    names = []
+    for path in paths:
+        times = seen[path] = seen.get(path, -1) + 1
+        names.append(f"{path}|0/0/{path}" + f"/{times}" * (times > 0))
+    assert max(seen.values()) == 1
+    torch.testing.assert_close(found.inputs, expected_inputs(data, names, train))
+    assert view_key("1/2", ROWS[0], 0) == "1/2/a"
+    assert view_key("1/2", ROWS[0], 1) == "1/2/a/1"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_images_are_shifted_by_at_most_the_padding(
+    folder: Path, in_memory: bool, padding: int
+) -> None:
+    data = stored(folder)
+    train = TrainSpec(freeze="none", augment="shift", padding=padding, flip=0.4, seed=6)
+    inputs = replace(from_files(data), images=data.load_images() if in_memory else None)
+
+    found = list(training_batches(train, OptimSpec(batch_size=3), inputs)(1, 0))
+
+    rows = data.manifest.train
+    order = epoch_order(rows, train, 1)
+    moves = draw_shifts(
+        order, torch.tensor(repeat_counts(order.numpy())),
+        count=7, seed=6, epoch=1, padding=padding or 1, flip=0.4,
+    )  # fmt: skip
+    images = [Image.open(data.manifest.locate(rows[i])).convert("RGB") for i in order]
+    plain = torch.from_numpy(np.stack([data.transform.pixels(image) for image in images]))
+    shifted = shift_and_flip(plain, Shifts(*moves), padding or 1)
+    torch.testing.assert_close(joined(found), data.transform.normalise(shifted))
+    assert not torch.equal(shifted, plain)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_process_without_images_in_the_last_batch_gets_an_empty_one(
+    folder: Path, in_memory: bool
+) -> None:
+    train = TrainSpec(freeze="none")
+    whole = stored(folder)
+    table = whole.load_images() if in_memory else None
+
+    parts = []
+    for rank in range(2):
+        data = replace(whole, group=ProcessGroup(rank, 2))
+        inputs = replace(from_files(data), images=table)
+        parts.append(list(training_batches(train, OptimSpec(batch_size=3), inputs)(0, 0)))
+
+    order = epoch_order(whole.manifest.train, train, 0).tolist()
+    assert [[len(b.labels) for b in batches] for batches in parts] == [[2, 2, 1], [1, 1, 0]]
+    assert [[b.images for b in batches] for batches in parts] == [[3, 3, 1]] * 2
+    assert parts[1][2].inputs.shape == (0, 3, 8, 8)
+    batches = [torch.cat([one.inputs, other.inputs]) for one, other in zip(*parts, strict=True)]
+    paths = [whole.manifest.train[i].path for i in order]
+    torch.testing.assert_close(torch.cat(batches), expected_inputs(whole, paths))
+
+
+class Doubling(nn.Module):
+    """Frozen layers that double their input; the number of images in each call is noted."""
+
+    autocast = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return self.weight * x
+
+
+def test_augmented_images_pass_through_the_frozen_layers_within_the_limit(folder: Path) -> None:
+    data, prefix = stored(folder), Doubling()
+    extractor: Any = SimpleNamespace(prefix=prefix, limit=BatchLimit(2))
+    cut: Any = Cut(SimpleNamespace(pooled=False), nn.Identity())  # type: ignore[arg-type]
+    inputs = StageInputs(data=data, cut=cut, extractor=extractor)
+    train = TrainSpec(freeze="blocks:1", augment="crop")
+
+    found = list(training_batches(train, OptimSpec(batch_size=5), inputs)(0, 0))
+
+    plain = list(training_batches(train, OptimSpec(batch_size=5), from_files(data))(0, 0))
+    torch.testing.assert_close(joined(found), 2 * joined(plain))
+    assert prefix.calls == [2, 2, 1, 2]
+    assert joined(found).dtype == torch.float32
+    with torch.inference_mode():
+        outputs = prefix_outputs(extractor, plain[0].inputs)
+    assert not found[0].inputs.is_inference()
+    assert outputs.shape == plain[0].inputs.shape
