@@ -196,6 +196,30 @@ def test_copies_explain_at_least_95_percent_of_each_others_variance() -> None:
     assert 20 < found.sum() < 100
 
 
+@pytest.mark.parametrize("is_upright", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "stretch", "is_copy"),
+    [
+        pytest.param(0.0, 0.05, True, id="stretched"),
+        pytest.param(0.0, -0.05, True, id="squeezed"),
+        pytest.param(0.7, 0.0, True, id="shifted"),
+        pytest.param(-0.7, 0.04, True, id="both"),
+        pytest.param(2.0, 0.0, False, id="shifted too far"),
+        pytest.param(0.0, 0.2, False, id="stretched too far"),
+    ],
+)
+def test_a_copy_may_be_shifted_and_stretched_by_less_than_a_cell(
+    shift: float, stretch: float, is_copy: bool, is_upright: bool
+) -> None:
+    place = np.arange(BRIGHTNESS_SIDE) - (BRIGHTNESS_SIDE - 1) / 2
+    moved = place * (1 + stretch) + shift  # by up to 0.75 cells at the edges if stretched by 5%
+    waves = [np.sin(0.8 * at) + np.cos(0.5 * at + 1) for at in (place, moved)]
+    rows = [128 + 50 * wave[None, :] + np.zeros((BRIGHTNESS_SIDE, 1)) for wave in waves]
+    pictures = flat(np.stack([row.T if is_upright else row for row in rows]))
+
+    assert are_copies(pictures[:1], pictures[1:]).tolist() == [is_copy]
+
+
 @pytest.mark.parametrize(("levels", "is_copy"), [(6, True), (7, False)])
 def test_the_colours_of_copies_differ_by_at_most_six_levels_on_average(
     levels: int, is_copy: bool

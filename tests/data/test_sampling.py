@@ -80,6 +80,15 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
     assert order(0, 1) != order(1, 1)
 
 
+def test_a_balanced_order_is_that_of_runs_of_earlier_versions() -> None:
+    orders = [
+        sample_order([0, 0, 0, 1, 1], 0, 1, balanced=True).tolist(),
+        sample_order([0] * 5 + [1] * 3, 7, 2, balanced=True).tolist(),
+    ]
+
+    assert orders == [[4, 1, 3, 1], [7, 0, 4, 2, 6, 5, 1, 5]]
+
+
 def test_repeated_images_are_counted() -> None:
     assert repeat_counts(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
 
