@@ -144,12 +144,17 @@ def test_rows_of_a_sheet_have_the_width_of_the_header_unless_they_are_longer(
     assert [last_filled(cells) for cells in (["", "x", ""], ["x"], [""], [])] == [2, 1, 0, 0]
 
 
-def test_a_table_of_more_than_4_gib_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "t.csv").open("wb") as file:
-        file.truncate(4 * 2**30 + 1)  # sparse: it takes no space
+def test_a_table_may_have_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
 
-    with pytest.raises(DataError, match="more than the limit of 4,294,967,296"):
-        TableReader(tmp_path / "t.csv", missing="-", fix="-")
+    def read(path: Path, *, limit: int) -> bytes:
+        limits.append(limit)
+        return path.read_bytes()
+
+    monkeypatch.setattr("vitft.data.table.read_regular", read)
+
+    assert list(reader(tmp_path / "t.csv", "a\n")) == [["a"]]
+    assert limits == [4 * 2**30]
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(2**30, False), (2**30 + 1, True)])
