@@ -229,7 +229,8 @@ def from_list(name: str) -> Iterable[ImageSource]:
     if first is None:
         raise DataError(f"the list {name} is empty", fix="add one path per line")
     home = list_folder(name)
-    if not os.path.lexists(home + first) and os.path.lexists(first):
+    is_relative = not os.path.isabs(first)  # noqa: PTH117
+    if is_relative and not os.path.lexists(home + first) and os.path.lexists(first):
         home = ""
     return (
         source
