@@ -88,3 +88,22 @@ def test_a_file_must_fit_on_the_disk(
     else:
         with pytest.raises(ResourceError, match="the download needs another"):
             attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
+
+
+def test_four_mebibytes_are_asked_for_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/set/x.tar", bytes(2**22 + 1))
+    asked: list[tuple[int, int]] = []
+    cat_file = system.cat_file
+
+    def noted(path: str, *, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return bytes(cat_file(path, start=start, end=end))
+
+    monkeypatch.setattr(system, "cat_file", noted)
+    attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
+
+    assert asked == [(0, 2**22), (2**22, 2**22 + 1)]
+    assert (tmp_path / "p").stat().st_size == 2**22 + 1
