@@ -137,6 +137,14 @@ A15 = {
         lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
         "unpacks to at least",
     ),
+    "bytes behind the end": (
+        lambda: tar_bytes(plain("a/1")) + b"x",
+        "it is damaged at byte 1,536",
+    ),
+    "bytes far behind the end": (
+        lambda: tar_bytes(plain("a/1"), plain("a/2", BOMB * 60)) + bytes(2**20) + b"x",
+        "it is damaged at byte",
+    ),
     "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice"),
     "file and folder": (
         lambda: tar_bytes(plain("a"), plain("a/1")),
