@@ -124,7 +124,7 @@ def test_the_default_folder_has_sixty_images_of_a_kind(
     assert file.read_bytes() == same.read_bytes()
 
 
-def test_a_rehearsal_leaves_no_drawn_folder(
+def test_a_dry_run_leaves_no_drawn_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
