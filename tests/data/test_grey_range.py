@@ -161,7 +161,7 @@ def test_values_that_are_not_finite_are_not_measured() -> None:
 def test_outliers_are_clipped_if_they_make_the_range_more_than_four_times_as_wide(
     facts: list[tuple[float, ...]], found: tuple[float, ...]
 ) -> None:
-    values = [ValueFacts("16-bit", *one) for one in facts]  # type: ignore[arg-type]
+    values = [ValueFacts("16-bit", *one) for one in facts]
 
     assert range_of(values, len(values)) == found
 

@@ -153,7 +153,7 @@ def test_one_part_of_arrays_is_listed(tmp_path: Path, subset: str | None, paths:
     parts = ("train", "val", "test")
     arrays = {f"{kind}_{part}": np.zeros((2, 3, 3), np.uint8) if kind == "x" else np.arange(2)
               for part in parts for kind in ("x", "y")}  # fmt: skip
-    np.savez(tmp_path / "set.npz", allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    np.savez(tmp_path / "set.npz", allow_pickle=False, **arrays)
 
     found = find_labelled(tmp_path / "set.npz", subset=subset)
 

@@ -144,12 +144,14 @@ def test_work_is_finished_in_order_in_one_thread_while_the_next_is_started() -> 
 
 
 def test_finished_work_is_not_held_back() -> None:
+    started: list[int] = []
+
     def start(item: int) -> Callable[[], int]:
+        started.append(item)
         time.sleep(0.02)  # the one before is finished by now
         return lambda: item
 
-    started: list[int] = []
-    results = overlapped(range(9), lambda item: (started.append(item), start(item))[1], ahead=8)
+    results = overlapped(range(9), start, ahead=8)
 
     assert next(results) == 0
     assert len(started) < 4

@@ -94,7 +94,7 @@ class FakeLibrary:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     found = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "datasets", found)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", found)
     for module in (hugging_face, prepare):
         monkeypatch.setattr(module, "require_extra", lambda *_, **__: None)
     return found
