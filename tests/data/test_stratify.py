@@ -58,6 +58,7 @@ def test_the_seed_determines_the_parts_and_groups_stay_whole() -> None:
         pytest.param([[0]] * 4, (0.25, 0.75), [1, 1, 0, 1], id="units without labels"),
         pytest.param([[1], [1], [1], [0]], (0.25, 0.75), [1, 1, 0, 1],
                      id="the part that lacks most"),
+        pytest.param([[0], [0], [1], [0]], (0.25, 0.75), [1, 0, 1, 1], id="a single label first"),
         pytest.param([[1]] * 4, (0.1, 0.9), [1, 1, 1, 1], id="none is lacking"),
     ],
 )  # fmt: skip
