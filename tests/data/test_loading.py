@@ -159,6 +159,23 @@ def test_finished_work_is_not_held_back() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("vitft-finish")]
 
 
+def test_unfinished_work_is_cancelled_when_the_results_are_closed() -> None:
+    finished: list[int] = []
+
+    def start(item: int) -> Callable[[], None]:
+        def finish() -> None:
+            time.sleep(0.03)
+            finished.append(item)
+
+        return finish
+
+    results = overlapped(range(9), start, ahead=8)
+    next(results)
+    results.close()
+
+    assert len(finished) <= 3
+
+
 def test_a_long_wait_is_logged_after_half_a_minute_and_each_time_it_doubles(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -13,6 +13,7 @@ from vitft.data.table import (
     base_folder,
     encode_table,
     is_table,
+    is_utf8,
     last_filled,
     leads_outside,
     path_in,
@@ -183,6 +184,11 @@ def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
 )  # fmt: skip
 def test_empty_parts_of_a_path_are_left_out(path: str, relative: str) -> None:
     assert path_in(Path("/data"), path) == relative
+
+
+def test_bytes_that_are_not_utf_8_are_known() -> None:
+    assert is_utf8("ä/\u2028")
+    assert not is_utf8("a\udcff")
 
 
 def test_paths_that_lead_outside_are_known() -> None:
