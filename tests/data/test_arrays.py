@@ -20,6 +20,7 @@ from vitft.cli.main import main
 from vitft.data.array_files import (
     CLASSES,
     PUBLISHED_SIZES,
+    assumed_arrays,
     channels_last,
     open_torchvision,
     wanted_files,
@@ -444,6 +445,15 @@ def test_the_published_sizes_are_those_of_the_published_files(
     assert (size.train * math.prod(shape), size.test * math.prod(shape)) == (train, test)
     assert size.classes == classes
     assert {*PUBLISHED_SIZES} == {*CLASSES}
+
+
+def test_assumed_images_have_the_size_of_the_dataset_and_every_class() -> None:
+    train, test = assumed_arrays("SVHN").parts
+
+    assert (train.images.shape, test.images.shape) == ((73_257, 32, 32, 3), (26_032, 32, 32, 3))
+    assert np.bincount(train.labels).tolist() == [7326] * 7 + [7325] * 3
+    assert len({*train.images[0, 0, 0].tolist()}) == 3  # a colour
+    assert assumed_arrays("CIFAR100").parts[1].labels.max() == 99
 
 
 def test_a_folder_of_arrays_in_place_of_images_is_named(tmp_path: Path) -> None:
