@@ -362,13 +362,20 @@ def test_eight_images_of_the_web_are_fetched_at_once_and_32_ahead(
 
 
 def test_local_files_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources_module, "fetch_image", lambda url, _: url.encode())
+    free = threading.Event()
+
+    def fetch(url: str, _: object) -> bytes:
+        free.wait(10)
+        return url.encode()
+
+    monkeypatch.setattr(sources_module, "fetch_image", fetch)
     items = iter([ImageSource("a", "a"), ImageSource("b", url="b"), ImageSource("c", "c")])
 
     found = with_fetched(items)
 
     assert next(found) == ImageSource("a", "a")
-    assert len([*found, *items]) == 2
+    threading.Timer(0.05, free.set).start()
+    assert [*found] == [ImageSource("b", url="b", data=b"b"), ImageSource("c", "c")]
 
 
 def test_the_bytes_of_a_source_are_its_own_or_those_of_its_file(here: Path) -> None:
