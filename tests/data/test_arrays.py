@@ -2,17 +2,29 @@
 
 import gzip
 import hashlib
+import io
+import math
+import socket
 import struct
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torchvision import datasets
 
 from vitft.cli.main import main
-from vitft.data.array_files import CLASSES, PUBLISHED_SIZES, open_torchvision
+from vitft.data.array_files import (
+    CLASSES,
+    PUBLISHED_SIZES,
+    assumed_arrays,
+    channels_last,
+    open_torchvision,
+    wanted_files,
+)
 from vitft.data.arrays import data_path, encode_bmp, find_arrays
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
@@ -57,6 +69,44 @@ def test_the_bytes_of_an_image_decode_to_the_image(shape: tuple[int, int, int]) 
     assert np.array_equal(found, np.broadcast_to(images[0], found.shape))
 
 
+@pytest.mark.parametrize("shape", [(6, 5, 3), (5, 7, 3), (8, 8, 3)], ids=str)
+def test_the_bytes_of_an_image_are_those_that_pillow_writes(shape: tuple[int, int, int]) -> None:
+    images, _ = drawn(1, shape)
+    stream = io.BytesIO()
+    Image.fromarray(images[0]).save(stream, "BMP")
+    expected = stream.getvalue()
+
+    found = encode_bmp(images[0])
+
+    assert found[:34] == expected[:34]  # after it: an optional size, and dots per metre
+    assert found[34:54] == bytes(20)
+    assert found[54:] == expected[54:]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        pytest.param((4, 6, 5), (0, 1, 2), id="grey without an axis of channels"),
+        pytest.param((4, 3, 6, 5), (0, 2, 3, 1), id="RGB, channels first"),
+        pytest.param((4, 1, 6, 5), (0, 2, 3, 1), id="grey, channels first"),
+        pytest.param((4, 6, 5, 3), (0, 1, 2, 3), id="RGB, channels last"),
+        pytest.param((4, 3, 5, 3), (0, 1, 2, 3), id="three rows, RGB"),
+        pytest.param((4, 3, 5, 1), (0, 1, 2, 3), id="three rows, grey"),
+        pytest.param((4, 2, 6, 5), (0, 1, 2, 3), id="two channels are not moved"),
+        pytest.param((4, 4, 6, 5), (0, 1, 2, 3), id="four channels are not moved"),
+    ],
+)
+def test_the_channels_are_moved_to_the_last_axis(
+    shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    images, _ = drawn(shape[0], shape[1:])
+    expected = images.transpose(axes)
+
+    found = channels_last(images)
+
+    assert np.array_equal(found, expected if len(shape) == 4 else expected.reshape(*shape, 1))
+
+
 @pytest.mark.parametrize(
     "names",
     [("x_train", "y_train", "x_test", "y_test"),
@@ -73,6 +123,8 @@ def test_an_npz_with_its_own_split_keeps_it(tmp_path: Path, names: tuple[str, ..
 
     assert folder.layout == "split"
     assert folder.classes == ("0", "1", "2")
+    rows = [(file.label, file.path) for file in folder.files]
+    assert rows == sorted(rows)
     second = "test" if "x_test" in names else "val"
     assert [sum(f.part == part for f in folder.files) for part in ("train", second)] == [9, 6]
     for file in folder.files:
@@ -120,6 +172,33 @@ def test_an_npz_may_name_its_classes(tmp_path: Path, as_names: bool) -> None:
         assert np.array_equal(pixels[..., 0], images[number])
 
 
+@pytest.mark.parametrize(
+    ("numbers", "names", "classes"),
+    [
+        pytest.param([0, 9], [], ["0", "9"], id="two digits"),
+        pytest.param([3, 10], [], ["03", "10"], id="numbers of equal width"),
+        pytest.param([0, 1], ["b", ""], ["b", "class 1"], id="no name"),
+        pytest.param([1, 0], ["a/b", " c "], ["a_b", "c"], id="no part of a path"),
+        pytest.param([2, 0], ["7", "-", "10"], ["10", "7"], id="names that are not all numbers"),
+    ],
+)
+def test_class_names_of_arrays_are_made_usable(
+    tmp_path: Path, numbers: list[int], names: list[str], classes: list[str]
+) -> None:
+    images, _ = drawn(6, (4, 4))
+    arrays = {"x": images, "y": np.array(numbers * 3)}
+    if names:
+        arrays |= {"classes": np.array(names), "label_names": np.array(["not used"] * 3)}
+    np.savez(tmp_path / "set.npz", allow_pickle=False, **arrays)
+
+    folder = scan(tmp_path / "set.npz")
+
+    assert folder.classes == tuple(classes)
+    in_order = sorted(numbers) if not names or names[0] != "7" else [2, 0]
+    for file in folder.files:
+        assert numbers[int(file.path[-9:-4]) % 2] == in_order[file.label]
+
+
 def test_a_single_array_is_not_a_dataset(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", np.zeros((4, 3, 3), np.uint8))
 
@@ -140,7 +219,7 @@ def test_train_val_and_test_arrays_are_three_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize("place", ["", "MNIST/raw"], ids=["itself", "as torchvision puts them"])
+@pytest.mark.parametrize("place", ["", "raw", "MNIST/raw"])
 def test_idx_files_are_a_folder_of_digits(tmp_path: Path, packed: bool, place: str) -> None:
     images, labels = write_idx(tmp_path / "set" / place, packed=packed)
 
@@ -150,6 +229,15 @@ def test_idx_files_are_a_folder_of_digits(tmp_path: Path, packed: bool, place: s
     assert arrays.shape == (6, 5, 1)
     assert np.array_equal(arrays.parts[0].images[..., 0], images[:9])
     assert np.array_equal(arrays.parts[1].labels, labels[9:])
+
+
+def test_images_of_digits_without_labels_are_left_out(tmp_path: Path) -> None:
+    write_idx(tmp_path / "set")
+    (tmp_path / "set" / "t10k-labels-idx1-ubyte").unlink()
+
+    folder = scan(tmp_path / "set")
+
+    assert len(folder.files) == 9
 
 
 def test_cifar_records_are_read_with_the_names_of_their_classes(tmp_path: Path) -> None:
@@ -165,6 +253,51 @@ def test_cifar_records_are_read_with_the_names_of_their_classes(tmp_path: Path) 
     first = next(file for file in folder.files if file.path == "train/zebra/00000.bmp")
     assert folder.classes[first.label] == "zebra"
     assert np.array_equal(np.asarray(open_image(f"{tmp_path}/{first.path}")), images[0])
+    (tmp_path / "batches.meta.txt").unlink()
+    assert find_arrays(tmp_path) is None
+
+
+def test_cifar_100_has_the_class_in_the_second_of_two_bytes(tmp_path: Path) -> None:
+    images, labels = drawn(6, (32, 32, 3))
+    planes = images.transpose(0, 3, 1, 2).reshape(6, -1)
+    records = np.concatenate([labels[:, None] // 2, labels[:, None], planes], axis=1)
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(records.astype(np.uint8).tobytes())
+    (folder / "fine_label_names.txt").write_text("apple\nbear\ncup\n")
+
+    arrays = find_arrays(tmp_path)
+
+    assert arrays is not None
+    assert arrays.classes == ("apple", "bear", "cup")
+    assert np.array_equal(arrays.parts[0].images, images)
+    assert np.array_equal(arrays.parts[0].labels, labels)
+
+
+@pytest.mark.parametrize(
+    ("inner", "name", "kind"),
+    [("cifar-10-batches-py", "data_batch_1", "CIFAR10"), ("cifar-100-python", "train", "CIFAR100")],
+)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_pickles_of_cifar_are_left_to_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str, name: str, kind: str,
+    is_inside: bool,
+) -> None:  # fmt: skip
+    (tmp_path / inner).mkdir()
+    (tmp_path / inner / name).touch()
+    images, labels = drawn(4, (32, 32, 3))
+
+    def opened(found: Any, root: Path, which: dict[str, bool]) -> Any:
+        assert (found.__name__, root) == (kind, tmp_path)
+        own = slice(0 if which["train"] else 1, 4)
+        return SimpleNamespace(data=images[own], targets=labels[own].tolist())
+
+    monkeypatch.setattr("vitft.data.array_files.open_torchvision", opened)
+
+    arrays = find_arrays(tmp_path / inner if is_inside else tmp_path)
+
+    assert arrays is not None
+    assert [(part.name, len(part.images)) for part in arrays.parts] == [("train", 4), ("test", 3)]
 
 
 def test_pickles_of_cifar_with_another_digest_are_not_opened(
@@ -191,6 +324,48 @@ def test_torchvision_reads_the_files_in_the_named_folder(tmp_path: Path) -> None
     assert "train/0/00000.bmp" in {file.path for file in folder.files}
     first = open_image(f"{place}/train/0/00000.bmp")
     assert np.array_equal(np.asarray(first)[..., 0], images[0])
+    assert Counter(file.part for file in folder.files) == {"train": 9, "test": 6}
+
+
+def test_torchvision_reads_the_folder_data_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, _ = write_idx(tmp_path / "data" / "MNIST" / "raw")
+    monkeypatch.chdir(tmp_path)
+
+    assert data_path("torchvision:MNIST") == Path("data/torchvision:MNIST")
+    first = open_image("torchvision:MNIST/train/0/00000.bmp")
+    assert np.array_equal(np.asarray(first)[..., 0], images[0])
+
+
+def test_a_download_that_stalls_ends(tmp_path: Path) -> None:
+    seen: list[float | None] = []
+
+    def lost(root: str, *, download: bool) -> None:
+        seen.append(socket.getdefaulttimeout())
+        raise OSError("no network") if download else RuntimeError("not found")
+
+    before = socket.getdefaulttimeout()
+    with pytest.raises(DataError):
+        open_torchvision(lost, tmp_path, {})
+
+    assert seen[1] == pytest.approx(20.0)  # seconds
+    assert socket.getdefaulttimeout() == before
+    assert tmp_path.exists()  # it existed before the download
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        (datasets.SVHN, "train_32x32.mat and test_32x32.mat"),
+        (datasets.STL10, "stl10_binary.tar.gz"),
+        (datasets.CIFAR10, "cifar-10-python.tar.gz"),
+        (datasets.MNIST, "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz and "
+                         "t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz"),
+    ],
+)  # fmt: skip
+def test_the_files_of_a_missing_dataset_are_named(kind: Any, files: str) -> None:
+    assert wanted_files(kind) == files
 
 
 def test_without_a_network_the_error_names_the_file_and_its_folder(tmp_path: Path) -> None:
@@ -248,8 +423,37 @@ def test_a_dry_run_assumes_the_published_size_of_a_dataset_that_cannot_be_fetche
     assert f"{name} is not in data" in capsys.readouterr().err
 
 
-def test_the_published_sizes_are_those_of_all_supported_datasets() -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "train", "test", "classes"),
+    [  # sizes of the files with the images, without their headers and labels
+        ("CIFAR10", (32, 32, 3), 5 * 30_720_000, 30_720_000, 10),
+        ("CIFAR100", (32, 32, 3), 153_600_000, 30_720_000, 100),
+        ("MNIST", (28, 28, 1), 47_040_016 - 16, 7_840_016 - 16, 10),
+        ("FashionMNIST", (28, 28, 1), 47_040_016 - 16, 7_840_016 - 16, 10),
+        ("KMNIST", (28, 28, 1), 47_040_016 - 16, 7_840_016 - 16, 10),
+        ("USPS", (16, 16, 1), 7_291 * 256, (9_298 - 7_291) * 256, 10),
+        ("SVHN", (32, 32, 3), 73_257 * 3_072, (99_289 - 73_257) * 3_072, 10),
+        ("STL10", (96, 96, 3), 138_240_000, 221_184_000, 10),
+    ],
+)
+def test_the_published_sizes_are_those_of_the_published_files(
+    name: str, shape: tuple[int, ...], train: int, test: int, classes: int
+) -> None:
+    size = PUBLISHED_SIZES[name]
+
+    assert size.shape == shape
+    assert (size.train * math.prod(shape), size.test * math.prod(shape)) == (train, test)
+    assert size.classes == classes
     assert {*PUBLISHED_SIZES} == {*CLASSES}
+
+
+def test_assumed_images_have_the_size_of_the_dataset_and_every_class() -> None:
+    train, test = assumed_arrays("SVHN").parts
+
+    assert (train.images.shape, test.images.shape) == ((73_257, 32, 32, 3), (26_032, 32, 32, 3))
+    assert np.bincount(train.labels).tolist() == [7326] * 7 + [7325] * 3
+    assert len({*train.images[0, 0, 0].tolist()}) == 3  # a colour
+    assert assumed_arrays("CIFAR100").parts[1].labels.max() == 99
 
 
 def test_a_folder_of_arrays_in_place_of_images_is_named(tmp_path: Path) -> None:
@@ -283,6 +487,20 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
                      id="negative labels"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4), "classes": ["a", "b"]},
                      "from 0 to 3, but there are 2 class names", id="too few class names"),
+        pytest.param({"x": np.zeros((3, 3, 3), np.uint8), "y": np.arange(3), "classes": ["a", "b"]},
+                     "from 0 to 2, but there are 2 class names", id="one class name too few"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4),
+                      "classes": ["a", "b", "a", "c"]},
+                     "3 distinct class names for 4 classes", id="two classes of one name"),
+        pytest.param({"x": np.zeros((0, 3, 3), np.uint8), "y": np.zeros(0, int)},
+                     "of the 0 images", id="no images"),
+        pytest.param({"x": np.zeros((4, 3, 0), np.uint8), "y": np.arange(4)},
+                     "empty images", id="images without a pixel"),
+        pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4),
+                      "x_test": np.zeros((4, 3, 4), np.uint8), "y_test": np.arange(4)},
+                     r"different shapes(.|\n)*resize all", id="two sizes"),
+        pytest.param({"x": np.zeros((4, 3, 3, 3, 3), np.uint8), "y": np.arange(4)},
+                     r"unsupported shape \(4, 3, 3, 3, 3\)", id="five axes"),
         pytest.param({"x_test": np.zeros((4, 3, 3), np.uint8), "y_test": np.arange(4)},
                      "no training images; subsets found: test", id="nothing to train on"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4.0)},
@@ -322,6 +540,15 @@ def test_a_damaged_idx_file_is_refused(tmp_path: Path) -> None:
         scan(tmp_path / "set")
 
 
+def test_an_idx_file_of_another_type_is_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "set")
+    path = tmp_path / "set" / "train-labels-idx1-ubyte"
+    path.write_bytes(b"\0\0\x09" + path.read_bytes()[3:])  # signed bytes
+
+    with pytest.raises(DataError, match="cannot read"):
+        scan(tmp_path / "set")
+
+
 def test_every_image_of_a_set_has_a_digest_of_its_own_bytes(tmp_path: Path) -> None:
     images, labels = drawn(6, (4, 4))
     np.savez(tmp_path / "set.npz", x=images, y=labels)
@@ -338,7 +565,7 @@ def test_a_path_outside_a_set_is_not_found(tmp_path: Path) -> None:
     images, labels = drawn(6, (4, 4))
     np.savez(tmp_path / "set.npz", x=images, y=labels)
 
-    for path in ("all/0/99999.bmp", "train/0/00000.bmp", "nonsense.bmp"):
+    for path in ("all/0/99999.bmp", "all/0/00006.bmp", "train/0/00000.bmp", "nonsense.bmp"):
         with pytest.raises(ImageError, match="not found"):
             open_image(tmp_path / "set.npz" / path)
 

@@ -1,12 +1,16 @@
 """Augmentation beyond crop and flip."""
 
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.random_erasing import RandomErasing
+from torchvision.transforms import RandAugment, autoaugment, v2
 
 from vitft.config.sections import TrainSpec
 from vitft.data.augment import batch_augmentation, rand_augment
@@ -40,6 +44,32 @@ def test_rand_augment_changes_pixels_and_not_the_size() -> None:
 
     assert {picture.size for picture in changed} == {image.size}
     assert sum(picture.tobytes() != image.tobytes() for picture in changed) > 30
+
+
+def test_rand_augment_applies_two_operations_with_9_of_30_of_the_strength(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: list[tuple[str, float]] = []
+
+    def noted(image: Image.Image, name: str, strength: float, **options: Any) -> Image.Image:
+        applied.append((name, strength))
+        assert options["fill"] == [128, 128, 128]
+        return image
+
+    monkeypatch.setattr(autoaugment, "_apply_op", noted)
+    for seed in range(400):
+        rand_augment(Image.fromarray(NOISE), random.Random(seed))
+
+    assert len(applied) == 800
+    space = RandAugment()._augmentation_space(31, (40, 48))
+    assert {name for name, _ in applied} == {*space}
+    for name, strength in applied:
+        values, _ = space[name]
+        assert abs(strength) == pytest.approx(float(values[9]) if values.ndim else 0.0)
+    by_sign = Counter((name, strength < 0) for name, strength in applied)
+    for name, (_, is_signed) in space.items():
+        negative, positive = by_sign[name, True], by_sign[name, False]
+        assert (min(negative, positive) > 10) if is_signed else not negative
 
 
 def test_without_settings_there_is_no_batch_augmentation() -> None:
@@ -83,3 +113,40 @@ def test_erasing_changes_some_images_and_no_label() -> None:
     changed = (pixels != PIXELS).flatten(1).any(dim=1)
     assert 0 < int(changed.sum()) < 6
     assert torch.equal(labels, LABELS)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_mixing_is_that_of_torchvision_with_the_same_seed(name: str) -> None:
+    kind = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
+    change = batch_augmentation(TrainSpec(freeze="none", **{name: 0.7}), 3)  # type: ignore[arg-type]
+    assert change is not None
+    for seed in range(4):
+        seed_everything(0, seed)
+        pixels, labels = change(PIXELS, LABELS)
+        seed_everything(0, seed)
+        expected, shares = kind(alpha=0.7, num_classes=3)(PIXELS, LABELS)
+
+        assert torch.equal(pixels, expected)
+        assert torch.equal(labels, shares)
+
+
+def test_one_of_mixup_and_cutmix_is_drawn_for_each_batch() -> None:
+    change = batch_augmentation(TrainSpec(freeze="none", mixup=0.7, cutmix=0.7), 3)
+    assert change is not None
+    drawn = Counter[bool]()
+    for seed in range(40):
+        seed_everything(0, seed)
+        pixels, _ = change(PIXELS, LABELS)
+        drawn[bool(torch.isin(pixels, PIXELS).all())] += 1  # CutMix copies values, mixup blends
+
+    assert min(drawn[True], drawn[False]) >= 10
+
+
+def test_erasing_is_that_of_timm_with_the_same_seed() -> None:
+    change = batch_augmentation(TrainSpec(freeze="none", erasing=0.9), 3)
+    assert change is not None
+    seed_everything(0, 1)
+    pixels, _ = change(PIXELS, LABELS)
+    seed_everything(0, 1)
+
+    assert torch.equal(pixels, RandomErasing(0.9, mode="pixel", device="cpu")(PIXELS.clone()))

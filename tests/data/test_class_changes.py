@@ -57,6 +57,21 @@ def test_classes_are_renamed_merged_and_left_out(flowers: Path) -> None:
     assert contents(flowers) == before
 
 
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        ("rose,rose\n", "no changes"),
+        ("rose,a\ndaisy,b\n", "2 classes renamed"),
+        ("rose,tulip\n", "2 merged into 1"),
+        ("rose,a\ndaisy,a\ntulip,b\nweed,b\n", "4 merged into 2"),
+        ("rose,tulip\ntulip,rose\nweed,\ndaisy,\n",
+         "2 classes renamed, 2 classes left out (4 images)"),
+    ],
+)  # fmt: skip
+def test_a_note_counts_the_changes(flowers: Path, rows: str, note: str) -> None:
+    assert f"classes.csv: {note}" in scanned(flowers, HEAD + rows).notes
+
+
 def test_a_class_may_take_the_name_of_another_that_keeps_it(flowers: Path) -> None:
     found = scanned(flowers, HEAD + "tulip,rose\n")
 
@@ -105,6 +120,18 @@ BROKEN: dict[str, tuple[str, str]] = {
         "line 3, column new_class: found 1 cell instead of 2",
     ),
     "too many cells": (HEAD + "rose,a,b\n", "line 2, column new_class: found 3 cells instead of 2"),
+    "one cell of four": (
+        "a,class,b,new_class\n1\n",
+        "line 2, column class: found 1 cell instead of 4",
+    ),
+    "three cells of four": (
+        "a,class,b,new_class\n1,rose,x\n",
+        "column new_class: found 3 cells instead of 4",
+    ),
+    "five cells of four": (
+        "a,class,b,new_class\n1,rose,x,y,z\n",
+        "column new_class: found 5 cells instead of 4",
+    ),
     "empty class": (HEAD + " ,a\n", "line 2, column class: the class name is empty"),
     "listed twice": (HEAD + "rose,a\nrose,b\n", "line 3, column class: rose is listed twice"),
     "unknown class": (HEAD + "roes,a\n", "line 2, column class: the data has no class 'roes'"),

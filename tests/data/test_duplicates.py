@@ -196,6 +196,30 @@ def test_copies_explain_at_least_95_percent_of_each_others_variance() -> None:
     assert 20 < found.sum() < 100
 
 
+@pytest.mark.parametrize("is_upright", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "stretch", "is_copy"),
+    [
+        pytest.param(0.0, 0.05, True, id="stretched"),
+        pytest.param(0.0, -0.05, True, id="squeezed"),
+        pytest.param(0.7, 0.0, True, id="shifted"),
+        pytest.param(-0.7, 0.04, True, id="both"),
+        pytest.param(2.0, 0.0, False, id="shifted too far"),
+        pytest.param(0.0, 0.2, False, id="stretched too far"),
+    ],
+)
+def test_a_copy_may_be_shifted_and_stretched_by_less_than_a_cell(
+    shift: float, stretch: float, is_copy: bool, is_upright: bool
+) -> None:
+    place = np.arange(BRIGHTNESS_SIDE) - (BRIGHTNESS_SIDE - 1) / 2
+    moved = place * (1 + stretch) + shift  # by up to 0.75 cells at the edges if stretched by 5%
+    waves = [np.sin(0.8 * at) + np.cos(0.5 * at + 1) for at in (place, moved)]
+    rows = [128 + 50 * wave[None, :] + np.zeros((BRIGHTNESS_SIDE, 1)) for wave in waves]
+    pictures = flat(np.stack([row.T if is_upright else row for row in rows]))
+
+    assert are_copies(pictures[:1], pictures[1:]).tolist() == [is_copy]
+
+
 @pytest.mark.parametrize(("levels", "is_copy"), [(6, True), (7, False)])
 def test_the_colours_of_copies_differ_by_at_most_six_levels_on_average(
     levels: int, is_copy: bool
@@ -214,6 +238,36 @@ def test_an_image_of_a_long_film_is_compared_with_a_bounded_number_of_others() -
     compared = near_pairs(film)  # 44,850 pairs resemble each other
 
     assert 32 * 300 / 2 <= len(compared) <= 32 * 300 + 1024  # checked 1,024 pairs at a time
+
+
+def test_a_new_image_is_compared_with_32_known_ones() -> None:
+    film = np.stack([fingerprint_of(scene(1))] * 40)
+
+    assert KnownImages(film).copies_of(film[0]) == [*range(32)]
+
+
+@pytest.mark.parametrize(("images", "all_pairs"), [(50_000, True), (50_001, False)])
+def test_all_pairs_of_up_to_50000_images_are_compared(
+    monkeypatch: pytest.MonkeyPatch, images: int, all_pairs: bool
+) -> None:
+    used: list[str] = []
+
+    def noting(name: str) -> Callable[[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+        def search(_: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+            used.append(name)
+            return []
+
+        return search
+
+    for name in ("candidates", "similar_codes"):
+        monkeypatch.setattr(duplicates, name, noting(name))
+    monkeypatch.setattr(duplicates, "is_blank", lambda prints: np.zeros(len(prints), bool))
+    for name in ("hashes", "standard", "colour"):
+        monkeypatch.setattr(duplicates, name, lambda prints: prints)
+
+    assert near_pairs(np.zeros((images, 1), np.uint8)) == []
+
+    assert used == ["candidates" if all_pairs else "similar_codes"]
 
 
 # ---- groups
@@ -239,6 +293,22 @@ def test_tables_find_nearly_all_pairs_that_differ_in_few_bits() -> None:
     assert len(found) == len(set(found))
     assert all(i < j and np.bitwise_count(codes[i] ^ codes[j]) <= TABLE_BITS for i, j in found)
     assert sum((i, 3600 + i) in set(found) for i in range(400)) >= 396
+
+
+def test_tables_find_pairs_that_differ_in_up_to_12_bits() -> None:
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 2**64, 800, dtype=np.uint64)
+    for i in range(400):
+        flipped = random.choice(64, 12 + i % 2, replace=False)
+        codes[400 + i] = codes[i] ^ np.bitwise_or.reduce(np.uint64(1) << flipped.astype(np.uint64))
+
+    found = [
+        int(bits)
+        for rows, columns in similar_codes(codes)
+        for bits in np.bitwise_count(codes[rows] ^ codes[columns])
+    ]
+
+    assert {*found} == {12}  # of those with 12 bits, about a half
 
 
 def test_copies_are_found_in_large_sets_too(monkeypatch: pytest.MonkeyPatch) -> None:

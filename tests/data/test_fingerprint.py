@@ -97,7 +97,7 @@ def test_photos_below_the_limits_get_remarks(
 
 
 @pytest.mark.parametrize("plane", ["brightness", "Cb", "Cr"])
-@pytest.mark.parametrize(("difference", "blank"), [(3, True), (5, False)])
+@pytest.mark.parametrize(("difference", "blank"), [(3, True), (4, False), (5, False)])
 def test_an_image_is_blank_if_no_plane_deviates_by_two_levels(
     plane: str, difference: int, blank: bool
 ) -> None:

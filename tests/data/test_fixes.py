@@ -12,12 +12,13 @@ from vitft.data.fixes import (
     UNDECIDED,
     Fix,
     apply_fixes,
+    not_yet_decided,
     read_fixes,
     settled_paths,
     with_former,
     write_fixes,
 )
-from vitft.data.folder import File, Folder
+from vitft.data.folder import EmptyClasses, File, Folder
 from vitft.system.errors import DataError
 
 NAMES = ("a/1.jpg", "a/2.jpg", "a/=1+1.jpg", "b/1.jpg", 'b/quo"te, comma.jpg', "b/\udcff.jpg")
@@ -283,3 +284,107 @@ def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path
     assert len(again.files) == 5
     with pytest.raises(DataError, match=r"its sha256 differs from data\.fixes_digest"):
         apply_fixes(folder, spec)
+
+
+def test_a_table_without_rows_changes_nothing(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "fixes.csv").write_text("path,action\n")
+
+    found, _ = apply_fixes(folder, DataSpec(fixes=str(tmp_path / "fixes.csv")), warn=True)
+
+    assert (found.files, found.bad) == (folder.files, folder.bad)
+    assert not caplog.records
+
+
+def test_of_many_missing_files_three_are_named(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "".join(f"x/{i}.jpg,drop\n" for i in range(5, 0, -1))
+    (tmp_path / "fixes.csv").write_text(f"path,action\n{rows}a/1.jpg,keep\n")
+
+    apply_fixes(folder, DataSpec(fixes=str(tmp_path / "fixes.csv")), warn=True)
+
+    assert "skipped 5 lines" in caplog.text
+    assert "x/1.jpg, x/2.jpg, x/3.jpg and 2 more" in caplog.text
+
+
+def test_a_newer_table_of_other_images_is_not_named(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for age, name, image in ((20, "fixes.csv", "a/1.jpg"), (10, "fixes-2.csv", "z/1.jpg")):
+        (tmp_path / name).write_text(f"path,action\n{image},drop\n")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+
+    apply_fixes(folder, DataSpec(fixes=str(tmp_path / "fixes.csv")), warn=True)
+
+    assert not caplog.records
+
+
+def test_a_move_of_an_unreadable_file_has_no_effect(folder: Folder, tmp_path: Path) -> None:
+    rows = "b/torn.jpg,move,a\nb/1.jpg,keep,\n"
+
+    found = applied(folder, tmp_path / "fixes.csv", f"path,action,new_label\n{rows}")
+
+    assert found.bad == folder.bad
+    assert found.notes[-1] == "fixes applied: 0 images left out, 0 relabelled, 1 kept"
+
+
+def test_an_apostrophe_that_belongs_to_the_name_is_kept(tmp_path: Path) -> None:
+    names = ("a/1.jpg", "'a/1.jpg", "'b/1.jpg", "b/2.jpg")
+    files = tuple(File(name, i // 2) for i, name in enumerate(names))
+    folder = Folder(root=Path("d"), classes=("a", "b"), files=files, layout="classes")
+
+    found = applied(folder, tmp_path / "f.csv", "path,action\n'a/1.jpg,drop\n'b/2.jpg,keep\n")
+
+    assert [file.path for file in found.files] == ["a/1.jpg", "'b/1.jpg", "b/2.jpg"]
+    assert settled_paths(DataSpec(fixes=str(tmp_path / "f.csv"))) == {"'b/2.jpg", "b/2.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_explained"),
+    [
+        ("c/1.jpg,drop\nc/2.jpg,move\n", True),
+        ("c/1.jpg,drop\nc/2.jpg,keep\n", False),
+        ("c/1.jpg,undecided\n", False),
+        ("cc/1.jpg,drop\n", False),
+        ("a/1.jpg,drop\n", False),
+    ],
+)
+def test_an_empty_class_folder_is_explained_by_images_that_were_dropped_or_moved(
+    folder: Folder, tmp_path: Path, rows: str, is_explained: bool
+) -> None:
+    emptied = Folder(root=Path("d"), classes=("a", "b", "c"), files=folder.files,
+                     layout="classes", empty=EmptyClasses({"c": ""}, 3))  # fmt: skip
+
+    if is_explained:
+        found = applied(emptied, tmp_path / "f.csv", f"path,action\n{rows}")
+        assert found.classes == ("a", "b")
+    else:
+        with pytest.raises(DataError, match="no images in 1 of 3 class folders: c"):
+            applied(emptied, tmp_path / "f.csv", f"path,action\n{rows}")
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    fixes = [
+        Fix(path="a/1.jpg", action="drop", label="a", kind="exact", confidence=0.5),
+        Fix(path="a/2.jpg", action="move", label="a", new_label="b", reason="r, s"),
+    ]
+    write_fixes(tmp_path / "f.csv", fixes)
+
+    assert read_fixes(tmp_path / "f.csv", "") == fixes
+    assert ",0.500\n" in (tmp_path / "f.csv").read_text()
+    (tmp_path / "f.csv").write_text("path,action,label\na/1.jpg,KEEP \na/2.jpg,drop,a,more\n")
+    assert read_fixes(tmp_path / "f.csv", "") == [
+        Fix(path="a/1.jpg", action="keep"), Fix(path="a/2.jpg", action="drop", label="a"),
+    ]  # fmt: skip
+
+
+def test_proposals_are_open_until_a_table_decides_them() -> None:
+    former = [Fix(path="1", action="keep"), Fix(path="2", action=UNDECIDED),
+              Fix(path="3", action="drop"), Fix(path="4", action="drop")]  # fmt: skip
+    proposed = [Fix(path="1", action="drop"), Fix(path="2", action=UNDECIDED),
+                Fix(path="3", action=UNDECIDED), Fix(path="4", action="drop"),
+                Fix(path="5", action=UNDECIDED)]  # fmt: skip
+
+    assert [fix.path for fix in not_yet_decided(former, proposed)] == ["2", "4", "5"]

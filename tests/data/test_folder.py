@@ -247,6 +247,77 @@ def test_the_reference_split_cannot_be_drawn_from_a_split_folder(tmp_path: Path)
         scan(tmp_path, DataSpec(split="reference"))
 
 
+@pytest.mark.parametrize("parts", [("val", "test"), ("validation", "test", "extra")])
+def test_without_a_train_folder_there_is_no_split(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in parts for name in "ab"))
+
+    folder = scan(tmp_path)
+
+    assert folder.layout == "classes"
+    assert folder.classes == tuple(sorted(parts))
+    assert "6 images" not in folder.notes
+    assert any(f"2 images in subfolders of {sorted(parts)[0]}" in note for note in folder.notes)
+
+
+def test_a_train_folder_alone_is_a_folder_of_classes(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"train/{name}/1.jpg" for name in "ab"))
+
+    assert f"fix: use {tmp_path}/train: the classes seem to be one folder deeper" in problem(
+        tmp_path
+    )
+
+
+def test_other_folders_beside_train_and_val_and_images_in_subfolders_are_noted(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
+    touch(tmp_path, "extra/1.jpg", "more/x.txt", "train/a/deep/2.jpg", "train/a/deep/er/3.jpg")
+
+    folder = scan(tmp_path)
+
+    assert folder.notes == (
+        "not used for training or validation: extra and more",
+        "2 images in subfolders of train/a are used",
+    )
+
+
+def test_what_the_reference_script_leaves_out_is_noted(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "a/deep/2.jpg", "a/deeper/3.jpg", "b/4.webp", ".jpg")
+
+    folder = scan(tmp_path, DataSpec(split="reference"))
+
+    assert "not used: 2 subfolders (as in the reference script)" in folder.notes
+    assert any("1 .webp" in note for note in folder.notes)
+
+
+def test_several_closed_folders_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, *(f"{name}/1.jpg" for name in "abcd"))
+    scan_folder, closed_names = os.scandir, set[str]()
+
+    def closed(path: str) -> object:
+        if Path(path).name in closed_names:
+            raise PermissionError
+        return scan_folder(path)
+
+    monkeypatch.setattr("vitft.data.walk.os.scandir", closed)
+    for names, more in (("a", ""), ("ab", " and 1 more"), ("abd", " and 2 more")):
+        closed_names |= {*names}
+        assert problem(tmp_path).partition("\n")[0] == f"permission denied: {tmp_path}/a{more}"
+
+
+def test_the_name_of_the_data_is_that_of_the_table_or_the_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "set/a/1.jpg", "set/b/1.jpg")
+    (tmp_path / "t.csv").write_text("path,label\nset/a/1.jpg,a\nset/b/1.jpg,b\n")
+
+    folder, table = scan(tmp_path / "set"), scan(tmp_path / "t.csv")
+
+    assert (folder.name, folder.source) == ("set", tmp_path / "set")
+    assert (table.name, table.source, table.root) == ("t.csv", tmp_path / "t.csv", tmp_path)
+    assert folder.outputs == folder.classes
+
+
 # ---- what is no data folder
 
 
@@ -353,6 +424,28 @@ def test_the_parent_of_a_folder_beside_which_are_no_images_is_not_suggested(
     touch(tmp_path, "photos/rose/1.jpg", "photos/notes/1.txt")
 
     assert "fix: put each class in its own folder" in problem(tmp_path / "photos/rose")
+
+
+def test_the_current_folder_is_not_suggested_but_the_one_above_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "photos/rose/1.jpg", "photos/tulip/1.jpg")
+    monkeypatch.chdir(tmp_path / "photos")
+    assert "fix: put each class in its own folder" in problem(Path("rose"))
+    monkeypatch.chdir(tmp_path / "photos" / "rose")
+    assert f"fix: use {tmp_path}/photos: rose seems to be one" in problem(Path())
+    monkeypatch.setenv("HOME", str(tmp_path / "photos"))
+    assert "fix: put each class in its own folder" in problem(tmp_path / "photos/tulip")
+
+
+def test_a_wrapping_folder_of_one_class_is_not_pointed_out(tmp_path: Path) -> None:
+    touch(tmp_path, "set/flowers/rose/1.jpg", "set/more.jpg")
+
+    text = problem(tmp_path / "set")
+
+    assert "need at least 2 classes, found 1 (flowers)" in text
+    assert f"fix: put each class in its own folder, e.g. {tmp_path}/set/cat/001.jpg" in text
+    assert "vitft label" not in text
 
 
 def test_a_wrapping_folder_is_pointed_out(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from PIL import Image
 
 from tests.data.test_images import chunk, encoded, gradient
 from vitft.cli.main import main
-from vitft.data.grey_levels import grey_levels, to_rgb
-from vitft.data.grey_range import measure_grey_range
+from vitft.data import grey_range
+from vitft.data.folder import File, Folder
+from vitft.data.grey_levels import ValueFacts, grey_levels, to_rgb, value_facts
+from vitft.data.grey_range import measure_grey_range, range_of
 from vitft.data.images import decode, read_image
 from vitft.data.scan import scan
 from vitft.data.signatures import has_more_pages
@@ -120,6 +122,72 @@ def test_defective_pixels_do_not_stretch_the_range(
     assert 0 <= low < 20
     assert 4075 < high <= 4095
     assert "clipping outliers" in capsys.readouterr().err
+
+
+def test_the_tails_are_a_thousandth_of_the_values() -> None:
+    values = np.random.default_rng(0).permutation(10_001).astype(np.uint16).reshape(73, 137)
+
+    facts = value_facts(Image.fromarray(values))
+
+    assert facts is not None
+    assert facts.kind == "16-bit"
+    found = facts.lowest, facts.low, facts.high, facts.highest
+    assert found == pytest.approx((0, 10, 9990, 10_000))
+
+
+def test_values_that_are_not_finite_are_not_measured() -> None:
+    floats = np.append(np.arange(5, dtype=np.float32), [np.nan, np.inf])[None]
+    found = value_facts(Image.fromarray(floats))
+    assert found is not None
+    assert (found.kind, found.lowest, found.highest) == ("float", 0, 4)
+    assert value_facts(Image.fromarray(np.full((2, 2), np.nan, np.float32))) is None
+    whole = value_facts(Image.fromarray(np.arange(4, dtype=np.int32)[None]))
+    assert whole is not None
+    assert whole.kind == "32-bit"
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        pytest.param([(0, 10, 20, 40)], (0, 40), id="four times as wide"),
+        pytest.param([(0, 10, 20, 41)], (10, 20), id="more than four times as wide"),
+        pytest.param([(0, 10, 10, 41)], (0, 41), id="nothing without the tails"),
+        pytest.param([(5, 6, 7, 8), (1, 7, 8, 9)], (1, 9), id="of all images"),
+        pytest.param([(0, 10, 12, 99), (1, 9, 11, 20)], (9, 12), id="outliers of all images"),
+        pytest.param([(5, 5, 5, 5)], (), id="equal values"),
+        pytest.param([], (), id="no values"),
+    ],
+)
+def test_outliers_are_clipped_if_they_make_the_range_more_than_four_times_as_wide(
+    facts: list[tuple[float, ...]], found: tuple[float, ...]
+) -> None:
+    values = [ValueFacts("16-bit", *one) for one in facts]
+
+    assert range_of(values, len(values)) == found
+
+
+@pytest.mark.parametrize(("images", "measured"), [(1000, 1000), (1001, 501), (2001, 667)])
+def test_of_more_than_a_thousand_images_some_are_measured(
+    monkeypatch: pytest.MonkeyPatch, images: int, measured: int
+) -> None:
+    files = tuple(File(f"{i:05}.png", 0) for i in range(images))
+    folder = Folder(root=Path("d"), classes=("a",), files=files, layout="classes")
+    opened: list[str] = []
+    monkeypatch.setattr(grey_range, "has_wide_header", lambda _: True)
+    monkeypatch.setattr(grey_range, "read_facts", lambda path, _: opened.append(path))
+
+    measure_grey_range(folder, max_pixels=LIMIT, workers=0)
+
+    assert len(opened) == measured
+    assert opened[0] == "d/00000.png"
+
+
+def test_whole_numbers_of_32_bits_are_scaled_exactly() -> None:
+    values = np.arange(2**30, 2**30 + 256, dtype=np.int32)[None]
+
+    greys = grey_levels(Image.fromarray(values), (2**30, 2**30 + 255))
+
+    assert greys[0].tolist() == [*range(256)]
 
 
 def test_only_training_images_set_the_range(tmp_path: Path) -> None:

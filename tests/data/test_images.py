@@ -20,7 +20,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
-from vitft.data.images import decode, open_image, read_bytes, read_image, reason_for
+from vitft.data.images import (
+    decode,
+    open_image,
+    read_bytes,
+    read_image,
+    reason_for,
+    silence_pillow,
+)
 from vitft.system.errors import ImageError
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +110,56 @@ def test_a_suffix_that_contradicts_the_content_is_remarked() -> None:
     assert decode(png, "a/x.JPG").odd == ("content is PNG, but the suffix is .jpg",)
     assert decode(png, "a/x.PNG").odd == ()
     assert decode(png, "stdin").odd == ()
+    assert decode(encoded(gradient(), "TIFF"), "a/x.tif").odd == ()
+
+
+def tiff(width: int, height: int, pixels: bytes, *, bits: tuple[int, ...] = (8,)) -> bytes:
+    """An uncompressed TIFF: grey, or colour if there are three numbers of bits."""
+    strip = 8 + 2 + 12 * 8 + 4
+    place = strip + len(pixels)  # of the numbers of bits, if they do not fit into an entry
+    packed = struct.pack(f"<{len(bits)}H", *bits)
+    tags = [
+        (256, 3, 1, width), (257, 3, 1, height),
+        (258, 3, len(bits), bits[0] if len(bits) == 1 else place), (259, 3, 1, 1),
+        (262, 3, 1, 2 if len(bits) > 1 else 1), (273, 4, 1, strip), (277, 3, 1, len(bits)),
+        (279, 4, 1, len(pixels)),
+    ]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + pixels + packed
+
+
+def test_12_bit_greys_of_a_tiff_keep_their_upper_8_bits() -> None:
+    values = [0x000, 0x800, 0xFFF, 0x12F]
+    bits = "".join(f"{value:012b}" for value in values)
+    pixels = int(bits, 2).to_bytes(6)
+
+    image = read_image(tiff(4, 1, pixels, bits=(12,)), "x.tif")
+
+    assert [pixel(image, x)[0] for x in range(4)] == [0x00, 0x80, 0xFF, 0x12]
+
+
+def png_of_16_bits(colour: int, channels: int) -> bytes:
+    size = struct.pack(">IIBBBBB", 1, 1, 16, colour, 0, 0, 0)
+    data = zlib.compress(b"\0" + b"\xff\xff" * channels)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size)
+    return start + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "is_reduced"),
+    [
+        pytest.param(png_of_16_bits(2, 3), True, id="PNG, RGB"),
+        pytest.param(png_of_16_bits(4, 2), True, id="PNG, grey with alpha"),
+        pytest.param(png_of_16_bits(6, 4), True, id="PNG, RGB with alpha"),
+        pytest.param(png_of_16_bits(0, 1), False, id="PNG, grey"),
+        pytest.param(encoded(gradient(8, 8), "PNG"), False, id="PNG, 8 bits"),
+        pytest.param(tiff(1, 1, bytes(6), bits=(16, 16, 16)), True, id="TIFF"),
+        pytest.param(tiff(1, 1, bytes(3), bits=(8, 8, 8)), False, id="TIFF, 8 bits"),
+        pytest.param(tiff(1, 1, bytes(2), bits=(16,)), False, id="TIFF, grey"),
+    ],
+)
+def test_colour_of_more_than_8_bits_is_remarked(data: bytes, is_reduced: bool) -> None:
+    assert ("16-bit colour reduced to 8 bits" in decode(data, "x").odd) == is_reduced
 
 
 def wide(values: Iterable[int], dtype: str = "uint16") -> Image.Image:
@@ -166,6 +223,14 @@ MODES = [
     pytest.param(encoded(wide([0x4000], "int32"), "TIFF"), (64, 64, 64), id="I quarter"),
     pytest.param(
         encoded(Image.new("F", (1, 1), 0.5), "TIFF"), (128, 128, 128), id="F, a share of one"
+    ),
+    pytest.param(encoded(Image.new("F", (1, 1), 1.0), "TIFF"), (255, 255, 255), id="F, one"),
+    pytest.param(encoded(Image.new("F", (1, 1), 1.5), "TIFF"), (2, 2, 2), id="F, above one"),
+    pytest.param(
+        encoded(Image.new("F", (1, 1), np.inf), "TIFF"), (255, 255, 255), id="F, infinite"
+    ),
+    pytest.param(
+        encoded(Image.new("F", (1, 1), -np.inf), "TIFF"), (0, 0, 0), id="F, minus infinite"
     ),
     pytest.param(encoded(Image.new("F", (1, 1), 99.6), "TIFF"), (100, 100, 100), id="F, to 255"),
     pytest.param(encoded(Image.new("F", (1, 1), 1e9), "TIFF"), (255, 255, 255), id="F too much"),
@@ -263,9 +328,10 @@ def test_damaged_exif_does_not_cost_the_image(exif: bytes, kind: str) -> None:
 def test_exif_that_cannot_be_read_is_remarked() -> None:
     png = encoded(gradient(), "PNG")
 
-    assert decode(png[:33] + chunk(b"eXIf", b"garbage") + png[33:], "x").odd == (
-        "damaged EXIF ignored",
-    )
+    found = decode(png[:33] + chunk(b"eXIf", b"garbage") + png[33:], "x")
+
+    assert found.odd == ("damaged EXIF ignored",)
+    assert found.image.tobytes() == gradient().tobytes()
 
 
 def test_gps_coordinates_are_removed() -> None:
@@ -422,6 +488,14 @@ def test_a_jpeg_without_its_end_marker_in_the_last_64_bytes_is_truncated(
     assert reason_for(OSError("broken"), "JPEG", data) == reason
 
 
+@pytest.mark.parametrize(("length", "reason"), [(99, "damaged"), (100, "damaged"), (101, "trunc")])
+def test_a_file_shorter_than_it_declares_is_truncated(length: int, reason: str) -> None:
+    data = b"RIFF" + struct.pack("<I", length - 8) + bytes(92)
+
+    assert reason_for(OSError("broken"), "WebP", data).startswith(reason)
+    assert reason_for(MemoryError(), "WebP", data) == "not enough memory"
+
+
 def test_truncated_files_are_reported_as_such() -> None:
     jpeg, webp = encoded(gradient(), "JPEG"), encoded(gradient(), "WEBP")
     bmp, png = encoded(gradient(), "BMP"), encoded(gradient(), "PNG")
@@ -516,6 +590,25 @@ def test_the_limit_is_the_callers_also_above_pillows_own() -> None:
         read_image(encoded(gradient(), "PNG"), "x", max_pixels=9)
 
 
+def test_an_image_may_have_100_million_pixels() -> None:
+    more = png_header(17, 5_882_353) + chunk(b"IDAT", zlib.compress(b""))
+
+    assert reason(more).startswith("image too large: 17x5882353")
+    small = encoded(gradient(), "PNG")
+    assert read_image(small, "x", max_pixels=56 * 40).size == (56, 40)
+    with pytest.raises(ImageError, match="too large: 56x40"):
+        read_image(small, "x", max_pixels=56 * 40 - 1)
+
+
+def test_the_filter_of_pillows_warnings_is_set_once() -> None:
+    silence_pillow()
+    number = len(warnings.filters)
+
+    read_image(encoded(gradient(), "PNG"), "x")
+
+    assert len(warnings.filters) == number
+
+
 def test_a_text_chunk_that_unpacks_to_50_mb_is_damage() -> None:
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * 50_000_000, zip=True)
@@ -560,8 +653,12 @@ def test_missing_files_and_impossible_names_are_not_found(tmp_path: Path) -> Non
     for name in ("none.jpg", "none/x.jpg", "nul\0.jpg", "lone\ud800.jpg"):
         with pytest.raises(ImageError, match="not found"):
             open_image(f"{tmp_path}/{name}")
-    with pytest.raises(ImageError, match="circular symbolic link"):
+    with pytest.raises(ImageError) as missing:
+        open_image(f"{tmp_path}/none.jpg")
+    assert missing.value.fix == "check the path"
+    with pytest.raises(ImageError, match="circular symbolic link") as circular:
         open_image(tmp_path / "loop.jpg")
+    assert circular.value.fix == "replace or remove the file"
 
 
 def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
@@ -571,6 +668,15 @@ def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
 
     with pytest.raises(ImageError, match=r"file too large: 10\.0 GB"):
         read_bytes(path)
+    with path.open("r+b") as file:
+        file.truncate(8 * 1000 + 2**26)
+    assert len(read_bytes(path, max_pixels=1000)) == 8 * 1000 + 2**26
+    with pytest.raises(ImageError, match=r"file too large"):
+        read_bytes(path, max_pixels=999)
+    with path.open("r+b") as file:
+        file.truncate(8 * 1000 + 2**26 + 1)
+    with pytest.raises(ImageError, match=r"file too large"):
+        read_bytes(path, max_pixels=1000)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

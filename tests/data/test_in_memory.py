@@ -66,15 +66,32 @@ def test_every_move_within_the_padding_occurs() -> None:
     [
         pytest.param(60_000, (32, 32), True, id="CIFAR"),
         pytest.param(10, (65, 32), False, id="too large"),
+        pytest.param(10, (32, 65), False, id="too wide"),
         pytest.param(100_000, (64, 64), False, id="too many"),
+        pytest.param(2**30 // (64 * 64 * 3), (64, 64), True, id="just a gibibyte"),
+        pytest.param(2**30 // (64 * 64 * 3) + 1, (64, 64), False, id="more than a gibibyte"),
     ],
 )
 def test_small_images_are_held_in_memory(count: int, size: tuple[int, int], fitting: bool) -> None:
     assert fits(count, size, 3) is fitting
 
 
-@pytest.mark.parametrize(("named", "side", "padding"), [(0, 32, 4), (2, 32, 2), (0, 4, 1)])
+@pytest.mark.parametrize(
+    ("named", "side", "padding"), [(0, 32, 4), (2, 32, 2), (0, 4, 1), (0, 39, 4)]
+)
 def test_the_padding_is_an_eighth_of_the_side_unless_named(
     named: int, side: int, padding: int
 ) -> None:
     assert default_padding(named, (side, side)) == padding
+    assert default_padding(named, (side, 100)) == default_padding(named, (100, side)) == padding
+
+
+def test_the_moves_of_a_seed_are_those_of_runs_of_earlier_versions() -> None:
+    moves = draw_shifts(
+        torch.tensor([0, 3, 1, 3]), torch.tensor([0, 0, 0, 1]),
+        count=4, seed=1, epoch=2, padding=4, flip=0.5,
+    )  # fmt: skip
+
+    assert moves.down.tolist() == [0, 2, 0, 5]
+    assert moves.across.tolist() == [6, 7, 7, 8]
+    assert moves.mirrored.tolist() == [False, True, True, False]

@@ -19,6 +19,8 @@ from vitft.data.inspection import (
     inspect_file,
     inspect_folder,
     log_inspection,
+    merge_inspections,
+    readable_now,
 )
 from vitft.data.scan import scan
 from vitft.data.split import split
@@ -180,3 +182,53 @@ def test_the_first_ten_unreadable_files_are_listed(
     lines = [record.getMessage() for record in caplog.records]
     expected = [*(f"bad {i:02}.png: empty file" for i in range(10)), *rest]
     assert lines == [f"skipped {text}" for text in expected]
+
+
+def test_a_folder_with_too_many_unreadable_files_is_refused_by_default(tmp_path: Path) -> None:
+    folder = scan(noisy(tmp_path, bad=range(0, 60, 5)))
+
+    with pytest.raises(DataError, match=r"12 of 60 files(.|\n)*fix: repair or remove them, or"):
+        inspect_folder(folder, workers=0)
+    assert len(inspect_folder(folder, workers=0, allow_bad=True).bad) == 12
+    assert readable_now(folder, ["a/000.png", "b/001.png"], max_pixels=100) == ["b/001.png"]
+    assert readable_now(folder, ["b/001.png"], max_pixels=63) == []
+
+
+def test_the_fix_for_files_that_need_a_library_is_its_installation(tmp_path: Path) -> None:
+    folder = Folder(root=tmp_path, classes=("a",), files=(), layout="classes")
+    heic = [ImageError(f"{i}.heic", "HEIC needs a library: run pip install x") for i in range(11)]
+
+    with pytest.raises(DataError) as caught:
+        collect(folder, heic, allow_bad=False)
+
+    assert caught.value.fix.startswith("run pip install x, or repair or remove them")
+
+
+def test_shards_of_a_folder_are_merged_in_its_order(tmp_path: Path) -> None:
+    files = tuple(File(f"{i}.png", 0) for i in range(30))
+    folder = Folder(root=tmp_path, classes=("a",), files=files, layout="classes")
+    found = [ImageError(f.path, "empty file") if i % 2 else InspectedFile(f.path, 0, "", "0", 4, 4)
+             for i, f in enumerate(files)]  # fmt: skip
+    shards = [collect(folder, found[part::3], allow_bad=True) for part in (2, 0, 1)]
+
+    merged = merge_inspections(folder, shards, allow_bad=True)
+
+    assert merged == collect(folder, found, allow_bad=True)
+    with pytest.raises(DataError, match="15 of 30 files"):
+        merge_inspections(folder, shards, allow_bad=False)
+
+
+def test_notes_and_remarks_are_logged_with_their_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = Folder(root=tmp_path, classes=("a",), files=(), layout="classes", notes=("a note",))
+    kinds = [("rotated",), ("rotated", "grey"), ("rotated",), ("alpha", "grey")]
+    good = [InspectedFile(f"{i}.png", 0, "", "0", 4, 4, odd) for i, odd in enumerate(kinds)]
+
+    inspected = collect(folder, good, allow_bad=False)
+    log_inspection(inspected)
+
+    assert list(inspected.odd.items()) == [("rotated", 3), ("grey", 2), ("alpha", 1)]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["a note", "alpha: 1 image", "grey: 2 images", "rotated: 3 images"]

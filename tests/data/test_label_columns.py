@@ -70,6 +70,28 @@ def test_columns_of_0_and_1_are_labels_and_other_columns_are_attributes(tmp_path
     assert table(tmp_path, text, label="*").files == folder.files
 
 
+def test_a_single_column_of_0_and_1_contains_labels_and_empty_columns_none(
+    tmp_path: Path,
+) -> None:
+    one = table(tmp_path, "path,tags\n0.png,1\n1.png,0\n")
+    three = table(tmp_path, "path,a,b,c\n0.png,1,,x\n1.png,TRUE,,\n", label="a,b,c")
+
+    assert one.labels == ("0", "1")
+    assert labels_of(three) == {"0.png": "a|c=x", "1.png": "a"}
+
+
+def test_a_weight_is_no_label_of_all_columns(tmp_path: Path) -> None:
+    text = "path,a,weight,split,sample_weight,b\n0.png,1,5,train,2,0\n1.png,0,5,val,2,1\n"
+
+    assert table(tmp_path, text, label="*").labels == ("a", "b")
+
+
+def test_the_separator_does_not_matter_if_one_class_has_a_column_of_tags(tmp_path: Path) -> None:
+    folder = table(tmp_path, "path,labels,class\n0.png,a|b,x\n1.png,c,y\n")
+
+    assert (folder.labels, folder.classes) == ((), ("x", "y"))
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "problem"),
     [
@@ -92,6 +114,30 @@ def test_columns_of_0_and_1_are_labels_and_other_columns_are_attributes(tmp_path
             id="the joiner in a label",
         ),
         pytest.param("path,tags\n0.png,\n1.png,\n", {}, "has a label", id="no label at all"),
+        pytest.param(
+            "path,a\n0.png,1\n", {"label": "a,a"}, "no usable column named a", id="a column twice"
+        ),
+        pytest.param(
+            "path,a\n0.png,1\n",
+            {"label": "a,path"},
+            "no usable column named path",
+            id="a column with another role",
+        ),
+        pytest.param(
+            "path,a,a\n0.png,1,0\n",
+            {"label": "a,b"},
+            "no usable column named a",
+            id="two columns of a name",
+        ),
+        pytest.param(
+            "path,weight\n0.png,1\n", {"label": "*"}, "no column is left", id="no column at all"
+        ),
+        pytest.param(
+            "path,a|b,c\n0.png,1,0\n",
+            {"label": "a|b,c"},
+            "line 1, column a|b: the label 'a|b' contains",
+            id="the joiner in a name",
+        ),
         pytest.param(
             "path,label\n0.png,a\n1.png,\n",
             {},

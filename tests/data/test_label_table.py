@@ -125,6 +125,78 @@ def test_settings_name_the_columns(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("header", "spec", "columns"),
+    [
+        pytest.param("file,path,label,class", DataSpec(), (1, 2), id="the preferred name"),
+        pytest.param("note,image,class,x", DataSpec(), (1, 2), id="another usual name"),
+        pytest.param("path,txt,cls,x", DataSpec(), (0, 2), id="cls of a shard"),
+        pytest.param("path,x,txt,y", DataSpec(), (0, 2), id="txt of a shard"),
+        pytest.param("path,x,labels,txt", DataSpec(labels="one"), (0, 2), id="labels before txt"),
+        pytest.param("path,LABEL,label,Label", DataSpec(label="Label"), (0, 3), id="exact case"),
+        pytest.param("path,x,y,SPECIES", DataSpec(label="species"), (0, 3), id="any case"),
+        pytest.param("path,label,None,x", DataSpec(label="None"), (0, 2), id="a column None"),
+    ],
+)
+def test_the_columns_of_path_and_label_are_chosen(
+    tmp_path: Path, header: str, spec: DataSpec, columns: tuple[int, int]
+) -> None:
+    cells = [[f"wrong {i}"] * 4 for i in range(4)]
+    for row, name in zip(cells, NAMES, strict=True):
+        row[columns[0]], row[columns[1]] = name, name[:3]
+
+    found = table(tmp_path, "\n".join([header, *map(",".join, cells)]), spec)
+
+    assert listed(found) == [(name, name[:3], "", "") for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "problem"),
+    [
+        ("path,label,label\nx,a,b\n", DataSpec(), "several columns may contain the label"),
+        ("path,x,x\nx,a,b\n", DataSpec(label="x"), "more than one column named x (data.label)"),
+        ("path\tlabel\nx\ta\n", DataSpec(), "the cells are separated by tabs"),
+        ("path\tx,y\nx\ta,b\n", DataSpec(), "no path column; columns found: path\tx and y"),
+        ("path,a,b,label\nx,1\n", DataSpec(), "line 2, column b: found 2 cells instead of 4"),
+        ("path,a,b,label\nx,1,2\n", DataSpec(), "line 2, column label: found 3 cells instead"),
+        ("path,a,b,label\nx\n", DataSpec(), "line 2, column a: found 1 cell instead of 4"),
+        ("path,a,b,label\nx,1,2,3,4\n", DataSpec(), "line 2, column label: found 5 cells"),
+        ("path,label\n,a\n", DataSpec(), "line 2, column path: the path is empty"),
+        ("path,label,chosen\n,,skipped\n", DataSpec(), "column path: the path is empty"),
+        ("path,label,chosen\na,,picked\n", DataSpec(), "column label: the label is empty"),
+        ("path,label\n", DataSpec(), "lists no images"),
+        ("path,label,split\nx,a,train\nx,a,val\n", DataSpec(), "line 3, column split: x is"),
+        ("path,label,group\nx,a,g\nx,a,\n", DataSpec(), "line 3, column group: x is listed"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_by_its_place(
+    tmp_path: Path, text: str, spec: DataSpec, problem: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        table(tmp_path, text, spec)
+
+    assert problem in caught.value.problem
+
+
+def test_a_label_column_named_weight_is_used(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]}" for name in NAMES]
+
+    found = table(tmp_path, "\n".join(["path,weight", *rows]), DataSpec(label="weight"))
+
+    assert found.notes == ()
+
+
+def test_lines_of_one_image_that_agree_are_counted_once(tmp_path: Path) -> None:
+    rows = [f"{name},{name[:3]},p{i // 2}" for i, name in enumerate(NAMES)]
+
+    found = table(tmp_path, "\n".join(["path,label,group", *rows, *rows[:2], rows[0]]))
+
+    assert found.notes == (
+        "2 groups of images in the column group",
+        "3 repeated lines of the table left out",
+    )
+
+
 def test_an_ambiguous_table_asks_for_the_column(tmp_path: Path) -> None:
     text = "path,class,category\n" + "\n".join(f"{name},a,b" for name in NAMES)
 
@@ -386,15 +458,16 @@ def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> 
     table = tmp_path / "labels.csv"
     table.write_text(
         "path,label,chosen\na.png,red,picked\nb.png,red,audit\nc.png,blue,confirmed\n"
-        "d.png,blue,audit\ne.png,,skipped\n"
+        "d.png,blue,audit\ne.png,,skipped\nf.png,red,picked\n"
     )
 
     default = read_label_table(table, DataSpec())
     audited = read_label_table(table, DataSpec(split_column="chosen"))
 
     assert {row.part for row in default.rows} == {""}
+    assert "drew 2 images at random" in " ".join(default.notes)
     assert "--set data.split_column=chosen" in " ".join(default.notes)
-    assert [row.part for row in audited.rows] == ["train", "val", "train", "val"]
+    assert [row.part for row in audited.rows] == ["train", "val", "train", "val", "train"]
     assert "data.split_column" not in " ".join(audited.notes)
 
 

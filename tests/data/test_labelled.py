@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.conftest import draw_folder
@@ -125,3 +126,57 @@ def test_the_error_for_a_folder_without_images_explains_the_layout(tmp_path: Pat
 def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not found"):
         find_labelled(tmp_path / "nowhere")
+
+
+def test_a_table_of_one_part_is_listed_completely_with_its_groups(tmp_path: Path) -> None:
+    rows = ["path,label,split,group", "a.jpg,cat,train,g", "b.jpg,dog,train,"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+
+    found = find_labelled(tmp_path / "t.csv")
+
+    assert found.images == (("a.jpg", "cat"), ("b.jpg", "dog"))
+    assert found.groups == {"a.jpg": "g"}
+    assert found.notes == ("1 group of images in the column group",)
+    assert not found.predicted
+    with pytest.raises(UsageError, match="is not divided into subsets"):
+        find_labelled(tmp_path / "t.csv", subset="train")
+
+
+def test_a_table_of_predictions_is_known(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("path,class,probability\na.jpg,cat,0.9\nb.jpg,dog,0.8\n")
+
+    assert find_labelled(tmp_path / "p.csv").predicted
+
+
+@pytest.mark.parametrize(("subset", "paths"), [(None, "val"), ("test", "test"), ("train", "train")])
+def test_one_part_of_arrays_is_listed(tmp_path: Path, subset: str | None, paths: str) -> None:
+    parts = ("train", "val", "test")
+    arrays = {f"{kind}_{part}": np.zeros((2, 3, 3), np.uint8) if kind == "x" else np.arange(2)
+              for part in parts for kind in ("x", "y")}  # fmt: skip
+    np.savez(tmp_path / "set.npz", allow_pickle=False, **arrays)
+
+    found = find_labelled(tmp_path / "set.npz", subset=subset)
+
+    assert found.images == ((f"{paths}/0/00000.bmp", "0"), (f"{paths}/1/00001.bmp", "1"))
+    assert found.locate(found.images[0][0]) == f"{tmp_path}/set.npz/{paths}/0/00000.bmp"
+
+
+def test_arrays_without_parts_are_listed_completely(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", x=np.zeros((2, 3, 3), np.uint8), y=np.arange(2))
+
+    assert len(find_labelled(tmp_path / "set.npz").images) == 2
+    with pytest.raises(UsageError, match="is not divided into subsets"):
+        find_labelled(tmp_path / "set.npz", subset="val")
+
+
+def test_bad_files_alone_are_listed_and_empty_classes_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "bad" / "cat").mkdir(parents=True)
+    (tmp_path / "bad" / "cat" / "1.jpg").symlink_to("nowhere")
+    (tmp_path / "none" / "cat").mkdir(parents=True)
+    (tmp_path / "none" / "dog").mkdir(parents=True)
+
+    found = find_labelled(tmp_path / "bad")
+
+    assert (found.images, found.bad) == ((), (("cat/1.jpg", "dangling symbolic link"),))
+    with pytest.raises(DataError, match=r"no labelled images in .*none: 2 empty class folders\n"):
+        find_labelled(tmp_path / "none")

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,15 @@ from PIL import Image
 
 from vitft.data import loading
 from vitft.data.folder import File
-from vitft.data.loading import Pixels, decode_images, in_order, stack_batches
+from vitft.data.loading import (
+    Pixels,
+    decode_images,
+    in_chunks,
+    in_order,
+    overlapped,
+    stack_batches,
+    wait_for,
+)
 from vitft.system.errors import ImageError
 
 
@@ -81,6 +90,111 @@ def test_an_endless_list_of_paths_is_read_only_a_little_ahead(numbered: list[str
     assert len(first) == 100
     assert asked <= 105
     assert threads() == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "ahead", "asked"), [(2, None, 8), (3, None, 12), (2, 5, 5), (2, 1, 1), (2, 0, 1)]
+)
+def test_four_items_per_worker_are_in_progress_by_default(
+    workers: int, ahead: int | None, asked: int
+) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = in_order(str, items(), workers=workers, ahead=ahead)
+
+    assert [next(results), len(taken)] == ["0", asked]
+    assert [next(results), len(taken)] == ["1", asked + 1]
+    results.close()
+
+
+def test_items_are_divided_into_chunks() -> None:
+    assert list(in_chunks(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(in_chunks(range(6), 3)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(in_chunks([], 3)) == []
+
+
+def test_work_is_finished_in_order_in_one_thread_while_the_next_is_started() -> None:
+    started: list[int] = []
+    finished: list[tuple[int, str]] = []
+    held = threading.Event()
+
+    def start(item: int) -> Callable[[], int]:
+        started.append(item)
+
+        def finish() -> int:
+            held.wait(10)
+            finished.append((item, threading.current_thread().name))
+            return item * 10
+
+        return finish
+
+    results = overlapped(range(6), start)
+    threading.Timer(0.1, held.set).start()
+
+    assert next(results) == 0
+    assert started == [0, 1, 2]  # two are unfinished when the next one is taken
+    assert [*results] == [10, 20, 30, 40, 50]
+    assert [item for item, _ in finished] == [*range(6)]
+    assert {name for _, name in finished} == {"vitft-finish_0"}
+
+
+def test_finished_work_is_not_held_back() -> None:
+    started: list[int] = []
+
+    def start(item: int) -> Callable[[], int]:
+        started.append(item)
+        time.sleep(0.02)  # the one before is finished by now
+        return lambda: item
+
+    results = overlapped(range(9), start, ahead=8)
+
+    assert next(results) == 0
+    assert len(started) < 4
+    results.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("vitft-finish")]
+
+
+def test_unfinished_work_is_cancelled_when_the_results_are_closed() -> None:
+    finished: list[int] = []
+
+    def start(item: int) -> Callable[[], None]:
+        def finish() -> None:
+            time.sleep(0.03)
+            finished.append(item)
+
+        return finish
+
+    results = overlapped(range(9), start, ahead=8)
+    next(results)
+    results.close()
+
+    assert len(finished) <= 3
+
+
+def test_a_long_wait_is_logged_after_half_a_minute_and_each_time_it_doubles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    waits: list[float] = []
+
+    class Slow(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            waits.append(timeout or 0)
+            if len(waits) < 4:
+                raise TimeoutError
+            return "done"
+
+    assert wait_for("slow.png", Slow()) == "done"
+
+    assert waits == [30, 30, 60, 120]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"still waiting for slow.png after {seconds} s" for seconds in (30, 60, 120)
+    ]
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])

@@ -80,6 +80,15 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
     assert order(0, 1) != order(1, 1)
 
 
+def test_a_balanced_order_is_that_of_runs_of_earlier_versions() -> None:
+    orders = [
+        sample_order([0, 0, 0, 1, 1], 0, 1, balanced=True).tolist(),
+        sample_order([0] * 5 + [1] * 3, 7, 2, balanced=True).tolist(),
+    ]
+
+    assert orders == [[4, 1, 3, 1], [7, 0, 4, 2, 6, 5, 1, 5]]
+
+
 def test_repeated_images_are_counted() -> None:
     assert repeat_counts(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
 
@@ -90,6 +99,9 @@ def test_a_balanced_epoch_is_described() -> None:
     assert "10 images from each of 3 classes, 30 in total" in said
     assert "an image of rose is used 3.3 times and an image of daisy 0.5 times" in said
     assert "every image is used once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
+    rest = describe_epoch([0, 0, 0, 0, 0, 1, 1, 2], ("a", "b", "c"))
+    assert "2 images from each of 3 classes, 6 in total" in rest
+    assert "an image of c is used 2.0 times and an image of a 0.4 times" in rest
 
 
 def test_a_repeated_image_gets_another_crop(

@@ -2,14 +2,26 @@
 
 import io
 import os
+import threading
+import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from vitft.data.sources import STDIN, ImageSource, expand, sources
+from vitft.data import sources as sources_module
+from vitft.data.sources import (
+    STDIN,
+    ImageSource,
+    expand,
+    source_bytes,
+    sources,
+    split_at,
+    with_fetched,
+)
 from vitft.data.walk import Walk
-from vitft.system.errors import DataError, UsageError
+from vitft.system.errors import DataError, ImageError, UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 
@@ -164,6 +176,40 @@ def test_the_column_of_paths_is_found(here: Path, table: str) -> None:
     assert names(lists=("t.csv",)) == ["a, b.jpg", "c.jpg"]
 
 
+def test_a_short_row_of_a_table_is_an_empty_line(here: Path) -> None:
+    (here / "t.csv").write_text("label,path\nx\n\ny,c.jpg\n")
+
+    found = list(sources([], lists=["t.csv"]))
+
+    assert [(s.name, s.path, s.error) for s in found] == [
+        ("", "", "empty line"), ("c.jpg", "c.jpg", ""),
+    ]  # fmt: skip
+
+
+def test_a_list_is_known_by_its_first_entry(here: Path) -> None:
+    for name, text in {
+        "here.csv": "path,label\nphotos/a.jpg,x\n", "gone.csv": "path,label\ngone.jpg,x\n",
+        "web.lst": "https://host/a.jpg\n", "two.tsv": "n\tfile\n1\tphotos/a.jpg\n",
+        "odd.csv": "a,b\n1,2\n", "empty.txt": "",
+    }.items():  # fmt: skip
+        (here / name).write_text(text)
+
+    assert names("here.csv") == ["photos/a.jpg"]
+    assert names("two.tsv") == ["photos/a.jpg"]
+    assert names("web.lst") == ["https://host/a.jpg"]
+    for name in ("gone.csv", "odd.csv", "empty.txt"):
+        assert names(name) == [name]
+    assert names(lists=(str(here / "photos/../here.csv"),)) == ["photos/a.jpg"]
+
+
+def test_absolute_paths_of_a_list_are_kept(here: Path) -> None:
+    (here / "photos" / "l.txt").write_text(f"{here}/photos/a.jpg\na.jpg\n")
+
+    found = [source.path for source in sources([], lists=["photos/l.txt"])]
+
+    assert found == [f"{here}/photos/a.jpg", "photos/a.jpg"]
+
+
 def test_a_table_without_a_known_column_is_refused_with_the_columns(here: Path) -> None:
     (here / "t.csv").write_text("id,label\n1,rose\n")
 
@@ -222,6 +268,50 @@ def test_paths_on_standard_input_are_a_list(data: bytes) -> None:
     assert names(STDIN, stdin=data) == ["BMW/1.jpg", "x y.jpg"]
 
 
+class Piped(io.RawIOBase):
+    """Standard input that delivers what is written to a pipe, a few bytes at a time."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        self.data, self.most, self.asked = data, most, list[int]()
+
+    def read(self, size: int = -1) -> bytes:
+        self.asked.append(size)
+        size = min(size if size >= 0 else len(self.data), self.most)
+        found, self.data = self.data[:size], self.data[size:]
+        return found
+
+
+@pytest.mark.parametrize("most", [1, 3, 5000, 10**6])
+def test_names_may_be_delivered_in_any_pieces(most: int) -> None:
+    expected = [f"photos/{i:05}.jpg" for i in range(2000 if most > 100 else 20)]
+    data = "\n".join(expected).encode()
+
+    found = sources([STDIN], stdin=Piped(data, most))  # type: ignore[arg-type]
+
+    assert [source.name for source in found] == expected
+
+
+def test_an_image_on_standard_input_may_have_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = Piped(PNG, 10**6)
+    list(sources([STDIN], stdin=piped))  # type: ignore[arg-type]
+    assert piped.asked[-1] == 256 * 2**20
+
+    for size, error in ((len(PNG), ""), (len(PNG) - 1, "larger than ")):
+        monkeypatch.setattr(sources_module, "MAX_STDIN", size)
+        (found,) = sources([STDIN], stdin=io.BytesIO(PNG))
+        assert found.error.startswith(error)
+        assert bool(found.error) == bool(error)
+        assert found.data == (b"" if error else PNG)
+
+
+def test_names_are_divided_at_the_mark() -> None:
+    rest = io.BytesIO(b"c.jpg\r\n\nd.jpg\r")
+
+    assert list(split_at(rest, b"a.jpg\nb", b"\n")) == ["a.jpg", "bc.jpg", "d.jpg"]
+    assert list(split_at(io.BytesIO(), b"a\r", b"\n")) == ["a"]
+    assert list(split_at(io.BytesIO(), b"\r", b"\n")) == []
+
+
 def test_a_name_with_a_line_break_survives_print0() -> None:
     assert names(STDIN, stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]
 
@@ -236,3 +326,60 @@ def test_a_path_without_its_data_is_answered_with_the_data_before_it(here: Path)
         list(expand(["a/2.jpg"]))
 
     assert caught.value.fix == "check the path: did you mean photos/a/2.jpg?"
+
+
+def test_eight_images_of_the_web_are_fetched_at_once_and_32_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, running, most = 0, 0, 0
+    lock, free = threading.Lock(), threading.Event()
+
+    def fetch(url: str, _: object) -> bytes:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        free.wait(10)
+        time.sleep(0.001)
+        with lock:
+            running -= 1
+        return url.encode()
+
+    def items() -> Iterator[ImageSource]:
+        nonlocal taken
+        for number in range(60):
+            taken += 1
+            yield ImageSource(str(number), url=f"u{number}")
+
+    monkeypatch.setattr(sources_module, "fetch_image", fetch)
+    found = with_fetched(items())
+    threading.Timer(0.2, free.set).start()
+
+    assert next(found).data == b"u0"
+    assert taken == 32
+    assert [source.data for source in found] == [b"u%d" % i for i in range(1, 60)]
+    assert most == 8
+
+
+def test_local_files_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+
+    def fetch(url: str, _: object) -> bytes:
+        free.wait(10)
+        return url.encode()
+
+    monkeypatch.setattr(sources_module, "fetch_image", fetch)
+    items = iter([ImageSource("a", "a"), ImageSource("b", url="b"), ImageSource("c", "c")])
+
+    found = with_fetched(items)
+
+    assert next(found) == ImageSource("a", "a")
+    threading.Timer(0.05, free.set).start()
+    assert [*found] == [ImageSource("b", url="b", data=b"b"), ImageSource("c", "c")]
+
+
+def test_the_bytes_of_a_source_are_its_own_or_those_of_its_file(here: Path) -> None:
+    assert source_bytes(ImageSource("x", data=b""), max_pixels=9) == b""
+    assert source_bytes(ImageSource("x", "photos/a.jpg"), max_pixels=9) == PNG
+    with pytest.raises(ImageError, match="why"):
+        source_bytes(ImageSource("x", data=b"", error="why"), max_pixels=9)

@@ -8,7 +8,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from vitft.data.split import (
     Row,
     check_folder_classes,
     leaks,
+    run_manifest,
     split,
     write_class_indices,
 )
@@ -440,8 +441,46 @@ def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "split:      5 for training (█), 1 for validation (░)"
     assert lines[1].startswith("  cat ")
-    assert lines[1].endswith("3 + 1")
-    assert "a\\nb" in lines[2]
+    assert lines[1] == f"  cat   {'█' * 22}{'░' * 8} 3 + 1"  # 30 cells for the largest class
+    assert lines[2] == f"  a\\nb  {'█' * 15} 2 + 0"
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(20, 20), (21, 5)])
+def test_the_chart_has_up_to_twenty_classes(
+    caplog: pytest.LogCaptureFixture, classes: int, shown: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    rows = tuple(Row(f"{i}.jpg", i, "train", f"{i:064}") for i in range(classes))
+
+    log_split(Manifest(Path("d"), tuple(f"{'n' * 27}{i:02}" for i in range(classes)), rows))
+
+    bars = [record.getMessage() for record in caplog.records if "█ " in record.getMessage()]
+    assert len(bars) == shown
+    assert all(len(bar) == len(f"  {'n' * 28}  {'█' * 30} 1 + 0") for bar in bars)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (("train", "val", "val"), "in both training and validation: 1 group, e.g. 0 and 1"),
+        (("train", "val", "test"), "in more than one of training, validation and test: 1 group"),
+    ],
+)
+def test_leaks_are_warned_of(
+    caplog: pytest.LogCaptureFixture, parts: tuple[Literal["train", "val", "test"], ...], said: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    rows = tuple(Row(str(i), 0, part, SHA) for i, part in enumerate(parts))
+
+    log_split(Manifest(Path("d"), ("a",), rows))
+
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"identical files {said}")
+    assert warned[0].endswith(", e.g. 0 and 1")
+    tested = "test images, evaluated once after training: 1"
+    assert (tested in caplog.messages) == ("test" in parts)
 
 
 def test_the_chart_of_many_classes_has_the_smallest_and_fits_80_columns(
@@ -470,6 +509,85 @@ def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) 
     text = (tmp_path / "class_indices.json").read_text()
     assert text == '{\n    "0": "daisy",\n    "1": "b\\udcff\\n"\n}'
     assert json.loads(text)["1"] == "b\udcff\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_named"), [("cats", False), ("kittens", False), ("catts", True)]
+)
+def test_short_names_are_not_taken_for_misspelt_ones(name: str, is_named: bool) -> None:
+    with pytest.raises(DataError) as error:
+        split(checked({"cat": 4, "catt": 4, name: 1}), DataSpec())
+
+    assert ("correct the spelling" in error.value.fix) == is_named
+
+
+@pytest.mark.parametrize(
+    ("files", "spec", "is_refused"),
+    [
+        ({"a": 2, "b": 2}, DataSpec(), False),
+        ({"a": 1, "b": 2}, DataSpec(), True),
+        ({"a": 1, "b": 2}, DataSpec(split="reference"), False),
+    ],
+)
+def test_classes_are_counted_before_any_file_is_read(
+    tmp_path: Path, files: dict[str, int], spec: DataSpec, is_refused: bool
+) -> None:
+    for name, number in files.items():
+        (tmp_path / name).mkdir()
+        for i in range(number):
+            (tmp_path / name / f"{i}.png").touch()
+
+    if is_refused:
+        with pytest.raises(DataError, match=r"in 1 of 2 classes: a \(1\)"):
+            check_folder_classes(scan(tmp_path, spec))
+    else:
+        check_folder_classes(scan(tmp_path, spec))
+
+
+@pytest.mark.parametrize(
+    ("parts", "lacking"),
+    [
+        ("train train val val", ""),
+        ("train train val test", r"b (1 for training, 0 for validation)"),
+        ("val train val val", r"a (0 for training, 2 for validation)"),
+    ],
+)
+def test_parts_of_classes_are_counted_before_any_file_is_read(parts: str, lacking: str) -> None:
+    own = parts.split()
+    files = tuple(File(f"{i}.png", i % 2, cast("Part", part)) for i, part in enumerate(own))
+    folder = Folder(root=Path("d"), classes=("a", "b"), files=files, layout="split")
+
+    if lacking:
+        with pytest.raises(DataError) as error:
+            check_folder_classes(folder)
+        assert f"in 1 of 2 classes: {lacking}" in error.value.problem
+    else:
+        check_folder_classes(folder)
+
+
+def run_with(path: Path, data: str) -> Path:
+    """A run with its settings of the data and a split of one image."""
+    path.mkdir()
+    (path / "config.toml").write_text(f"[data]\n{data}\n")
+    (path / "split.csv").write_text(f"{HEAD}a/1.jpg,a,val,{SHA}\n")
+    return path
+
+
+def test_the_split_of_a_run_is_relative_to_its_data(tmp_path: Path) -> None:
+    folder = run_manifest(run_with(tmp_path / "one", 'path = "/data/set"'))
+    table = run_manifest(run_with(tmp_path / "two", 'path = "/data/t.csv"'))
+    elsewhere = run_manifest(run_with(tmp_path / "three", 'path = "/data/t.csv"\nroot = "/r"'))
+
+    roots = [found.root for found in (folder, table, elsewhere) if found is not None]
+    assert roots == [Path("/data/set"), Path("/data"), Path("/r")]
+    for lacking in ("config.toml", "split.csv"):
+        run = run_with(tmp_path / lacking, 'path = "/data/set"')
+        (run / lacking).unlink()
+        assert run_manifest(run) is None
+    with pytest.raises(RunError, match=r"data\.path is not text"):
+        run_manifest(run_with(tmp_path / "four", "path = 7"))
+    with pytest.raises(RunError, match=r"data\.root is not text"):
+        run_manifest(run_with(tmp_path / "five", 'path = "x"\nroot = 7'))
 
 
 def test_a_class_with_one_image_may_be_a_misspelt_one(tmp_path: Path) -> None:

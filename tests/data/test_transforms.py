@@ -150,6 +150,75 @@ def test_a_line_of_pixels_is_viewed_in_little_memory(size: tuple[int, int]) -> N
     assert (pixels == (10, 20, 30)).all()
 
 
+class SizedImage:
+    """An image of which only the size is known, and to what it is resized."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.resized: list[tuple[int, int]] = []
+
+    def resize(self, size: tuple[int, int], *_: object, **__: object) -> np.ndarray[Any, Any]:
+        self.resized.append(size)
+        return np.broadcast_to(np.uint8(0), (size[1], size[0], 3))
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "resized"),
+    [
+        pytest.param((1000, 10), 16, (1600, 16), id="aspect of 100"),
+        pytest.param((10, 1000), 16, (16, 1600), id="upright"),
+        pytest.param((1010, 10), 16, (16, 16), id="aspect of 101"),
+        pytest.param((10, 1010), 16, (16, 16), id="aspect of 101, upright"),
+        pytest.param((640, 10), 1024, (65_536, 1024), id="67 million pixels"),
+        pytest.param((6401, 100), 1024, (1024, 1024), id="more than 67 million pixels"),
+    ],
+)
+def test_of_a_very_large_or_thin_image_only_the_part_inside_the_crop_is_resized(
+    size: tuple[int, int], side: int, resized: tuple[int, int]
+) -> None:
+    image = SizedImage(*size)
+
+    view = EvalTransform(image_size=(side, side), crop=1.0).pixels(image)  # type: ignore[arg-type]
+
+    assert image.resized == [resized]
+    assert view.shape == (side, side, 3)
+
+
+def test_a_grey_model_sees_the_luma_of_an_image_three_times() -> None:
+    image, transform = photo(50, 40), EvalTransform(image_size=(32, 32), mean=(0.5,), std=(0.5,))
+
+    pixels = transform.pixels(image)
+
+    grey = EvalTransform(image_size=(32, 32)).pixels(image.convert("L").convert("RGB"))
+    assert np.array_equal(pixels, grey)
+    values = transform.normalise(torch.from_numpy(pixels[None]))
+    torch.testing.assert_close(values[0, 0], torch.from_numpy(pixels[..., 0]) / 127.5 - 1)
+    assert values.shape == (1, 1, 32, 32)
+
+
+def test_the_default_is_a_view_of_nine_tenths_of_224_pixels_from_minus_one_to_one() -> None:
+    transform = EvalTransform()
+
+    assert transform.resized(500, 500) == (248, 248)  # floor(224 / 0.9)
+    ends = torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8)
+    torch.testing.assert_close(transform.normalise(ends).flatten(), torch.tensor([-1.0, 1.0, -0.6]))
+
+
+@pytest.mark.parametrize(
+    ("mean", "colour"),
+    [((0.1, 0.5, 0.9), (26, 128, 230)), ((-1.0, 2.0, 1.0), (0, 255, 255)), ((0.2,), (51, 51, 51))],
+)
+def test_the_border_has_the_mean_colour(
+    mean: tuple[float, ...], colour: tuple[int, int, int]
+) -> None:
+    transform = EvalTransform(
+        image_size=(20, 20), fit="pad", crop=1.0, mean=mean, std=(0.5,) * len(mean)
+    )
+
+    assert transform.border == colour
+    assert tuple(transform.pixels(Image.new("RGB", (20, 10)))[0, 0]) == colour
+
+
 def test_a_thin_image_is_seen_at_its_centre() -> None:
     image = Image.new("RGB", (1000, 4), (0, 0, 0))
     image.paste((255, 255, 255), (490, 0, 510, 4))
@@ -177,26 +246,33 @@ def test_a_transform_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "problem"),
     [
-        {"crop": 0.0},
-        {"crop": 1.1},
-        {"interpolation": "cubic"},
-        {"fit": "stretch"},
-        {"std": (0.5, 0.0, 0.5)},
-        {"mean": (math.nan, 0.5, 0.5)},
-        {"mean": (0.5,)},
-        {"mean": (2000.0, 0.5, 0.5)},
-        {"std": (1e7, 0.5, 0.5)},
-        {"image_size": (0, 224)},
-        {"image_size": (2**20, 2**20)},
-        {"crop": 1e-5},
+        ({"crop": 0.0}, "the crop must be a fraction"),
+        ({"crop": -0.5}, "the crop must be a fraction"),
+        ({"crop": 1.1}, "the crop must be a fraction"),
+        ({"interpolation": "cubic"}, "unknown interpolation"),
+        ({"fit": "stretch"}, "unknown interpolation 'bicubic' or fit 'stretch'"),
+        ({"std": (0.5, 0.0, 0.5)}, "invalid normalisation"),
+        ({"std": (0.5, math.inf, 0.5)}, "invalid normalisation"),
+        ({"mean": (math.nan, 0.5, 0.5)}, "invalid normalisation"),
+        ({"mean": (0.5,)}, "invalid normalisation"),
+        ({"mean": (2000.0, 0.5, 0.5)}, "mean"),
+        ({"std": (1e7, 0.5, 0.5)}, "std"),
+        ({"image_size": (0, 224)}, "image_size"),
+        ({"image_size": (2**20, 2**20)}, "more than 8,192 pixels"),
+        ({"crop": 1e-5}, "more than 8,192 pixels"),
+        ({"image_size": (512, 1024), "crop": 0.1249}, "more than 8,192 pixels"),
     ],
     ids=str,
 )
-def test_impossible_transforms_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="fix: "):
+def test_impossible_transforms_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=f"{problem}(.|\n)*fix: "):
         EvalTransform(**fields)
+
+
+def test_images_may_be_resized_to_8192_pixels() -> None:
+    assert EvalTransform(image_size=(512, 1024), crop=0.125).resized(10, 10) == (8192, 8192)
 
 
 # ---- the view for training
@@ -261,6 +337,15 @@ def test_boxes_lie_inside_of_the_image(size: tuple[int, int]) -> None:
         assert 0 <= top < bottom <= size[1]
 
 
+def test_the_boxes_of_a_seed_are_those_of_earlier_versions() -> None:
+    stream, sizes = random.Random(0), [(400, 300), (1, 400), (50, 80), (300, 20)]
+
+    boxes = [CropTransform().box(Image.new("RGB", size), stream) for size in sizes]
+
+    assert boxes == [(26, 0, 371, 298), (0, 0, 1, 400), (19, 40, 45, 67), (0, 0, 300, 20)]
+    assert stream.random() == pytest.approx(0.23861592861522019)  # as many draws
+
+
 def shapes(draw: Callable[[], tuple[float, float]], count: int) -> np.ndarray[Any, Any]:
     """Deciles of area and of log ratio of `count` boxes, (2, 9)."""
     drawn = np.array([draw() for _ in range(count)])  # (count, 2): width, height
@@ -307,7 +392,8 @@ def test_the_part_inside_the_border_has_the_colours_of_the_image(size: tuple[int
     for fit in ("pad", "crop", "squash"):
         transform = EvalTransform(image_size=(48, 48), fit=fit, crop=1.0)
         part = transform.without_border(transform.pixels(image))
-        assert part.size
+        width, height = (48 * side // max(size) if fit == "pad" else 48 for side in size)
+        assert part.shape == (height, width, 3)
         assert (part == (200, 10, 10)).all()
     transform = EvalTransform(image_size=(48, 48), fit="pad", crop=1.0)
     grey = Image.new("RGB", size, transform.border)

@@ -29,3 +29,19 @@ def test_the_way_to_see_all_is_named_only_where_much_is_cut(fit: Fit, is_part: b
 
     assert ("use vitft finetune --fit pad or --fit squash" in text) is is_part
     assert f"{fit} {crop:g}) shows {'61%' if is_part else '100%'} of" in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "least", "text"),
+    [
+        (0.75, 0.5, "75% of an image's area on average (at least 50%); to train on all of it,"),
+        (0.751, 0.751, "75% of an image's area on average"),
+        (0.761, 0.759, "76% of an image's area on average"),
+    ],
+)
+def test_more_is_advised_up_to_three_quarters(shown: float, least: float, text: str) -> None:
+    facts = describe_view({"image_size": [192, 256], "fit": "crop", "crop": 0.875,
+                           "shown": shown, "least_shown": least})  # fmt: skip
+
+    expected = f"the model's view (192 x 256 pixels, crop 0.875) shows {text}"
+    assert facts.startswith(expected) if "train" in text else facts == expected

@@ -82,7 +82,7 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     8: Image.Transpose.ROTATE_90,
 }
 MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-ORIENTATION, PHOTOMETRIC_INTERPRETATION, YCBCR = 0x0112, 0x0106, 6
+ORIENTATION = 0x0112
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
@@ -258,8 +258,6 @@ def decode_as(
     image = decoder(io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
-    if isinstance(image, TIFF):
-        correct_ycbcr(image)
     image.load()
 
     odd = decoding_remarks(kind, image, name)
@@ -273,19 +271,6 @@ def decode_as(
         odd.append("rotated by EXIF")
     upright.info = {}  # GPS coordinates must not appear in reports
     return Decoded(upright, tuple(odd))
-
-
-def correct_ycbcr(image: TIFF) -> None:
-    """Set the mode of an uncompressed YCbCr TIFF, which Pillow before 13 takes for RGB and a pad.
-
-    It then reports that the file, which has three bytes per pixel, is truncated.
-    """
-    if image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == YCBCR:
-        for index, tile in enumerate(image.tile):
-            args = tile.args
-            if tile.codec_name == "raw" and isinstance(args, tuple) and args[0] == "RGBX":
-                image._mode = "YCbCr"
-                image.tile[index] = tile._replace(args=("YCbCr", *args[1:]))
 
 
 def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:

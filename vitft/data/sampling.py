@@ -42,7 +42,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
     """
     known = np.asarray(labels)
     classes = sorted({*labels})
-    each = images_per_epoch(labels, balanced=True) // len(classes)
+    each = len(labels) // len(classes)
     drawn = []
     for label in classes:
         own = np.flatnonzero(known == label)
@@ -66,7 +66,7 @@ def repeat_counts(order: Order) -> list[int]:
 def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
     """Return a sentence describing a balanced epoch."""
     counts = Counter(labels)
-    each = images_per_epoch(labels, balanced=True) // len(counts)
+    each = len(labels) // len(counts)
     rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
     text = (
         f"balanced sampling: each epoch uses {count(each, 'image')} from each of {len(counts)} "

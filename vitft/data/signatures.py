@@ -84,10 +84,12 @@ def identify_format(data: bytes) -> str:
 
 def foreign_kind(data: bytes) -> str:
     """Return the name of a known format not in `ACCEPTED_SIGNATURES`, or an empty string."""
+    if data[4:8] == b"ftyp":  # first: a box of 256 bytes begins like an icon
+        return media_kind(data)
     for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
-    return media_kind(data) if data[4:8] == b"ftyp" else ""
+    return ""
 
 
 def media_kind(data: bytes) -> str:

@@ -229,7 +229,7 @@ def from_list(name: str) -> Iterable[ImageSource]:
     if first is None:
         raise DataError(f"the list {name} is empty", fix="add one path per line")
     home = list_folder(name)
-    if not os.path.lexists(home + first) and os.path.lexists(first):
+    if not (os.path.isabs(first) or os.path.lexists(home + first)) and os.path.lexists(first):  # noqa: PTH117
         home = ""
     return (
         source

@@ -82,7 +82,7 @@ def path_in(root: Path, path: str) -> str:
         folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
         if not path.startswith(folder):
             return path
-        path = path.removeprefix(folder)
+        path = path.removeprefix(folder).lstrip("/")  # /data//a.jpg is in /data
     if "//" not in path and "./" not in path:  # the usual case
         return path
     return "/".join(part for part in path.split("/") if part not in ("", "."))

@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import shutil
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -10,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from vitft.data.download.archive import unpack
-from vitft.data.download.entries import ArchiveLimits
-from vitft.system.errors import DataError
+from vitft.data.download.entries import (
+    ArchiveLimits,
+    ArchiveRefusedError,
+    TarStream,
+    directory_size,
+    tar_entry,
+)
+from vitft.system.errors import DataError, ResourceError
 
 SMALL = ArchiveLimits(small=10_000)
 """The ratio counts from here on, so that a bomb of a test stays small."""
@@ -129,12 +137,43 @@ A15 = {
         lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
         "unpacks to at least",
     ),
+    "bytes behind the end": (
+        lambda: tar_bytes(plain("a/1")) + b"x",
+        "it is damaged at byte 1,536",
+    ),
+    "bytes far behind the end": (
+        lambda: tar_bytes(plain("a/1"), plain("a/2", BOMB * 60)) + bytes(2**20) + b"x",
+        "it is damaged at byte",
+    ),
     "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice"),
     "file and folder": (
         lambda: tar_bytes(plain("a"), plain("a/1")),
         "'a/1' is inside 'a', which is a file",
     ),
-    "long name": (lambda: tar_bytes(plain("n" * 300)), "a name that is too long"),
+    "folder and file": (lambda: tar_bytes(plain("a/1"), plain("a")), "'a' occurs twice"),
+    "file as a folder": (
+        lambda: tar_bytes(plain("a"), (member("a", type=tarfile.DIRTYPE), b"")),
+        "'a' is inside 'a', which is a file",
+    ),
+    "long name": (lambda: tar_bytes(plain("n" * 256)), "a name that is too long"),
+    "long name in bytes": (lambda: tar_bytes(plain("ü" * 128)), "a name that is too long"),
+    "long path": (lambda: tar_bytes(plain("n/" * 500 + "n")), "a name that is too long"),
+    "no name": (lambda: tar_bytes(plain("./.")), "'./.' has no file name"),
+    "null byte": (lambda: zip_bytes(("a\0b", b"x")), "has a backslash or a null byte"),
+    "drive with a backslash": (lambda: zip_bytes(("C:\\evil", b"x")), "is an absolute path"),
+    "encrypted": (
+        lambda: zip_bytes(("a/1", b"x")).replace(
+            b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"
+        ),
+        "'a/1' is encrypted",
+    ),
+    "another compression": (
+        lambda: zip_bytes(("a/1", b"x")).replace(
+            b"PK\1\2\x14\3\x14\0\0\0\x08\0", b"PK\1\2\x14\3\x14\0\0\0\x0c\0"
+        ),
+        "'a/1' has an unsupported compression method",
+    ),
+    "empty zip": (zip_bytes, "contains no files"),
     "nothing": (lambda: tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "contains no files"),
     "cut tar": (lambda: tar_bytes(plain("a/1", b"x" * 5000))[:3000], "incomplete or damaged"),
     "tar cut between entries": (
@@ -175,8 +214,132 @@ def test_a_bomb_by_count_is_refused(tmp_path: Path, make: Callable[..., bytes] |
     names = [f"a/{i}" for i in range(30)]
     data = make(*(plain(n) for n in names)) if make else zip_bytes(*((n, b"x") for n in names))
 
-    with pytest.raises(DataError, match=r"more than 20 entries"):
-        unpacked(tmp_path, data, ArchiveLimits(entries=20))
+    with pytest.raises(DataError, match=r"more than 29 entries"):
+        unpacked(tmp_path, data, ArchiveLimits(entries=29))
+    (tmp_path / "inside" / "folder").rmdir()
+    (tmp_path / "inside").rmdir()
+    assert len(tree(unpacked(tmp_path, data, ArchiveLimits(entries=30)))) == 30
+
+
+@pytest.mark.parametrize(
+    ("content", "packed", "is_allowed"),
+    [
+        pytest.param(2**24, 1, True, id="16 MiB of any archive"),
+        pytest.param(2**24 + 1, 1, False, id="more than 16 MiB"),
+        pytest.param(20_000_000, 100_000, True, id="200 times its size"),
+        pytest.param(20_000_001, 100_000, False, id="more than 200 times its size"),
+        pytest.param(100 * 10**9, 10**10, True, id="100 GB"),
+        pytest.param(100 * 10**9 + 1, 10**10, False, id="more than 100 GB"),
+    ],
+)
+def test_an_archive_may_unpack_to_100_gb_and_200_times_its_size(
+    content: int, packed: int, is_allowed: bool
+) -> None:
+    assert ArchiveLimits().allows(content, packed) == is_allowed
+
+
+def end_of_zip(directory: int) -> bytes:
+    """The end of a zip file whose directory has so many bytes."""
+    return b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 0, 0, directory, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("directory", "said"),
+    [(120_000_001, "more than 1,000,000 entries"), (120_000_000, "is incomplete or damaged")],
+)
+def test_a_directory_of_more_than_a_million_entries_is_not_read(
+    tmp_path: Path, directory: int, said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        unpacked(tmp_path, end_of_zip(directory), ArchiveLimits())
+
+
+def test_the_size_of_the_directory_of_a_zip_is_in_its_end() -> None:
+    data = zip_bytes(("a/1", b"x" * 99), ("a/2", b"y"))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = len(data) - 22 - archive.start_dir
+    large = b"PK\6\6" + struct.pack("<Q2H2L4Q", 44, 45, 45, 0, 0, 2, 2, 5 * 10**9, 99)
+    locator = b"PK\6\7" + struct.pack("<LQL", 0, 0, 1)
+
+    assert directory_size(io.BytesIO(data)) == size
+    assert directory_size(io.BytesIO(data + b"a comment")) == size
+    assert directory_size(io.BytesIO(large + locator + end_of_zip(2**32 - 1))) == 5 * 10**9
+    assert directory_size(io.BytesIO(large)) == 5 * 10**9
+    assert directory_size(io.BytesIO(large[:-1])) == directory_size(io.BytesIO(b"")) == 0
+    assert directory_size(io.BytesIO(end_of_zip(7)[:-1])) == 0
+
+
+def test_a_tar_is_read_forwards_and_by_at_most_4_mib() -> None:
+    stream = TarStream(io.BytesIO(bytes(9 * 2**20)), 9 * 2**20, ArchiveLimits())
+
+    assert len(stream.read(4 * 2**20)) == 4 * 2**20
+    assert stream.seek(5 * 2**20) == stream.tell() == 5 * 2**20
+    assert stream.seek(5 * 2**20) == 5 * 2**20
+    assert [len(piece) for piece in stream.content(6 * 2**20, 2**20 + 1)] == [2**20, 1]
+    assert stream.read(0) == b""
+    for size in (4 * 2**20 + 1, -1):
+        with pytest.raises(ArchiveRefusedError, match="headers is too large"):
+            stream.read(size)
+    with pytest.raises(ArchiveRefusedError, match="headers overlap"):
+        stream.seek(5 * 2**20)
+
+
+def test_negative_sizes_and_sparse_files_are_refused() -> None:
+    stream = TarStream(io.BytesIO(), 0, SMALL)
+    negative, empty = member("a", size=-1), member("a", size=0)
+    sparse = member("a", type=tarfile.GNUTYPE_SPARSE, sparse=[])
+
+    found = [tar_entry(one, stream) for one in (negative, empty, sparse)]
+
+    assert [one.refused for one in found] == ["has a negative size", "", "is a sparse file"]
+    assert [one.size for one in found] == [0, 0, 0]
+
+
+def test_names_may_have_255_and_1000_bytes(tmp_path: Path) -> None:
+    long, deep = "n" * 255, "/".join(["n" * 99] * 10)[:1000]
+
+    folder = unpacked(tmp_path, tar_bytes(plain(f"a/{long[:-2]}"), plain(deep), plain(long)))
+
+    assert len(deep) == 999
+    assert {*tree(folder)} == {f"a/{long[:-2]}", deep, long}
+
+
+def test_the_contents_are_summed_and_empty_folders_beside_the_wrapper_are_left_out(
+    tmp_path: Path,
+) -> None:
+    archive, folder = tmp_path / "a.tar", tmp_path / "f"
+    folder.mkdir()
+    outside, inside = (member(name, type=tarfile.DIRTYPE) for name in ("empty", "set/x/none"))
+    archive.write_bytes(
+        tar_bytes(
+            (outside, b""), plain("set/x/a/1", b"123"), plain("set/x/b/2", b"45"), (inside, b"")
+        )
+    )
+
+    contents = unpack(archive, folder, name="a.tar")
+
+    assert contents == (2, 5, ("set", "x"))
+    assert tree(folder) == {"a/1": b"123", "b/2": b"45"}
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "none"]
+
+
+@pytest.mark.parametrize("free", [5, 4])
+def test_the_contents_must_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    data = tar_bytes(plain("a/1", b"123"), plain("b/2", b"45"))
+
+    if free >= 5:
+        assert len(tree(unpacked(tmp_path, data))) == 2
+    else:
+        with pytest.raises(ResourceError, match="when unpacked"):
+            unpacked(tmp_path, data)
+
+
+def test_a_zip_without_permissions_is_unpacked(tmp_path: Path) -> None:
+    assert tree(unpacked(tmp_path, zip_bytes(("a/1", b"x"), mode=0))) == {"1": b"x"}
 
 
 def test_a_bomb_by_size_is_refused_by_its_header(tmp_path: Path) -> None:

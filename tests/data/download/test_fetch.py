@@ -19,7 +19,7 @@ import pytest
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser, main
-from vitft.data.download.fetch import fetch_folder, folder_name
+from vitft.data.download.fetch import fetch_folder, folder_name, image_root
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part
 from vitft.data.scan import scan
@@ -309,6 +309,35 @@ def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) 
 
     assert fetched.root == tmp_path / "set" / "data"
     assert (tmp_path / "set" / "README").exists()
+
+
+@pytest.mark.parametrize(("depth", "is_found"), [(0, True), (4, True), (5, False)])
+def test_an_image_folder_is_looked_for_in_four_nested_folders(
+    tmp_path: Path, depth: int, is_found: bool
+) -> None:
+    inner = tmp_path.joinpath(*"abcde"[:depth])
+    for kind in ("cat", "dog"):
+        (inner / kind).mkdir(parents=True)
+        (inner / kind / "1.jpg").touch()
+    if depth:
+        (tmp_path / ".hidden").mkdir()
+        (tmp_path / "__MACOSX").mkdir()
+
+    if is_found:
+        assert image_root(tmp_path, "x.tar") == inner
+    else:
+        with pytest.raises(DataError, match=r"x.tar contains no image folder \(.* in it"):
+            image_root(tmp_path, "x.tar")
+
+
+def test_one_of_two_folders_is_not_chosen(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        for kind in ("cat", "dog"):
+            (tmp_path / place / kind / "deep").mkdir(parents=True)
+    (tmp_path / "one" / "cat" / "1.jpg").touch()
+
+    with pytest.raises(DataError, match="contains no image folder"):
+        image_root(tmp_path, "x.tar")
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])

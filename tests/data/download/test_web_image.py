@@ -2,14 +2,22 @@
 
 import contextlib
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from vitft.data.download import addresses, web_image
-from vitft.data.download.addresses import is_public
-from vitft.data.download.web_image import WebLimits, fetch_image, is_url
+from vitft.data.download.addresses import PrivateAddressError, check_name, is_public
+from vitft.data.download.web_image import (
+    Deadline,
+    LimitedRedirects,
+    WebLimits,
+    fetch_image,
+    is_url,
+)
 from vitft.data.sources import ImageSource, with_fetched
 from vitft.system.errors import ImageError
 from vitft.system.redaction import redacted
@@ -68,6 +76,14 @@ class Answers(BaseHTTPRequestHandler):
 
     def say_moved(self) -> None:
         self.send(301, Location="/good")
+
+    def say_hop(self) -> None:
+        left = int(self.path.rpartition("/")[2])
+        self.send(302, Location=f"/hop/{left - 1}" if left > 1 else "/good")
+
+    def say_unannounced(self) -> None:
+        self.send(200)
+        self.wfile.write(BODY)
 
     def say_login(self) -> None:
         self.send(200)
@@ -152,6 +168,70 @@ def test_limits_are_enforced_with_a_reason(
     site: str, path: str, limits: dict[str, float], said: str
 ) -> None:
     assert reason(f"{site}/{path}", **limits) == said
+
+
+@pytest.mark.parametrize("path", ["good", "unannounced"])
+def test_a_file_may_be_as_large_as_the_limit(site: str, path: str) -> None:
+    size = len(BODY)
+
+    assert fetch_image(f"{site}/{path}", WebLimits(max_bytes=size, allow_private=True)) == BODY
+    assert "larger than" in reason(f"{site}/{path}", max_bytes=size - 1)
+
+
+def test_five_redirects_are_followed(site: str) -> None:
+    assert fetch_image(f"{site}/hop/5", LOCAL) == BODY
+    assert reason(f"{site}/hop/6") == "too many redirects"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("https://host/a", "http://host/b", "redirected from https to http"),
+        ("https://host/a", "HTTPS://host/b", ""),
+        ("http://host/a", "https://host/b", ""),
+        ("http://host/a", "http://host/b", ""),
+        ("https://host/a", "ftp://host/b", "neither http nor https"),
+    ],
+)
+def test_a_redirect_does_not_give_up_encryption(before: str, after: str, problem: str) -> None:
+    request, handler = urllib.request.Request(before), LimitedRedirects(1)
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            handler.redirect_request(request, None, 302, "", {}, after)
+    else:
+        found = handler.redirect_request(request, None, 302, "", {}, after)
+        assert found is not None
+        assert found.full_url == after
+
+
+def test_a_request_has_half_a_minute_by_default() -> None:
+    clock = Deadline(WebLimits().seconds)
+
+    assert 29.9 < clock.left <= 30
+    assert not clock.is_up
+
+
+def test_a_deadline_in_the_past_leaves_a_hundredth_of_a_second() -> None:
+    clock = Deadline(0.0)
+    time.sleep(0.001)
+
+    assert clock.is_up
+    assert clock.left == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_private"),
+    [
+        ("localhost", True), ("LOCALHOST.", True), ("a.localhost", True), ("127.0.0.1", True),
+        ("::1", True), ("notlocalhost", False), ("localhost.org", False), ("1.1.1.1", False),
+    ],
+)  # fmt: skip
+def test_private_names_are_known_without_resolving_them(host: str, is_private: bool) -> None:
+    if is_private:
+        with pytest.raises(PrivateAddressError):
+            check_name(host)
+    else:
+        check_name(host)
 
 
 def test_a_refused_connection_has_a_reason() -> None:
@@ -281,6 +361,7 @@ def proxy_answer(handler: Answers) -> None:
     [
         ("93.184.216.34", True),
         ("2606:4700::1111", True),
+        ("ff0e::1", False),  # multicast
         ("10.0.0.1", False),
         ("172.16.0.1", False),
         ("192.168.1.1", False),
@@ -292,6 +373,9 @@ def proxy_answer(handler: Answers) -> None:
         ("fd00::1", False),
         ("fec0::1", False),
         ("64:ff9b::7f00:1", False),  # NAT64 of 127.0.0.1
+        ("64:ff9b::5db8:d822", True),  # NAT64 of 93.184.216.34
+        ("64:ff9b::a00:1", False),  # NAT64 of 10.0.0.1
+        ("2002:5db8:d822::", True),  # 6to4 of 93.184.216.34
         ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
         ("::", False),
     ],

@@ -8,7 +8,15 @@ from vitft.cli.main import main
 from vitft.config.sections import DataSpec
 from vitft.data.remote.fsspec_files import check_libraries
 from vitft.data.remote.hugging_face import parse_name
-from vitft.data.remote.places import check_place, expand_braces, list_shards, place_of
+from vitft.data.remote.places import (
+    check_place,
+    common_folder,
+    expand_braces,
+    list_shards,
+    matching,
+    place_of,
+    safe_name,
+)
 from vitft.data.remote.prepare import prepare_data
 from vitft.system.errors import DataError, UsageError
 
@@ -20,6 +28,11 @@ from vitft.system.errors import DataError, UsageError
         pytest.param("a-{8..11}.tar", "a-8.tar", "a-11.tar", 4, id="no leading zeros"),
         pytest.param("a-{2..0}.tar", "a-2.tar", "a-0.tar", 3, id="downwards"),
         pytest.param("{a,b}/{0..1}.tar", "a/0.tar", "b/1.tar", 4, id="two pairs of braces"),
+        pytest.param("a-{8..010}.tar", "a-008.tar", "a-010.tar", 3, id="one leading zero"),
+        pytest.param("a-{0..10}.tar", "a-0.tar", "a-10.tar", 11, id="zero itself"),
+        pytest.param("a-{3..3}.tar", "a-3.tar", "a-3.tar", 1, id="a single number"),
+        pytest.param("{a,b}/{a,b}.tar", "a/a.tar", "b/b.tar", 4, id="equal pairs of braces"),
+        pytest.param("{0..99}/{0..999}", "0/0", "99/999", 100_000, id="as many as allowed"),
         pytest.param("one.tar", "one.tar", "one.tar", 1, id="no braces"),
     ],
 )
@@ -38,6 +51,10 @@ def test_other_braces_are_refused(address: str) -> None:
 def test_too_many_shards_are_refused_at_once() -> None:
     with pytest.raises(UsageError, match="more than 100,000 shards"):
         expand_braces("a-{0..999999999999}.tar")
+    with pytest.raises(UsageError, match="more than 100,000 shards"):
+        expand_braces("a-{0..100000}.tar")
+    with pytest.raises(UsageError, match="more than 100,000 shards"):
+        expand_braces("{0..100}/{0..999}.tar")
 
 
 def test_shards_are_named_relative_to_their_common_folder(tmp_path: Path) -> None:
@@ -122,6 +139,10 @@ def test_paths_stay_paths(tmp_path: Path) -> None:
 
     assert check_place(str(tmp_path / "x.tar")) is None
     assert check_place("C:/photos") is None
+    assert check_place(str(tmp_path / "x.zip")) is None
+    (tmp_path / "x.zip").touch()
+    with pytest.raises(UsageError, match="is an archive"):
+        check_place(str(tmp_path / "x.zip"))
     assert check_place("torchvision:CIFAR10") is None
 
 
@@ -150,3 +171,43 @@ def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
         prepare_data("hf:user/name", DataSpec())
 
     assert "datasets" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://host/a/train-{0..3}.tar?sig=1", "train_0..3"),
+        ("https://host/My%20Photos.tar", "My_Photos"),
+        ("/data/one/", "one"),
+        ("/data/+.tar", "data"),
+        (f"/data/{'n' * 61}.tar", "n" * 60),
+    ],
+)
+def test_a_place_has_a_short_name(address: str, name: str) -> None:
+    place = place_of(f"wds:{address}")
+
+    assert place is not None
+    assert place.name == name
+    assert place.folder.name.startswith(f"{name}-")
+    assert len(place.folder.name) == len(f"{name}-0123456789ab.copy")
+
+
+def test_the_common_folder_is_that_of_all_shards() -> None:
+    assert common_folder(["/a/b/1.tar", "/a/b/2.tar"]) == "/a/b/"
+    assert common_folder(["/a/b/1.tar", "/a/c/1.tar", "/a/d/e/1.tar"]) == "/a/"
+    assert common_folder(["/a/b.tar"]) == "/a/"
+    assert common_folder(["a.tar", "b.tar"]) == ""
+
+
+def test_names_of_shards_are_made_safe() -> None:
+    assert safe_name("a b/ü:1.tar") == "a_b/ü_1.tar"
+    assert safe_name("./../a.tar") == "a.tar"
+
+
+def test_a_file_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
+    for name in ("a*.tar", "ab.tar", "b.tar"):
+        (tmp_path / name).touch()
+
+    assert matching(f"{tmp_path}/a*.tar") == [f"{tmp_path}/a*.tar"]
+    assert matching(f"{tmp_path}/?.tar") == [f"{tmp_path}/b.tar"]
+    assert matching(f"{tmp_path}/gone.tar") == [f"{tmp_path}/gone.tar"]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.images import read_bytes
+from vitft.data.remote import samples as samples_module
+from vitft.data.remote.index import parts_of_names
+from vitft.data.remote.members import copy_member
 from vitft.data.remote.prepare import prepare_data
-from vitft.data.remote.samples import read_samples
+from vitft.data.remote.samples import json_fields, one_line, read_samples
 from vitft.data.scan import scan
 from vitft.system.errors import DataError, ImageError
 
@@ -167,6 +171,9 @@ WHOLE = shard({f"k{i}": {"jpg": data, "cls": b"cat"} for i, data in enumerate(PI
 SECOND = 512 - len(PICTURES[0]) // -512 * 512  # where the second header begins
 HUGE = tarfile.TarInfo("a.jpg")
 HUGE.size = 10**12
+MORE = tarfile.TarInfo("a.jpg")
+MORE.size = 10**13 + 1
+END = len(WHOLE.rstrip(b"\0")) // -512 * -512  # of the last member
 HOSTILE = {
     "a path that leads outside": (tar_bytes(plain("../a.jpg")), "points outside"),
     "an absolute path": (tar_bytes(plain("/etc/a.jpg")), "is an absolute path"),
@@ -178,7 +185,10 @@ HOSTILE = {
     "truncated within a member": (WHOLE[:1600], "its end marker is missing|within a member"),
     "without an end marker": (WHOLE.rstrip(b"\0"), "damaged|end marker|within a member"),
     "damaged header": (WHOLE[:SECOND] + b"x" * 512 + WHOLE[SECOND + 512 :], "damaged"),
-    "a long text": (tar_bytes(plain("a.txt", b"x" * 2**21)), "2,097,152 bytes, more than"),
+    "a long text": (tar_bytes(plain("a.txt", b"x" * (2**20 + 1))), "1,048,577 bytes, more than"),
+    "a size of more than 10 TB": (MORE.tobuf(tarfile.GNU_FORMAT) + bytes(1024), "within a member"),
+    "cut after its last member": (WHOLE[: END - 512], "within a member"),
+    "without the blocks of its end": (WHOLE[:END], "its end marker is missing"),
     "broken JSON": (tar_bytes(plain("a.json", b"{")), "'a.json' is not valid JSON"),
     "compressed": (gzip.compress(WHOLE), "it is compressed"),
     "a web page": (b"<html>login</html>", "looks like a web page"),
@@ -266,3 +276,89 @@ def test_the_grey_range_of_a_copy_is_measured(tmp_path: Path, suffix: str) -> No
     folder = scanned(write_shards(tmp_path / "s", [shard(samples)]))
 
     assert measure_grey_range(folder, max_pixels=10**6) == (100, 4000)
+
+
+def test_a_text_of_a_mebibyte_is_read_and_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes(plain("a.txt", b"x" * 2**20)))
+
+    found = read_samples(tmp_path / "a.tar", shown="a.tar")
+
+    assert found.samples["a"].fields == {"txt": "x" * 10_000}
+    assert [one_line(text) for text in (" a\n b\r\nc ", "")] == ["a  b c", ""]
+
+
+def test_a_shard_may_have_as_many_members_as_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_bytes(plain("a.jpg"), plain(".hidden"), plain("b.jpg")))
+    limits = samples_module.LIMITS
+
+    monkeypatch.setattr(samples_module, "LIMITS", replace(limits, entries=2))
+    assert [*read_samples(tmp_path / "a.tar", shown="a").samples] == ["a", "b"]
+    monkeypatch.setattr(samples_module, "LIMITS", replace(limits, entries=1))
+    with pytest.raises(DataError, match="more than 1 entries"):
+        read_samples(tmp_path / "a.tar", shown="a")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ('{"a": 1.0, "b": ["x", 2], "c": {"d": 1}, "e": [[1]], "f": null, "g": []}',
+         {"a": "1", "b": "x|2", "f": "", "g": ""}),
+        ("7", {"json": "7"}),
+        ('["x", "y"]', {"json": "x|y"}),
+    ],
+)  # fmt: skip
+def test_fields_of_json_become_text_unless_they_are_nested(
+    text: str, fields: dict[str, str]
+) -> None:
+    assert json_fields("a.json", text) == fields
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["train-0.tar", "val-0.tar"], ("train", "val")),
+        (["a/train/0.tar", "a/test/0.tar"], ("train", "test")),
+        (["train-0.tar", "other-0.tar"], ()),
+        (["train-0.tar", "train-1.tar"], ()),
+        (["val-0.tar", "test-0.tar"], ()),
+        (["train-0.tar", "train-val-0.tar"], ()),
+    ],
+)
+def test_names_of_shards_are_a_split_if_all_name_one_part(
+    names: list[str], parts: tuple[str, ...]
+) -> None:
+    assert parts_of_names(names) == parts
+
+
+def test_the_columns_of_an_index(tmp_path: Path) -> None:
+    rows = {
+        "only.png": ({"a": {"seg.png": PICTURES[0], "cls": b"cat"}}, "path,cls"),
+        "two": (
+            {"a": {"jpg": PICTURES[0], "seg.png": PICTURES[1], "json": json_text(path="x", y=1)}},
+            "path,seg.png,json.path,y",
+        ),
+        "differ": (
+            {"a": {"jpg": PICTURES[0], "cls": b"a"}, "b": {"png": PICTURES[1], "cls": b"b"}},
+            "path,cls",
+        ),
+        "none": (
+            {"a": {"l.png": PICTURES[0], "r.png": PICTURES[1], "cls": b"a"}},
+            "l.png,r.png,cls",
+        ),
+    }
+    for name, (samples, header) in rows.items():
+        index = prepare_data(write_shards(tmp_path / name, [shard(samples)]), DataSpec())
+        assert index.read_text().splitlines()[0] == header
+
+
+def test_the_first_bytes_of_an_image_of_a_copy_are_read(tmp_path: Path) -> None:
+    content = shard({f"k{i}": {"jpg": PICTURES[i], "cls": b"ab"[i : i + 1]} for i in range(2)})
+    root = prepare_data(write_shards(tmp_path / "s", [content]), DataSpec()).parent
+
+    assert copy_member(f"{root}/part-00.tar/k1.jpg") == PICTURES[1]
+    assert copy_member(f"{root}/part-00.tar/k1.jpg", most=10) == PICTURES[1][:10]
+    assert copy_member(f"{root}/part-00.tar/k1.jpg", most=10**6) == PICTURES[1]
+    assert {copy_member(f"{root}/part-00.tar/{i}.jpg") for i in range(50)} == {None}
+    assert copy_member(str(tmp_path / "k1.jpg")) is None

@@ -54,12 +54,11 @@ class ArchiveRefusedError(Exception):
 
 
 def archive_kind(file: BinaryIO) -> ArchiveKind:
-    """Return the archive's kind, detected from its first bytes.
+    """Return the archive's kind, detected from its first bytes, which are read.
 
     Raises:
         ArchiveRefusedError: The file is not an archive of a supported kind.
     """
-    file.seek(0)
     head = file.read(TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
         return "tar.gz"

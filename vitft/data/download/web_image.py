@@ -83,7 +83,7 @@ class Deadline:
 
 def is_url(name: str) -> bool:
     """Return whether a name is a web address (http or https)."""
-    return name[:8].lower().startswith(SCHEMES)
+    return name.lower().startswith(SCHEMES)
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
@@ -208,7 +208,7 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
         self.left -= 1
         if self.left < 0:
             raise ValueError("too many redirects")
-        was, becomes = req.full_url[:8].lower(), newurl[:8].lower()
+        was, becomes = req.full_url.lower(), newurl.lower()
         if not becomes.startswith(SCHEMES):
             raise ValueError("redirected to an address that is neither http nor https")
         if was.startswith("https://") and not becomes.startswith("https://"):

@@ -1,0 +1,109 @@
+"""Downloads from object stores: which errors are retried, and what must fit."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitft.data.download.resumable import DownloadLimits
+from vitft.data.remote import fsspec_files
+from vitft.data.remote.fsspec_files import attempt_file, fetch_file
+from vitft.system.errors import DataError, ResourceError
+
+fsspec = pytest.importorskip("fsspec", reason="needs the extra `sources`")
+ADDRESS = "memory://set/x.tar"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds waited between attempts."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+def failing(part: Path, error: Exception, *grown: int) -> Callable[..., None]:
+    """An attempt that fails after the part has grown by the next number of bytes, if any."""
+    rest = iter(grown)
+
+    def attempt(*_: object) -> None:
+        with part.open("ab") as file:
+            file.write(bytes(next(rest, 0)))
+        raise error
+
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("error", "grown", "seconds"),
+    [
+        pytest.param(OSError("lost"), (), [1, 2, 4], id="four attempts"),
+        pytest.param(OSError("lost"), (999, 1000, 999), [1, 1, 2, 4], id="progress restarts"),
+        pytest.param(FileNotFoundError("gone"), (), [], id="missing"),
+        pytest.param(PermissionError("denied"), (), [], id="refused"),
+        pytest.param(ValueError("odd"), (), [], id="an error of the library"),
+    ],
+)
+def test_failures_of_the_network_are_retried_and_others_are_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: list[float],
+    error: Exception,
+    grown: tuple[int, ...],
+    seconds: list[float],
+) -> None:
+    monkeypatch.setattr(fsspec_files, "attempt_file", failing(tmp_path / "p", error, *grown))
+
+    reason = "the file does not exist" if "gone" in str(error) else str(error)
+    with pytest.raises(DataError, match=f"cannot fetch {ADDRESS}: {reason}"):
+        fetch_file(ADDRESS, tmp_path / "p", limits=DownloadLimits(pace=1000))
+
+    assert waits == seconds
+
+
+def test_a_file_is_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 4
+    fsspec.filesystem("memory").pipe_file("/set/x.tar", content)
+    monkeypatch.setattr(fsspec_files, "PIECE", 1000)
+
+    attempt_file(ADDRESS, tmp_path / "p", DownloadLimits(max_bytes=1024))
+
+    assert (tmp_path / "p").read_bytes() == content
+    with pytest.raises(DataError, match="is larger than"):
+        attempt_file(ADDRESS, tmp_path / "q", DownloadLimits(max_bytes=1023))
+
+
+@pytest.mark.parametrize("free", [1024, 1023])
+def test_a_file_must_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    fsspec.filesystem("memory").pipe_file("/set/x.tar", bytes(1024))
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+
+    if free == 1024:
+        attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
+    else:
+        with pytest.raises(ResourceError, match="the download needs another"):
+            attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
+
+
+def test_four_mebibytes_are_asked_for_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/set/x.tar", bytes(2**22 + 1))
+    asked: list[tuple[int, int]] = []
+    cat_file = system.cat_file
+
+    def noted(path: str, *, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return bytes(cat_file(path, start=start, end=end))
+
+    monkeypatch.setattr(system, "cat_file", noted)
+    attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
+
+    assert asked == [(0, 2**22), (2**22, 2**22 + 1)]
+    assert (tmp_path / "p").stat().st_size == 2**22 + 1

@@ -1,0 +1,121 @@
+"""Making of a local copy: room on the disk, waiting for another process, images of samples."""
+
+import fcntl
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import draw_folder
+from tests.support.pictures import encoded, scene
+from tests.support.shards import serving_shards, shard, shards_of, write_shards
+from vitft.config.sections import DataSpec
+from vitft.data.remote import prepare
+from vitft.data.remote.local_copy import IndexedShard, ShardFile
+from vitft.data.remote.places import Place
+from vitft.data.remote.prepare import check_free_space, copied_images, prepare_data
+from vitft.data.remote.samples import ShardSamples
+from vitft.system.errors import DataError, ResourceError, UsageError
+
+PICTURE = encoded(scene(0, (32, 32)))
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, path: Path, free: float) -> None:
+    usage = shutil.disk_usage(path)._replace(free=round(free))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+
+
+def indexed(size: int, *, is_fetched: bool = True) -> IndexedShard:
+    file = f"{'shards' * is_fetched}/x.tar"
+    return IndexedShard(ShardFile("x.tar", file, size, ""), ShardSamples({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "left", "free", "fits"),
+    [
+        pytest.param([100, 200], 3, 450, True, id="just enough"),
+        pytest.param([100, 200], 3, 449, False, id="too little"),
+        pytest.param([100, 200], 0, 0, True, id="nothing is left"),
+        pytest.param([], 3, 0, True, id="nothing is known"),
+    ],
+)
+def test_the_rest_is_estimated_by_the_mean_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], left: int, free: int,
+    fits: bool,
+) -> None:  # fmt: skip
+    place, found = Place("wds", "a.tar"), [*map(indexed, sizes), indexed(10**9, is_fetched=False)]
+    place.folder.mkdir(parents=True)
+    with_free(monkeypatch, tmp_path, free)
+
+    if fits:
+        check_free_space(place, found, left)
+    else:
+        with pytest.raises(ResourceError, match="needs about another"):
+            check_free_space(place, found, left)
+
+
+@pytest.mark.parametrize(("free", "asked"), [(1.5, 1), (2.5, 3)])
+def test_the_room_for_the_shards_that_are_left_is_checked_after_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, asked: int
+) -> None:
+    contents = [shards_of(draw_folder(tmp_path / "data", per_class=10), shards=1)[0]] * 3
+    with_free(monkeypatch, tmp_path, free * len(contents[0]))
+    spec = DataSpec(allow_private_addresses=True)
+
+    with serving_shards(contents) as (site, requests):
+        if asked == 3:
+            prepare_data(site.url, spec)
+        else:
+            with pytest.raises(ResourceError):
+                prepare_data(site.url, spec)
+    assert len(requests) == asked
+
+
+def test_a_wait_for_another_process_is_logged_once_after_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    place = Place("wds", "a.tar")
+    place.folder.mkdir(parents=True)
+    now, logged = 0.0, list[float]()
+    with (place.folder / ".lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            assert 0 < seconds <= 0.5
+            if caplog.records and not logged:
+                logged.append(now)
+            now += seconds
+            if now > 8:
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+        monkeypatch.setattr(prepare, "time", clock)
+        with prepare.locked_copy(place):
+            assert now > 8
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for another process that is copying {place.text}"
+    ]
+    assert 5 < logged[0] <= 5.5
+
+
+def test_images_to_predict_are_named_by_shard_and_member(tmp_path: Path) -> None:
+    one = shard({"a": {"jpg": PICTURE}, "b/c": {"jpg": PICTURE}})
+    two = shard({"a": {"jpg": PICTURE, "png": PICTURE}})
+
+    found = list(copied_images(write_shards(tmp_path / "one", [one]), allow_private=False))
+
+    assert [name for name, _ in found] == ["part-00.tar/a.jpg", "part-00.tar/b/c.jpg"]
+    assert all(path.endswith(f".copy/{name}") for name, path in found)
+    with pytest.raises(DataError, match=r"each sample has several images \(jpg, png\)"):
+        list(copied_images(write_shards(tmp_path / "two", [two]), allow_private=False))
+
+
+def test_a_copy_has_no_folder_of_images(tmp_path: Path) -> None:
+    data = write_shards(tmp_path / "one", [shard({"a": {"jpg": PICTURE}})])
+
+    with pytest.raises(UsageError, match=r"data\.root=x has no effect"):
+        prepare_data(data, DataSpec(root="x"))

@@ -1,0 +1,162 @@
+"""The draw of validation images: whole groups, and the split of an earlier run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tests.data.test_split import good
+from vitft.config.sections import DataSpec
+from vitft.data.draw import FormerSplit, draw_groups, joined_note, keep_groups_together
+from vitft.data.folder import File
+from vitft.data.inspection import InspectedFile
+from vitft.data.parts import Part
+
+Members = list[list[InspectedFile]]
+
+
+def groups_of(*names: str, parts: Mapping[int, Part] | None = None) -> Members:
+    """Groups of images; "aab" is a group of two images of class a and one of class b.
+
+    `parts` are the subsets to which groups are assigned already.
+    """
+    return [
+        [
+            replace(
+                good(File(f"{name}/{i}-{j}.jpg", "abc".index(name))), part=(parts or {}).get(i, "")
+            )
+            for j, name in enumerate(group)
+        ]
+        for i, group in enumerate(names)
+    ]
+
+
+def numbers(paths: set[str]) -> set[int]:
+    """The numbers of the groups to which images belong."""
+    return {int(path.split("/")[1].split("-")[0]) for path in paths}
+
+
+@pytest.mark.parametrize(
+    ("groups", "rate", "drawn"),
+    [
+        pytest.param(["a"] * 10, 0.3, {0, 1, 2}, id="single images in order"),
+        pytest.param(["a"] * 10, 0.39, {0, 1, 2}, id="rounded down"),
+        pytest.param(["a"] * 4, 0.2, {0}, id="at least one"),
+        pytest.param(["aa", "a", "aaaaaa"], 0.15, {1}, id="a group that comes no closer is left"),
+        pytest.param(["aaa", "aaaa", "aaa"], 0.2, {0}, id="a group that comes closer is drawn"),
+        pytest.param(["ab", *"aaaabbbb"], 0.2, {0}, id="a group of two classes"),
+        pytest.param(["aabbb", *"aaaabbbbbbbb"], 0.3, {0}, id="the sum over classes"),
+        pytest.param(["abbb", "a", "b", *"aaaabb"], 0.2, {1, 2}, id="further from the sum"),
+    ],
+)
+def test_groups_are_drawn_while_they_bring_the_numbers_closer(
+    groups: list[str], rate: float, drawn: set[int]
+) -> None:
+    spec = DataSpec(split="content", val_rate=rate)
+
+    assert numbers(draw_groups(groups_of(*groups), spec)) == drawn
+
+
+def test_groups_that_are_assigned_already_keep_their_side() -> None:
+    members = groups_of(*"aaaaaaaaaa", parts={0: "train", 1: "train", 8: "val"})
+    full = groups_of(*"aaaaaaaaaa", parts={7: "val", 8: "val", 9: "val"})
+
+    assert numbers(draw_groups(members, DataSpec(val_rate=0.3))) == {2, 3, 8}
+    assert numbers(draw_groups(full, DataSpec(val_rate=0.2))) == {7, 8, 9}
+
+
+def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
+    members = groups_of(*"a" * 40)
+
+    drawn = [
+        numbers(draw_groups(members, DataSpec(split="random", seed=seed, val_rate=0.2)))
+        for seed in (0, 0, 1)
+    ]
+
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] != numbers(draw_groups(members, DataSpec(val_rate=0.2)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts", "drawn", "held_out"),
+    [
+        pytest.param(["aa", "a", "a"], {}, {"a/0-0.jpg"}, {0}, id="the side of the first image"),
+        pytest.param(["aa", "a", "a"], {}, {"a/0-1.jpg", "a/2-0.jpg"}, {2}, id="not of another"),
+        pytest.param(["a", "a", "a"], {}, set(), {0}, id="one group moves to validation"),
+        pytest.param(["a", "a"], {}, {"a/0-0.jpg", "a/1-0.jpg"}, {1}, id="one moves to training"),
+        pytest.param(["a"], {}, set(), set(), id="the only image stays"),
+        pytest.param(["aa"], {}, {"a/0-0.jpg"}, {0}, id="the only group stays"),
+        pytest.param(["ab", "a", "a", "b"], {}, {"b/3-0.jpg"}, {1, 3},
+                     id="not a group with the last image of another class"),
+        pytest.param(["ab", "a", "b", "b"], {}, {"b/3-0.jpg"}, {0, 3},
+                     id="a group that leaves an image of another class"),
+        pytest.param(["a", "a"], {0: "val"}, {"a/0-0.jpg", "a/1-0.jpg"}, {0},
+                     id="an assigned group stays"),
+    ],
+)  # fmt: skip
+def test_each_class_has_images_on_both_sides_if_possible(
+    groups: list[str], parts: Mapping[int, Part], drawn: set[str], held_out: set[int]
+) -> None:
+    members = groups_of(*groups, parts=parts)
+
+    assert numbers(keep_groups_together(members, drawn)) == held_out
+
+
+# ---- the split of an earlier run
+
+
+def test_images_and_groups_keep_the_subset_of_the_earlier_run() -> None:
+    files = [good(File(f"a/{name}.jpg", 0)) for name in ("old", "held", "last", "new")]
+    files += [replace(good(File(f"a/{name}.jpg", 0)), group=name) for name in ("p1", "p2")]
+    digest = {file.path[2:-4]: file.sha256 for file in files}
+    former = FormerSplit(
+        parts={digest["old"]: "train", digest["held"]: "val", digest["last"]: "test"},
+        groups={"p1": "val"},
+    )
+
+    assigned = former.assign(files, {}, divided=False)
+
+    assert [file.part for file in assigned] == ["train", "val", "test", "", "val", ""]
+    assert [file.path for file in assigned] == [file.path for file in files]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "part"),
+    [
+        ("train", "val", "val"),
+        ("val", "test", "test"),
+        ("test", "train", "test"),
+        ("", "val", "val"),
+    ],
+)
+def test_a_group_with_a_held_out_image_is_held_out(one: Part, other: Part, part: Part) -> None:
+    first, second = (good(File(f"a/{i}.jpg", 0)) for i in range(2))
+    known = {first.sha256: one, second.sha256: other}
+    former = FormerSplit(parts={k: v for k, v in known.items() if v}, groups={})
+    groups = {first.sha256: "x", second.sha256: "x"}
+
+    assert [f.part for f in former.assign([first, second], groups, divided=False)] == [part] * 2
+
+
+def test_in_divided_data_only_held_out_training_images_move() -> None:
+    parts: list[Part] = ["train", "train", "train", "val", "val", "test", "test"]
+    files = [replace(good(File(f"a/{i}.jpg", 0)), part=part) for i, part in enumerate(parts)]
+    before: list[Part] = ["train", "val", "test", "train", "test", "val", "train"]
+    former = FormerSplit(
+        parts={file.sha256: part for file, part in zip(files, before, strict=True)}, groups={}
+    )
+
+    assigned = former.assign(files, {}, divided=True)
+
+    assert [f.part for f in assigned] == ["train", "val", "test", "val", "val", "test", "test"]
+    undivided = former.assign(files, {}, divided=False)
+    assert [f.part for f in undivided][5:] == ["test", "test"]  # test images remain test images
+
+
+def test_only_images_that_are_drawn_count_among_joined_groups() -> None:
+    files = [replace(good(File(f"a/{i}.jpg", 0)), group=f"g{i}") for i in range(4)]
+    given = [replace(file, part="test") for file in files[:2]]
+    joined = {file.sha256: "x" for file in files[:2]}
+
+    assert joined_note([*given, *files[2:]], joined, {}) == ""
+    assert "merge the 4 groups into 3" in joined_note(files, joined, {})
