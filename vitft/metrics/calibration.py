@@ -254,7 +254,7 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
         return np.ravel(sigmoid(np.abs(logits))), np.ravel(right).astype(np.float64)
     best: Floats = np.exp(logits.max(axis=1) - logsumexp(logits))
     right = logits.argmax(axis=1) == labels
-    return np.minimum(best, 1.0), right.astype(np.float64)
+    return best, right.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
