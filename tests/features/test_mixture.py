@@ -192,7 +192,7 @@ def test_twenty_images_are_some_evidence(images: int, candidates: int) -> None:
 def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
     y = torch.zeros(100, dtype=torch.long)
     other, ratios = candidate(LAST_BLOCK, 85, 0.86), []
-    for confidence in np.linspace(0.6, 0.95, 60):
+    for confidence in np.linspace(0.55, 0.95, 400):
         one = candidate(MIXTURE, 90, float(confidence))
         gain = (other.losses(y) - one.losses(y)).numpy()
         ratios.append(gain.mean() / sem(gain))
