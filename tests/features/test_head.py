@@ -330,10 +330,10 @@ def test_the_fit_starts_from_given_heads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "read", "is_used"), [(15, 4, True), (14, 4, True), (20, 8, False)]
+    ("images", "read", "is_chosen"), [(15, 4, True), (14, 4, True), (20, 8, False)]
 )
-def test_a_head_may_read_several_blocks_only_if_there_are_more_features(
-    images: int, read: int, is_used: bool
+def test_blocks_are_chosen_only_if_there_are_features_of_several(
+    images: int, read: int, is_chosen: bool
 ) -> None:
     x, y = blobs(per_class=20)
     x, y = x[:images], y[:images]
