@@ -1,5 +1,6 @@
 """The feature pass, and a second one that computes nothing."""
 
+import gc
 import os
 import shutil
 import signal
@@ -17,16 +18,18 @@ from PIL import Image
 from tests.support.pictures import scenes_folder
 from vitft.data import inspection
 from vitft.data.folder import File
-from vitft.data.inspection import OpenedImage
+from vitft.data.inspection import InspectedFile, OpenedImage
 from vitft.data.scan import scan
 from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
+from vitft.features import extract
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor
+from vitft.features.extract import ExtractedImage, Extractor, local_claims, vanished_error
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.overlap import PixelBatch
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
-from vitft.system.errors import DivergedError, ImageError
+from vitft.system.errors import DataError, DivergedError, ImageError
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 CROP = CropTransform(image_size=TRANSFORM.image_size)
@@ -317,3 +320,136 @@ def test_weights_whose_features_overflow_end_with_a_sentence(
 
     with pytest.raises(DivergedError, match="infinite, NaN or above"):
         digests(extractor_of(tiny_vit, None, precision), image_folder)
+
+
+def test_progress_counts_every_file_and_unreadable_ones_end_the_computation(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
+    extractor, advanced = extractor_of(tiny_vit, None), list[int]()
+    files = list(scan(image_folder).files)
+
+    extractor.compute(str(image_folder), files, eval_view(TRANSFORM), progress=advanced.append)
+
+    assert advanced == [1] * 30
+    assert extractor.computed == 30
+
+
+def test_claimed_images_are_left_to_the_process_that_claimed_them(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    asked: list[bytes] = []
+
+    def every_other(key: bytes) -> bool:
+        asked.append(key)
+        return len(asked) % 2 == 0
+
+    ours = extractor_of(tiny_vit, tmp_path / "c")
+    theirs = extractor_of(tiny_vit, tmp_path / "c")
+    found = ours.inspect(
+        scan(image_folder), eval_view(TRANSFORM), allow_bad=False, claim=every_other
+    )
+    sha = [file.sha256 for file in found.good]
+
+    assert (len(asked), ours.computed) == (30, 15)
+    theirs.refresh()
+    assert theirs.inspect(scan(image_folder), eval_view(TRANSFORM), allow_bad=False) == found
+    assert theirs.computed == 15
+    with pytest.raises(DataError, match="are missing"):
+        ours.rows(sha, eval_view(TRANSFORM))
+    ours.refresh()
+    assert torch.equal(ours.rows(sha, eval_view(TRANSFORM)), theirs.rows(sha, eval_view(TRANSFORM)))
+
+
+def test_only_the_first_claim_of_a_key_is_granted() -> None:
+    claim = local_claims()
+
+    assert [claim(b"a"), claim(b"a"), claim(b"b"), claim(b"a")] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_many_rows_are_mapped_from_a_file(
+    tiny_vit: VisionTransformer,
+    image_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    extractor = extractor_of(tiny_vit, tmp_path / "c", precision)
+    sha, view = digests(extractor, image_folder), eval_view(TRANSFORM)
+    usual = extractor.rows(sha, view)
+    before = {*(tmp_path / "c").iterdir()}
+
+    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel() - 1)
+    mapped: list[Any] = []
+    real = np.memmap
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        mapped.append(arguments[0])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("vitft.features.extract.np.memmap", watched)
+    assert torch.equal(extractor.rows(sha, view), usual)
+    assert len(mapped) == 1
+    assert {*(tmp_path / "c").iterdir()} == before
+    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel())
+    assert torch.equal(extractor.rows(sha, view), usual)
+    assert len(mapped) == 1
+
+
+def test_rows_of_several_blocks_are_shared_with_a_head_on_the_last(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    last = extractor_of(tiny_vit, tmp_path / "c")
+    sha, view = digests(last, image_folder), eval_view(TRANSFORM)
+    expected = last.rows(sha, view)
+    tiny_vit.read_last_blocks(2)
+    several = extractor_of(tiny_vit, tmp_path / "c")
+    digests(several, image_folder)
+    wide = several.rows(sha, view)
+
+    again = several.of_last_block()
+
+    assert several.computed == 30
+    assert wide.shape[1] > expected.shape[1] == again.prefix.shape[0]
+    torch.testing.assert_close(wide[:, : expected.shape[1]], expected)
+    assert torch.equal(again.rows(sha, view), expected)
+    assert tiny_vit.config.read_blocks == 1
+
+
+def test_a_temporary_cache_is_removed_with_its_extractor(tiny_vit: VisionTransformer) -> None:
+    extractor = extractor_of(tiny_vit, None)
+    folder = extractor.folder
+    assert folder.is_dir()
+
+    del extractor
+    gc.collect()
+
+    assert not folder.exists()
+
+
+def test_features_up_to_a_limit_are_usable(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extractor, view = extractor_of(tiny_vit, None), eval_view(TRANSFORM)
+    pixels = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
+    found = InspectedFile("a.png", 0, "", "1" * 64, 16, 16)
+    for feature, is_usable in ((-0.9e15, True), (1.01e15, False), (-1.01e15, False)):
+        monkeypatch.setattr(
+            extract, "run_prefix", lambda *_, feature=feature: torch.full((1, 32), feature)
+        )
+        image = ExtractedImage(found, pixels=pixels[0].numpy())
+        finish = extractor.start(PixelBatch([image], [image], pixels), view)
+
+        if is_usable:
+            finish()
+            assert image.row.tolist() == pytest.approx([feature] * 32)
+            assert image.pixels is None
+        else:
+            with pytest.raises(DivergedError):
+                finish()
+
+
+def test_a_replaced_file_is_an_error_with_its_path() -> None:
+    error = vanished_error(ImageError("red/1.png", "not found"))
+
+    assert "red/1.png was deleted or replaced during the run (not found)" in str(error)
