@@ -115,7 +115,7 @@ def test_the_page_names_the_data_the_counts_and_the_next_command(
     assert "<title>my pets: images and labels checked" in page
     assert re.search(r"vitft finetune --data pets --fixes \S+\.csv --group-duplicates", page)
     assert "Look twice" in page
-    assert "12 readable images, 11 of them different" in page
+    assert "12 readable images (11 different, 1 identical copy)" in page
     assert "2 classes" in page
     assert page.count("data:image/jpeg") == 4
     assert "Remove the empty class folders" not in page
