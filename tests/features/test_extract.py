@@ -453,3 +453,19 @@ def test_a_replaced_file_is_an_error_with_its_path() -> None:
     error = vanished_error(ImageError("red/1.png", "not found"))
 
     assert "red/1.png was deleted or replaced during the run (not found)" in str(error)
+
+
+@pytest.mark.parametrize(("images", "is_mapped"), [(512, False), (513, True)])
+def test_a_table_of_more_than_two_gibibytes_is_a_file(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch, images: int, is_mapped: bool
+) -> None:
+    extractor, made = extractor_of(tiny_vit, None), list[str]()
+    extractor.store(eval_view(TRANSFORM))
+    extractor.prefix.shape = (2**20,)  # 4 MiB for each image
+    monkeypatch.setattr("vitft.features.extract.np.empty", lambda *_: made.append("memory"))
+    monkeypatch.setattr("vitft.features.extract.np.memmap", lambda *_, **__: made.append("file"))
+
+    with pytest.raises(DataError, match="are missing"):
+        extractor.rows([str(i) for i in range(images)], eval_view(TRANSFORM))
+
+    assert made == (["file"] if is_mapped else ["memory"])

@@ -401,6 +401,8 @@ def test_softmax_is_that_of_scipy_in_the_precision_of_the_logits() -> None:
 
     assert found is logits
     assert found == pytest.approx(expected, abs=1e-6)
+    cube = np.arange(24.0).reshape(2, 3, 4) ** 1.5
+    assert softmax(cube.copy()) == pytest.approx(scipys_softmax(cube, axis=-1))
 
 
 def test_probabilities_of_zero_and_one_have_infinite_logits() -> None:
