@@ -91,6 +91,19 @@ def test_no_neighbouring_temperature_is_more_probable(images: int) -> None:
     assert at < min(others)
 
 
+def test_of_two_minima_the_lower_one_is_the_temperature() -> None:
+    temperatures, found = np.geomspace(*TEMPERATURES, 400), []
+    for images in range(8, 34, 2):  # with few flat logits, the prior has a minimum of its own
+        logits, labels = answered(images, sharpness=0.003, seed=images)
+        losses = [log_losses(logits / t, labels).sum() for t in temperatures]
+        best = temperatures[np.argmin(losses + huber(1.0, np.log(temperatures) / 0.3))]
+
+        found.append(fit_temperature(logits, labels, spread=0.3))
+
+        assert found[-1] == pytest.approx(best, rel=0.03)
+    assert min(filter(None, found)) < 0.01 < 0.9 < max(filter(None, found))
+
+
 @pytest.mark.parametrize("images", [30, 60, 120])
 def test_flat_logits_of_a_model_trained_for_few_steps_are_sharpened(images: int) -> None:
     errors = [

@@ -192,6 +192,20 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     ranks = found["per_label"]
     assert ranks["c"] == {"ap": None, "ap_interval": None}
     assert found["map"] == pytest.approx(((ranks["a"]["ap"] or 0) + (ranks["b"]["ap"] or 0)) / 2)
+    given = logits >= 0
+    assert given[:, 2].any()
+    f1 = 2 * (truth * given).sum(axis=0) / (truth.sum(axis=0) + given.sum(axis=0))
+    assert found["macro_f1"] == pytest.approx(f1[:2].mean())
+    assert found["chance_map"] == pytest.approx(truth[:, :2].mean())
+
+
+def test_no_labels_at_all_have_an_f1_of_zero_and_no_intervals_unless_asked_for() -> None:
+    logits, truth = torch.full((4, 2), -1.0), torch.zeros(4, 2, dtype=torch.long)
+
+    found = classification_metrics(logits, truth, ("a", "b"))
+
+    assert (found["labels"]["micro_f1"], found["labels"]["macro_f1"], found["top1"]) == (0, 0, 1)
+    assert found["labels"]["micro_f1_interval"] is None
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_all_labels() -> None:

@@ -123,7 +123,7 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
     ]
     variance = math.fsum(p * (1 - p) / total for p, total in smoothed) / number**2
     if variance > 0:
-        effective = min(effective, max(1.0, mean * (1 - mean) / variance))
+        effective = min(effective, mean * (1 - mean) / variance)
     low, high = score_interval(mean, effective)
     sizes = [total for _, total in counts]
     weight = 1 - number**2 / (math.fsum(1 / size for size in sizes) * math.fsum(sizes))
