@@ -9,6 +9,7 @@ from vitft.features.folds import sample_rows, stratified_folds, stratified_subse
 from vitft.features.head import (
     choose_penalty,
     cross_validate,
+    cross_validation_rows,
     gain_from_twice,
     majority_fraction,
     solve_head,
@@ -168,6 +169,40 @@ def test_a_subset_of_many_images_is_cross_validated(
     assert found[0]["images"] == pytest.approx(scored, abs=1)
     assert found[0]["of"] == images
     assert found[0].get("majority") == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "most", "classes", "is_enough"),
+    [
+        pytest.param(5, 1000, 4, True, id="as many outside each fold as classes"),
+        pytest.param(4, 1000, 4, False, id="fewer outside a fold"),
+        pytest.param(40, 20, 4, True, id="a subset with five images per class"),
+        pytest.param(40, 20, 5, False, id="a subset with four images per class"),
+    ],
+)
+def test_cross_validation_needs_images_of_each_class(
+    images: int, most: int, classes: int, is_enough: bool
+) -> None:
+    rows = cross_validation_rows(torch.zeros(images).long(), classes, 0, most=most)
+
+    assert (rows is not None) == is_enough
+    assert rows is None or len(rows) == min(images, most)
+
+
+def test_a_head_is_fitted_to_as_many_images_as_classes() -> None:
+    x, y = blobs(per_class=12, classes=2)
+
+    curves = []
+    for seed in range(6):
+        found = cross_validate(
+            x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=seed
+        )
+        assert found is not None
+        curves.append([point["images"] for point in found[0]["curve"]])
+
+    # An eighth are three images; if they are in different folds, two are left without each fold.
+    assert [2, 5, 10, 19] in curves
+    assert [5, 10, 19] in curves
 
 
 def test_balanced_classes_count_the_same_in_cross_validation() -> None:

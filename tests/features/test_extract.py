@@ -360,6 +360,16 @@ def test_claimed_images_are_left_to_the_process_that_claimed_them(
     assert torch.equal(ours.rows(sha, eval_view(TRANSFORM)), theirs.rows(sha, eval_view(TRANSFORM)))
 
 
+def test_a_second_pass_writes_nothing(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        digests(extractor_of(tiny_vit, tmp_path / "c"), image_folder)
+        written = sorted(path.name for path in (tmp_path / "c").glob("*/*.rows"))
+
+        assert len(written) == 2  # facts and features
+
+
 def test_only_the_first_claim_of_a_key_is_granted() -> None:
     claim = local_claims()
 

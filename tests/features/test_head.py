@@ -21,6 +21,7 @@ from vitft.features.logistic import (
     Standardizer,
     add_in_pairs,
     class_balanced_weights,
+    rough_fit,
     solve_logistic,
 )
 from vitft.training.distributed import ProcessGroup
@@ -341,3 +342,19 @@ def test_blocks_are_chosen_only_if_there_are_features_of_several(
     solved = solve_head(x, y, classes=3, l2=0.1, balanced=False, seed=0, read=read)
 
     assert bool(solved.candidates) == is_chosen
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_gradient_of_a_solution_is_below_its_limit(seed: int) -> None:
+    x, y = wrong_labels(seed, 1.0)
+    x, weights = x.double(), torch.ones(1, len(y))
+    problem = Problem(
+        classes=3, l2=0.01, total_weight=weights.sum(dim=1, keepdim=True), standardizer=None
+    )
+    objective = problem.objective(x, y, weights)
+
+    exact = solve_logistic(x, y, weights, classes=3, l2=0.01)
+    rough = rough_fit(x, y, weights, classes=3, l2=0.01)
+
+    assert objective(exact.flatten(1))[1].abs().max() <= 1e-6
+    assert 1e-6 < objective(rough.flatten(1))[1].abs().max() <= 1e-4

@@ -15,6 +15,7 @@ from vitft.features.ood import (
     expected_false_alarms,
     fit_reference,
     limit_of,
+    power_text,
     read_reference,
     thinned,
     whitener,
@@ -420,3 +421,7 @@ def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: 
         read_reference(
             tmp_path, 12 if damage == "cut" else 11
         )  # fewer dimensions than the reference
+
+
+def test_the_power_is_described_in_whole_percent() -> None:
+    assert power_text(0.404) == "about 40% of images of unknown classes similar to these"
