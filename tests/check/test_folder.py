@@ -537,7 +537,7 @@ def test_label_errors_that_are_decided_are_not_compared_with_those_of_the_run(
     path.write_text(json.dumps({**audit, "mislabels": theirs}))
 
     def compared(*paths: str, settled: tuple[str, ...] = ()) -> str:
-        ours = {**audit, "mislabels": [{**one, "path": path} for path in paths]}
+        ours: Any = {**audit, "mislabels": [{**one, "path": path} for path in paths]}
         return compare_with_run(ours, str(run), settled)
 
     assert compared("2.jpg", "1.jpg", "0.jpg") == (

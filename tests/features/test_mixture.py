@@ -218,7 +218,7 @@ def test_the_weights_of_a_mixture_minimise_the_losses_and_a_penalty(images: int)
         loss = F.cross_entropy(mixed, y, reduction="sum").item()
         return loss + 3 * float(np.square(logs - (0, -2.5)).sum())  # a weight of 8% a priori
 
-    found = mixture_weights(*parts, y)
+    found = mixture_weights(parts[0], parts[1], y)
 
     expected = minimize(penalised, (0, -2.5), method="Nelder-Mead", tol=1e-8).x
     assert np.log(found) == pytest.approx(expected, abs=1e-4)

@@ -31,6 +31,7 @@ from vitft.models.registry import create_model
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
+from vitft.system import console
 from vitft.system.errors import ResourceError, RunError, UsageError
 
 VIEW = eval_view(EvalTransform(image_size=(16, 16)))
@@ -173,6 +174,7 @@ def test_adapters_are_added_for_the_stage_lora_only(
     tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapted: list[str] = []
+    stage = ""
     monkeypatch.setattr(pipeline, "add_adapters", lambda *_: adapted.append(stage))
 
     for stage in ("head", "blocks:1", "lora", "none"):
@@ -299,14 +301,14 @@ def test_a_pass_inspects_every_image_whatever_is_computed(
     kind: str,
 ) -> None:
     made: list[Any] = []
-    real = pipeline.console.Progress
+    real = console.Progress
 
     def watched(*arguments: Any) -> Any:
         made.append(real(*arguments))
         made[-1].first_label = arguments[0]
         return made[-1]
 
-    monkeypatch.setattr(pipeline.console, "Progress", watched)
+    monkeypatch.setattr(console, "Progress", watched)
     fingerprints = None if kind == "neither" else Fingerprints("none")
     extractor = (
         extractor_of(tiny_vit, tmp_path, "head") if kind in ("features", "no view") else None

@@ -68,9 +68,9 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     bare = truth.sum(axis=1) == 0
     assert labels["none"]["images"] == bare.sum()
     assert labels["none"]["recall"] == pytest.approx((given[bare].sum(axis=1) == 0).mean())
-    for i, name in enumerate("abc"):
+    for i, label in enumerate("abc"):
         wanted = sklearn.average_precision_score(truth[:, i], logits[:, i])
-        assert labels["per_label"][name]["ap"] == pytest.approx(wanted)
+        assert labels["per_label"][label]["ap"] == pytest.approx(wanted)
     assert labels["chance_map"] == pytest.approx(truth.mean())
     recalls = sklearn.recall_score(truth, given, average=None)
     assert found["balanced"] == pytest.approx(recalls.mean())
@@ -90,7 +90,7 @@ def test_the_intervals_are_the_central_95_percent_of_a_thousand_resamples() -> N
     logits, truth = scored()
     given = logits >= 0.5
     random = np.random.default_rng(0)
-    weights = random.multinomial(200, np.full(200, 1 / 200), size=1000)
+    weights = random.multinomial(200, np.full(200, 1 / 200), size=1000).astype(np.float64)
     hits = weights @ (truth * given)
     both = weights @ truth + weights @ given
     micro, macro = 2 * hits.sum(axis=1) / both.sum(axis=1), (2 * hits / both).mean(axis=1)

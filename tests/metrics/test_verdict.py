@@ -202,7 +202,7 @@ def test_the_estimates_are_described_with_their_images() -> None:
     assert estimate.tested_text(cast("FinalTestResults", {**tested, "labels": labels})) == (
         "test: mean average precision 70.0% (60.0 to 80.0%) on 240 images, evaluated once"
     )
-    labels["map_interval"] = None  # type: ignore[assignment]
+    labels["map_interval"] = None
     assert estimate.tested_text(cast("FinalTestResults", {**tested, "labels": labels})) == (
         "test: mean average precision 70.0% on 240 images, evaluated once"
     )
