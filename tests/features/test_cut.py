@@ -258,3 +258,22 @@ def test_both_heads_score_features_and_pixels_alike(tiny_config: ViTConfig) -> N
     last = features[:, : last_block_size(model)]
     torch.testing.assert_close(found[:, 1], model.last_head(model.pre_logits(last)))
     torch.testing.assert_close(BothHeads(model)(PIXELS), found, atol=1e-5, rtol=1e-5)
+
+
+def test_feature_maps_of_a_timm_model_are_cut_in_their_own_shape() -> None:
+    torch.manual_seed(0)
+    model = TimmModel(TimmConfig(timm="test_resnet", image_size=(64, 32), num_classes=3)).eval()
+    pixels = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    freeze_model(model, "blocks:2")
+    cut = cut_model(model, "blocks:2")
+    assert cut.prefix is not None
+
+    maps = run_prefix(cut.prefix, pixels).clone()
+
+    assert maps.ndim == 4  # images, channels, height and width
+    assert cut.prefix.shape == maps.shape[1:]
+    assert cut.prefix.leading == maps.shape[3] < maps.shape[2]
+    torch.testing.assert_close(cut.suffix.eval()(maps), model(pixels), atol=1e-4, rtol=1e-4)
+    cut.suffix.train()
+    trained = [m for m in model.net.modules() if isinstance(m, torch.nn.BatchNorm2d) and m.training]
+    assert 0 < len(trained) < sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.net.modules())
