@@ -370,6 +370,61 @@ def test_a_second_pass_writes_nothing(
         assert len(written) == 2  # facts and features
 
 
+def test_the_settings_of_a_space_name_the_cut_and_the_decoding(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    head = extractor_of(tiny_vit, tmp_path, "fp32", "head").space
+    block = extractor_of(tiny_vit, tmp_path, "bf16", "blocks:1").space
+
+    assert (head["cut"], head["decoding"], head["precision"]) == ("pooled", "exact", "fp32")
+    assert (block["cut"], block["decoding"], block["precision"]) == (
+        "after block 1",
+        "fast",
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "crop", "is_fast"),
+    [("fp32", False, False), ("bf16", False, True), ("bf16", True, False)],
+)
+def test_only_the_whole_view_in_low_precision_is_decoded_the_fast_way(
+    tiny_vit: VisionTransformer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    crop: bool,
+    is_fast: bool,
+) -> None:
+    root, resized = scenes_folder(tmp_path / "data", each=1), list[int]()
+    real = extract.resized
+
+    def watched(*arguments: Any) -> Any:
+        resized.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(extract, "resized", watched)
+    view = crop_views(TRANSFORM, CROP, 1, 0)[0] if crop else eval_view(TRANSFORM)
+
+    extractor_of(tiny_vit, None, precision).inspect(scan(root), view, allow_bad=False)
+
+    assert bool(resized) == is_fast
+
+
+def test_fingerprints_are_cached_at_the_end_of_a_pass(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    root, cache = scenes_folder(tmp_path / "data", each=2), str(tmp_path / "c")
+    extractor_of(tiny_vit, None).inspect(
+        scan(root), eval_view(TRANSFORM), allow_bad=False, fingerprints=Fingerprints(cache)
+    )
+
+    again = Fingerprints(cache)
+
+    assert again.store is not None
+    assert len(again.store.places) == 4
+
+
 def test_only_the_first_claim_of_a_key_is_granted() -> None:
     claim = local_claims()
 

@@ -110,6 +110,8 @@ def test_one_feature_per_image_is_not_logged(
         pytest.param("vit_tiny_patch16_224", {}, 6, id="tiny"),
         pytest.param("vit_small_patch16_224", {}, 4, id="small"),
         pytest.param("vit_base_patch16_224", {}, 2, id="base"),
+        pytest.param("vit_large_patch16_224", {}, 2, id="large"),
+        pytest.param("vit_huge_patch14_224", {}, 1, id="huge"),
         pytest.param("vit_base_patch16_224", {"pool": "mean"}, 4, id="one token per block"),
         pytest.param("vit_base_patch16_224", {"pool": "map"}, 1, id="attention pooling"),
         pytest.param("vit_tiny_patch16_224", {"depth": 3}, 3, id="only three blocks"),
@@ -222,7 +224,12 @@ def test_checkpointing_of_some_blocks_of_a_timm_model_is_refused() -> None:
 
 
 def test_checkpointing_of_some_blocks_of_our_models_is_allowed(tiny_vit: VisionTransformer) -> None:
-    assert built(tiny_vit, TrainSpec(checkpointing=True), "blocks:1").cut.prefix is not None
+    found = built(tiny_vit, TrainSpec(checkpointing=True), "blocks:1")
+
+    assert found.cut.prefix is not None
+    assert tiny_vit.checkpointing
+    built(tiny_vit, TrainSpec(), "blocks:1")
+    assert not tiny_vit.checkpointing
 
 
 # the extractor and its pass ----------------------------------------------------------------------
@@ -269,9 +276,12 @@ def test_exact_pixels_are_those_of_the_setting(tiny_vit: VisionTransformer) -> N
 
 
 def test_a_loaded_pipeline_is_frozen_on_the_chosen_device(
-    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def load(announce: bool) -> FrozenPipeline:
+    def load(**options: Any) -> FrozenPipeline:
         return load_pipeline(
             scan(image_folder),
             "head",
@@ -279,17 +289,26 @@ def test_a_loaded_pipeline_is_frozen_on_the_chosen_device(
             model=ModelSpec(),
             train=TrainSpec(device="cpu", precision="fp32"),
             max_pixels=10**6,
-            announce=announce,
+            **options,
         )[0]
 
-    found = load(announce=False)
+    numbers: list[int] = []
+    real = pipeline.pick_device
+
+    def watched(name: str, *, number: int) -> torch.device:
+        numbers.append(number)
+        return real(name, number=number)
+
+    monkeypatch.setattr(pipeline, "pick_device", watched)
+    found = load(announce=False, local_rank=3)
     assert capsys.readouterr().err == ""
-    load(announce=True)
+    load()
 
     assert "2 blocks, width 32" in capsys.readouterr().err
     assert (found.device.type, found.precision) == ("cpu", "fp32")
     assert found.cut.pooled
     assert found.trained == ("head.weight", "head.bias")
+    assert numbers == [3, 0]  # of the GPU
 
 
 @pytest.mark.parametrize("kind", ["features", "fingerprints", "neither", "no view"])
@@ -306,9 +325,12 @@ def test_a_pass_inspects_every_image_whatever_is_computed(
     def watched(*arguments: Any) -> Any:
         made.append(real(*arguments))
         made[-1].first_label = arguments[0]
+        made[-1].skipped = []
+        made[-1].skip = made[-1].skipped.append
         return made[-1]
 
     monkeypatch.setattr(console, "Progress", watched)
+    shutil.copy(image_folder / "red" / "000.png", image_folder / "red" / "copy.png")
     fingerprints = None if kind == "neither" else Fingerprints("none")
     extractor = (
         extractor_of(tiny_vit, tmp_path, "head") if kind in ("features", "no view") else None
@@ -326,7 +348,7 @@ def test_a_pass_inspects_every_image_whatever_is_computed(
             label="computing",
         )
 
-        assert len(found.good) == 30
+        assert len(found.good) == 31
         assert fingerprints is None or len(fingerprints.by_digest) == 30
         computed = 0 if extractor is None else extractor.computed - before
         assert computed == (30 if kind == "features" and not repeated else 0)
@@ -334,6 +356,7 @@ def test_a_pass_inspects_every_image_whatever_is_computed(
         assert made[-1].first_label == first
         last = "computing" if computed else "checking images"
         assert made[-1].label == last
+        assert made[-1].skipped == ([1] if computed else [])  # the copy takes no time
 
 
 @pytest.mark.parametrize(
