@@ -590,6 +590,58 @@ def test_labels_of_several_per_image_are_counted_and_get_no_fixes(
     assert main(["check", str(data / "labels.csv"), "--fixes", "fixes.csv"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "loads"),
+    [
+        pytest.param("random:vit_tiny_patch16_224", 5, True, id="random weights"),
+        pytest.param("vit_nope", 4, False, id="unknown weights"),
+    ],
+)
+def test_the_name_of_the_weights_is_checked_before_a_model_is_loaded(
+    here: Path, faulty: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int, loads: bool
+) -> None:
+    loaded: list[object] = []
+
+    def refuse(*arguments: object, **_: object) -> None:
+        loaded.append(arguments)
+        raise RunError("stopped", fix="go on")
+
+    monkeypatch.setattr("vitft.features.pipeline.load_pipeline", refuse)
+
+    assert main(["check", str(faulty), "--weights", name]) == code
+    assert bool(loaded) == loads
+
+
+def test_a_check_of_labels_lists_any_number_of_unreadable_files(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    for i in range(11):
+        (data / "red" / f"torn{i}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    words = [str(data), "--weights", str(tiny_weights)]
+
+    first = checked(capsys, *words)
+    assert main(["check", *words, "--out", "again"]) == 0
+
+    assert (first["images"], len(first["bad"])) == (24, 11)
+    assert "features from the cache: 24 of 24 images" in capsys.readouterr().err
+
+
+def test_fixes_that_cannot_be_applied_are_an_error_unless_they_are_those_of_a_run(
+    faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fixes.csv").write_text("path,action\ncat/9.jpg,drop\n")
+    spec = DataSpec(fixes=str(tmp_path / "fixes.csv"))
+    weights, train = WeightsSpec(name=""), TrainSpec(cache="none")
+
+    with pytest.raises(DataError):
+        check_folder(faulty, spec=spec, weights=weights, train=train)
+    found = check_folder(faulty, spec=spec, weights=weights, train=train, needs_fixes=False)
+
+    assert "the fixes of the run are not applied" in capsys.readouterr().err
+    assert (found.audit["images"], found.former) == (14, ())
+
+
 def test_each_remark_on_an_image_is_listed(faulty: Path) -> None:
     (faulty / "dog" / "grey.png").write_bytes(encoded(scene(3, (20, 900)).convert("L")))
 

@@ -277,3 +277,27 @@ def test_feature_maps_of_a_timm_model_are_cut_in_their_own_shape() -> None:
     cut.suffix.train()
     trained = [m for m in model.net.modules() if isinstance(m, torch.nn.BatchNorm2d) and m.training]
     assert 0 < len(trained) < sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.net.modules())
+
+
+def test_a_prefix_is_in_eval_mode_whatever_the_mode_of_the_model(tiny_config: ViTConfig) -> None:
+    model = VisionTransformer(replace(tiny_config, drop_path=0.9)).train()
+
+    prefix = cut_model(model, "blocks:1").prefix
+
+    assert prefix is not None
+    assert not prefix.model.training
+    assert torch.equal(run_prefix(prefix, PIXELS), run_prefix(prefix, PIXELS))
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+def test_the_last_norm_belongs_to_pooled_features_only(
+    tiny_vit: VisionTransformer, freeze: str
+) -> None:
+    digests = []
+    for _ in range(2):
+        prefix = cut_model(tiny_vit, freeze).prefix
+        assert prefix is not None
+        digests.append(prefix.digest())
+        tiny_vit.norm.weight.data += 1
+
+    assert (digests[0] != digests[1]) == (freeze == "head")

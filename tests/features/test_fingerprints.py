@@ -41,7 +41,7 @@ def test_facts_are_read_as_they_were_written() -> None:
 
 
 def test_facts_that_do_not_fit_into_a_row_are_not_cached() -> None:
-    room = FACTS_BYTES - len('[160, 120, [""]]')
+    room = 160 - len('[160, 120, [""]]')
 
     assert encode_facts(inspected(("x" * room,))) is not None
     assert encode_facts(inspected(("x" * (room + 1),))) is None
@@ -93,6 +93,26 @@ def test_a_run_of_zeros_in_a_jpeg_is_remarked_on() -> None:
     assert hidden_damage(data) == ()
     assert hidden_damage(b"\x89PNG" + damaged) == ()
     assert remark in Fingerprints("none").inspect(opened(damaged))[0].odd
+
+
+@pytest.mark.parametrize(
+    ("message", "is_damage"),
+    [
+        ("Corrupt JPEG data: premature end of data segment", True),
+        ("Corrupt JPEG data: bad ICC marker", False),
+        ("Unsupported color conversion request", False),
+        ("Invalid ICC marker", False),
+    ],
+)
+def test_only_corrupt_image_data_is_damage(
+    monkeypatch: pytest.MonkeyPatch, message: str, is_damage: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("vitft.features.fingerprints.simplejpeg.decode_jpeg", refuse)
+
+    assert bool(hidden_damage(encoded(scene(0)))) == is_damage
 
 
 def test_fingerprints_of_no_images_are_an_empty_table() -> None:

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 
 from tests.support.limits import HANG_S
 from vitft.data.inspection import InspectedFile
+from vitft.features import label_errors
 from vitft.features.label_errors import (
     LabelScores,
     check_labels,
@@ -226,9 +227,13 @@ def test_label_probabilities_multiply_powers_of_the_head_and_of_the_votes() -> N
     torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True))
 
 
-def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones() -> None:
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
+    classes: int,
+) -> None:
     logits, y, _ = hard_labels(200, wrong=30)
-    other = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
+    logits, y = logits[:, :classes], y % classes
+    other = torch.randn(200, classes, generator=torch.Generator().manual_seed(1))
     factors = torch.stack([logits.log_softmax(dim=-1), other.log_softmax(dim=-1)]).double()
 
     def unlikelihood(point: np.ndarray) -> float:
@@ -238,7 +243,7 @@ def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
         product = powers[0] * factors[0].numpy() + powers[1] * factors[1].numpy()
         chances = np.exp(product) / np.exp(product).sum(axis=1, keepdims=True)
         given = chances[np.arange(200), y]
-        labels = np.log((1 - wrong) * given + wrong * (1 - given) / 3).sum()
+        labels = np.log((1 - wrong) * given + wrong * (1 - given) / (classes - 1)).sum()
         prior = 0.5 * np.log(fraction) + 48 * np.log(1 - fraction)
         return -labels - prior + np.square(point[:2] / 0.7).sum() / 2
 
@@ -294,3 +299,22 @@ def test_the_probability_of_a_label_multiplies_those_of_the_head_and_of_the_vote
     right = torch.where(y.bool(), found.probabilities, 1 - found.probabilities)
     wrong = 0.03 * (1 - right)  # 3% of the labels are taken to be wrong
     torch.testing.assert_close(found.wrong, wrong / (wrong + 0.97 * right))
+
+
+def test_the_powers_of_many_images_are_fitted_to_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, y, _ = hard_labels(400, wrong=40)
+    x, fitted = torch.ones(400, 1), list[int]()
+    original = label_errors.fit_powers
+
+    def watched(factors: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
+        fitted.append(len(y))
+        return original(factors, y)
+
+    monkeypatch.setattr(label_errors, "fit_powers", watched)
+    usual = score_given_labels(logits, x, y, range(400))
+    monkeypatch.setattr(label_errors, "CV_IMAGES", 200)
+    subset = score_given_labels(logits, x, y, range(400))
+
+    assert fitted[0] == 400
+    assert 100 < fitted[1] <= 200
+    assert (usual.probabilities - subset.probabilities).abs().max() < 0.1
