@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from vitft.features.discriminant import solve_discriminant
 from vitft.features.folds import stratified_folds
 from vitft.features.head import SolvedHead, cross_validate, solve_head
-from vitft.features.logistic import linear_logits
+from vitft.features.logistic import held_out_logits, linear_logits
 from vitft.features.mixture import (
     Candidate,
     HeadMethod,
     choose_candidate,
+    choose_head_method,
     choose_shrinkage,
     is_lower,
     mixture_weights,
@@ -273,3 +274,27 @@ def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> Non
     assert found == min(losses, key=losses.__getitem__)
     assert F.cross_entropy(scores, y).item() == pytest.approx(losses[found], abs=1e-5)
     assert factor > 0
+
+
+@pytest.mark.parametrize(
+    ("last", "earlier", "more", "name"),
+    [(0.0, 3.0, 10, SEVERAL_BLOCKS), (1.5, 1.2, 60, MIXTURE)],
+)
+def test_the_chosen_method_has_the_cross_validated_loss_of_its_candidate(
+    last: float, earlier: float, more: int, name: str
+) -> None:
+    x, y = blocks(120, last=last, earlier=earlier, more=more)
+    fold_id = stratified_folds(y, 5, 0)
+    kept = torch.stack([fold_id != k for k in range(5)]).float()
+
+    method, candidates = choose_head_method(x, y, kept, fold_id, classes=3, l2=0.03, read=READ)
+
+    heads = method.fit(x, y, kept, classes=3)
+    scores = held_out_logits(x, heads, fold_id)
+    (chosen,) = (one for one in candidates if one["reads"] == name)
+    assert method.name == name
+    assert F.cross_entropy(scores, y).item() == pytest.approx(chosen["cv_loss"], rel=1e-3)
+    assert (scores.argmax(dim=-1) == y).float().mean().item() == pytest.approx(chosen["cv_top1"])
+    plain = HeadMethod(l2=0.03, read=READ).fit(x, y, kept, classes=3)
+    alone = held_out_logits(x[:, :READ], plain, fold_id) * method.alone
+    assert F.cross_entropy(alone, y).item() == pytest.approx(candidates[0]["cv_loss"], rel=1e-3)

@@ -15,6 +15,7 @@ from vitft.features.ood import (
     expected_false_alarms,
     fit_reference,
     limit_of,
+    no_reference,
     power_text,
     read_reference,
     thinned,
@@ -425,3 +426,37 @@ def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: 
 
 def test_the_power_is_described_in_whole_percent() -> None:
     assert power_text(0.404) == "about 40% of images of unknown classes similar to these"
+
+
+def test_a_class_mean_has_no_distance(reference: Reference) -> None:
+    offsets = reference.means.astype(np.float64) @ np.linalg.inv(reference.within)
+    features = (reference.centre + offsets).astype(np.float32)
+
+    distances = reference.distances(np.tile(features, (20, 1)))
+
+    assert distances.min() >= 0
+    assert distances.max() < 1e-4
+
+
+def test_the_scatter_of_scaled_features_is_scaled() -> None:
+    x = (np.random.default_rng(0).normal(size=(40, 6)) @ SCATTER[:6, :6]).astype(np.float32)
+
+    assert 1e-3 * whitener(np.float32(1e-3) * x) == pytest.approx(whitener(x), rel=1e-3, abs=1e-3)
+
+
+def test_features_without_scatter_have_a_finite_scale() -> None:
+    assert whitener(np.zeros((5, 3), np.float32)) == pytest.approx(1e6 * np.eye(3))
+
+
+def test_a_run_without_a_reference_states_only_the_reason() -> None:
+    assert no_reference("off") == {
+        "images": 0,
+        "held_out": 0,
+        "reason": "off",
+        "false_alarms": None,
+        "unknown_class": None,
+        "unknown_class_interval": None,
+        "unknown_class_range": None,
+        "classes_left_out": 0,
+        "features_trained": False,
+    }
