@@ -46,23 +46,25 @@ def test_few_evaluations_lead_to_the_bottom_of_a_bowl() -> None:
     assert len(visited) < 120
 
 
-def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps() -> None:
+@pytest.mark.parametrize("upwards", [8, 12])
+def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps(upwards: int) -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = bowls()[0][1]
     memory = CurvatureHistory([], [], [])
     steps = torch.randn(13, 12, generator=generator, dtype=torch.float64)
     steps[11] = 0  # has no curvature and is left out
-    for step in steps:
-        memory.add(step[None], (matrix @ step)[None])
+    changes = steps @ matrix
+    changes[upwards] *= -1  # has a negative curvature and is left out, too
+    for step, change in zip(steps, changes, strict=True):
+        memory.add(step[None], change[None])
     gradient = torch.randn(12, generator=generator, dtype=torch.float64)
 
     found = memory.downhill(gradient[None])[0]
 
     one = torch.eye(12, dtype=torch.float64)
-    last = matrix @ steps[-1]
-    inverse = one * (steps[-1] @ last) / (last @ last)
-    for step in steps[3:]:
-        change = matrix @ step
+    last = changes[-1]
+    inverse = one.clone() if upwards == 12 else one * (steps[-1] @ last) / (last @ last)
+    for step, change in zip(steps[3:], changes[3:], strict=True):
         if (along := step @ change) > 0:
             left = one - torch.outer(step, change) / along
             inverse = left @ inverse @ left.T + torch.outer(step, step) / along
@@ -162,7 +164,7 @@ def test_a_step_is_given_up_after_25_lengths() -> None:
     assert calls == 25 + 1  # then the function is evaluated where it was
 
 
-@pytest.mark.parametrize(("fall", "goes_on"), [(2e-12, True), (0.5e-12, False)])
+@pytest.mark.parametrize(("fall", "goes_on"), [(1.5e-12, True), (0.7e-12, False)])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_a_function_that_hardly_falls_has_converged(
     fall: float, goes_on: bool, scale: float
@@ -202,3 +204,18 @@ def test_a_gradient_that_just_reaches_the_tolerance_ends_the_steps() -> None:
 
     assert torch.equal(minimise(flat, start, steps=5, tolerance=0.5), start)
     assert not torch.equal(minimise(flat, start, steps=5, tolerance=0.49), start)
+
+
+def test_only_the_steps_that_are_too_long_are_halved() -> None:
+    def both(point: Tensor) -> tuple[Tensor, Tensor]:
+        curvature = torch.tensor([1.0, 8.0], dtype=torch.float64)
+        return 0.5 * curvature * point[:, 0] ** 2, curvature[:, None] * point
+
+    start = torch.ones(2, 1, dtype=torch.float64)
+    value, gradient = both(start)
+
+    step, new_value, _, taken = line_search(both, start, value, gradient, -gradient)
+
+    assert step.flatten().tolist() == [-1, -1]  # -8 leads to -7, -4 to -3 and -2 to -1, as high
+    assert new_value.tolist() == [0, 0]
+    assert taken.all()

@@ -115,3 +115,20 @@ def test_a_sample_of_images_with_several_labels_votes(monkeypatch: pytest.Monkey
 
     assert len(voters.unique()) == 10
     assert voters.max() > 10
+
+
+def test_the_only_neighbours_vote_even_if_they_are_opposite() -> None:
+    x, y = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0, 1])
+    labels, alone = torch.nn.functional.one_hot(y, 2).float(), torch.arange(2)
+
+    for targets in (y, labels):
+        votes = votes_outside_group(x, targets, alone, classes=2)
+        assert votes.tolist() == [pytest.approx([0, 1]), pytest.approx([1, 0])]
+
+
+def test_the_length_of_features_does_not_matter() -> None:
+    x, y = blobs(per_class=10)
+
+    short = nearest_neighbours(1e-4 * x, y, x[:5], classes=3)
+
+    torch.testing.assert_close(short, nearest_neighbours(x, y, x[:5], classes=3), rtol=1e-3, atol=0)
