@@ -4,6 +4,7 @@ import pytest
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.proposals import propose_fixes
+from vitft.data.unused import unused_notes
 from vitft.metrics.results import AuditResults, Mislabel
 
 A, B = "1" * 64, "2" * 64
@@ -246,6 +247,15 @@ def test_harmless_remarks_and_notes_on_unused_files_are_left_out() -> None:
     assert audit["own_split"] is True
     assert "view" not in audit
     assert "own_split" not in audit_images([item("cat/1", A)])
+
+
+def test_unused_files_are_listed_instead_of_their_notes() -> None:
+    unused = {".txt": 2}
+
+    audit = audit_images([], unused=unused, notes=[*unused_notes(unused), "something else"])
+
+    assert [(row["suffix"], row["files"]) for row in audit["unused"]] == [(".txt", 2)]
+    assert audit["notes"] == ["something else"]
 
 
 def test_classes_of_the_same_size_are_named_in_alphabetical_order() -> None:

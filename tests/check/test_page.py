@@ -99,7 +99,7 @@ def near_copies(tmp_path: Path) -> Path:
 def test_the_page_names_the_data_the_counts_and_the_next_command(
     near_copies: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "new" / "check.html"
+    out = tmp_path / "new" / "folder" / "check.html"
 
     written = write_check_page(
         found_in(near_copies),
@@ -131,6 +131,18 @@ def test_a_picture_that_can_no_longer_be_read_is_left_out(
     assert out.read_text().count("data:image/jpeg") == 3
     write_check_page(found, out, name="pets", command="vitft", max_pixels=160 * 120 - 1)
     assert out.read_text().count("data:image/jpeg") == 0
+
+
+def test_the_number_of_images_is_not_repeated_if_all_are_readable_and_different(
+    tmp_path: Path,
+) -> None:
+    root, out = scenes_folder(tmp_path / "pets"), tmp_path / "check.html"
+    scene(7, (20, 30)).save(root / "cat" / "icon.png")
+
+    write_check_page(found_in(root), out, name="pets", command="vitft", max_pixels=10**6)
+
+    assert "11 images of 2 classes" in out.read_text()
+    assert "readable images" not in out.read_text()
 
 
 def test_without_findings_no_page_is_written(tmp_path: Path) -> None:

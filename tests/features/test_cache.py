@@ -1,9 +1,11 @@
 """The cache of rows on disk, also damaged and shared by processes."""
 
+import hashlib
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,7 @@ def test_a_damaged_row_is_computed_again_and_found(tmp_path: Path) -> None:
 
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     assert store.get(keys(10)[9]) is None
+    assert store.damaged == 1
     store.add({keys(10)[9]: row(9)})
     store.flush()
 
@@ -269,6 +272,57 @@ def test_a_shard_with_another_header_is_damaged(tmp_path: Path, header: dict[str
     assert store.damaged == 1
     assert store.get(keys(1)[0]) is None
     assert not path.exists()
+
+
+def test_a_shard_without_rows_is_damaged(tmp_path: Path) -> None:
+    path = Store(tmp_path, SPACE, (2, 3), "float32").folder / "0.rows"
+    path.write_bytes(written_by_hand([], [], {}))
+
+    assert Store(tmp_path, SPACE, (2, 3), "float32").damaged == 1
+
+
+def test_the_folder_of_a_space_has_the_same_name_in_every_version(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"with": "torch", "cut": "pooled"}, (2, 3), "float32")
+
+    text = '{\n "cut": "pooled",\n "dtype": "float32",\n "shape": "[2, 3]",\n "with": "torch"\n}'
+    assert store.folder.name == hashlib.sha256(text.encode()).hexdigest()[:32]
+    assert (store.folder / "space.json").read_text() == text
+
+
+def test_a_cache_that_is_deleted_while_it_is_open_is_written_again(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    shutil.rmtree(store.folder)
+    store.add({key_of("new"): row(7)})
+    store.flush()
+
+    (store.folder / "space.json").unlink()  # as after a crash
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
+
+    assert same(again.get(key_of("new")), row(7))
+    assert len(spaces(tmp_path)) == 1
+    assert spaces(tmp_path / "nowhere") == []
+
+
+def test_small_files_may_be_merged_by_two_processes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    for i, key in enumerate(keys(3)):
+        store.add({key: row(i)})
+        store.flush()
+    monkeypatch.setattr(cache, "MANY_SHARDS", 2)
+    write_shard = Store.write_shard
+
+    def beside_another(self: Store, rows: Any) -> None:
+        for path in self.folder.glob("*.rows"):
+            path.unlink()  # the other process was faster
+        write_shard(self, rows)
+
+    monkeypatch.setattr(Store, "write_shard", beside_another)
+
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
+
+    assert all(same(again.get(key), row(i)) for i, key in enumerate(keys(3)))
 
 
 def test_a_key_is_known_as_soon_as_its_row_is_added(tmp_path: Path) -> None:
@@ -394,6 +448,8 @@ def test_twenty_gigabytes_of_the_most_recently_used_spaces_are_kept(
     monkeypatch.setattr("vitft.features.cache.time.time", lambda: 100.0)
 
     assert prune(tmp_path, idle_s=idle) == freed
+    monkeypatch.setattr("vitft.features.cache.time.time", lambda: 90.0)  # just used
+    assert prune(tmp_path) == (size if size > 8 * 10**9 else 0)
 
 
 def open_files() -> int:
