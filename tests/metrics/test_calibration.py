@@ -221,9 +221,34 @@ def test_logits_worse_than_chance_have_no_temperature() -> None:
     labels[:20] = logits[:20].argmax(axis=1)
 
     found = calibrate_temperature(ScoredSet(logits, labels))
+    together = calibrate_temperature(ScoredSet(logits, labels), ScoredSet(logits, labels))
 
     assert found.value == 1
     assert "minimises the loss" in found.note
+    assert (together.value, together.cross_validated) == (1, 0)  # none was used
+
+
+def test_labels_without_a_temperature_are_counted_in_the_note() -> None:
+    random = np.random.default_rng(0)
+    logits = 10 * random.normal(size=(200, 2))
+    truth = (random.random((200, 2)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+    truth[:, 1] = logits[:, 1] < 0  # the opposite of the predictions
+    sets = ScoredSet(logits[:50], truth[:50]), ScoredSet(logits[50:], truth[50:])
+
+    found, alone = calibrate_temperature(*sets), calibrate_temperature(sets[0])
+
+    assert found.note.startswith("1 of 2 labels: no temperature between 0.001 and 50")
+    assert (found.cross_validated, alone.cross_validated) == (150, 0)
+    assert np.array_equal(found.held_out[:, 1], np.ones(50))
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0])
+def test_the_temperature_does_not_depend_on_where_the_search_begins(factor: float) -> None:
+    logits, labels = answered(100, sharpness=3.0)
+    best = fit_temperature(logits, labels)
+    assert best is not None
+
+    assert fit_temperature(logits, labels, near=factor * best) == pytest.approx(best, rel=2e-4)
 
 
 def test_sets_of_equal_difficulty_are_comparable_and_others_are_not() -> None:
@@ -377,7 +402,16 @@ def test_certain_and_correct_predictions_have_no_error() -> None:
     error, (low, high) = calibration_error(bin_by_confidence(np.ones(50), np.ones(50)))
 
     assert (error, low) == (0, 0)
-    assert high > 0.01  # 50 images cannot rule out one in a hundred
+    assert high == pytest.approx(1 - 0.05 ** (1 / 50), abs=0.01)  # 50 right with a chance of 5%
+
+
+def test_an_error_that_is_smaller_than_chance_has_the_upper_limit_of_chance() -> None:
+    right = np.arange(14) % 2.0
+
+    error, (low, high) = calibration_error(bin_by_confidence(np.full(14, 0.5), right))
+
+    assert (error, low) == (0, 0)
+    assert high > 0.2  # not 0, as if 14 images showed that there is no error
 
 
 def test_a_dominant_logit_means_certainty_without_overflow() -> None:

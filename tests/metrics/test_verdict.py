@@ -91,6 +91,9 @@ def test_an_epoch_that_was_selected_on_the_same_images_is_probably_worse() -> No
     assert verdict(found).endswith(
         "(3 to 10%; probably more, because the epoch was selected on the same images)."
     )
+    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
+    on_others = cast("RunResults", {**found, "test": tested})
+    assert verdict(on_others).endswith("(13 to 30%; 80 test images).")
 
 
 def test_labels_of_several_per_image_are_wrong_or_right_as_a_whole() -> None:
@@ -348,6 +351,8 @@ def test_the_selected_epoch_is_counted_without_the_fitted_head(
     found = cast("RunResults", {"best_epoch": best})
 
     assert selected_epoch(found, freeze, planned) == words
+    assert selected_epoch(found, freeze) == selected_epoch(found, freeze, 0)
+    assert " of " not in selected_epoch(found, freeze)
 
 
 def test_the_weakest_label_is_one_with_errors() -> None:
