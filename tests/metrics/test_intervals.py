@@ -176,6 +176,13 @@ def test_the_interval_of_the_mean_recall_of_unequal_classes_is_that_of_its_sourc
     assert found[1] == pytest.approx(high + weight * max(0, high_of_sum - high))
 
 
+def test_the_interval_of_a_mean_of_very_unequal_classes_stays_within_zero_and_one() -> None:
+    for few, many in itertools.product(range(4), (0, 1, 150, 299, 300)):
+        low, high = mean_fraction_interval([(few, 3), (many, 300)])
+
+        assert 0 <= low <= (few / 3 + many / 300) / 2 <= high <= 1
+
+
 def test_balanced_accuracy_has_the_interval_of_the_accuracy_if_classes_are_equally_large() -> None:
     counts = [(35, 35), (30, 35), (35, 35), (34, 35)]
 

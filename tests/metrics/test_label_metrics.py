@@ -147,6 +147,15 @@ def test_images_without_any_label_have_no_average_precision_and_no_recall() -> N
     assert found["labels"]["macro_f1"] == 0
 
 
+def test_the_balanced_accuracy_of_one_label_is_its_recall() -> None:
+    logits, truth = torch.tensor([[1.0, -1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [1, 0]])
+
+    found = classification_metrics(logits, truth, ("a", "b"))
+
+    assert found["balanced"] == found["per_class"]["a"]["recall"] == 0.5
+    assert found["per_class"]["b"]["recall"] is None
+
+
 def test_labels_are_assigned_from_their_thresholds_on() -> None:
     logits = torch.tensor([[0.0, 2.0], [1.0, -1.0], [-1.0, 1.0]])
     truth = torch.tensor([[1, 0], [1, 0], [0, 1]])

@@ -51,6 +51,8 @@ def two_classes(confusion: list[list[int]], **more: Any) -> RunResults:
         pytest.param(two_classes([], confused_pairs=[(0, 1, 2)]), id="pairs"),
         pytest.param(two_classes([], confused_pairs=[]), id="no pairs"),
         pytest.param(two_classes([], labels={}), id="several labels"),
+        pytest.param(two_classes([], confused_pairs=[], per_class={"a": {}}), id="one class"),
+        pytest.param(two_classes([], confused_pairs=[], per_class={}), id="no classes"),
     ],
 )
 def test_a_confusion_matrix_of_the_classes_is_accepted(found: RunResults) -> None:

@@ -195,6 +195,15 @@ def test_a_third_as_many_test_images_tell_as_much(images: int, kind: str) -> Non
     assert best.majority == (0.4 if kind == "test image" else 0.6)  # of the files without one
 
 
+def test_the_majority_of_older_results_is_unknown() -> None:
+    older: dict[str, Any] = {**results([[15, 1], [2, 15]])}
+    del older["majority"]
+    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
+
+    assert best_estimate(cast("RunResults", older)).majority == 0
+    assert best_estimate(cast("RunResults", {**older, "test": tested})).majority == 0
+
+
 def test_the_estimates_are_described_with_their_images() -> None:
     tested: dict[str, Any] = {"images": 240, "top1": 0.88, "top1_interval": (0.833, 0.915)}
     labels = {"map": 0.7, "map_interval": (0.6, 0.8)}

@@ -140,7 +140,7 @@ def square_and_add(counts: Sequence[tuple[int, int]], mean: float) -> Interval:
     parts = [(right / total, wilson_interval(right, total)) for right, total in counts]
     below = math.hypot(*(p - low for p, (low, _) in parts)) / len(counts)
     above = math.hypot(*(high - p for p, (_, high) in parts)) / len(counts)
-    return max(0.0, mean - below), min(1.0, mean + above)
+    return mean - below, mean + above
 
 
 def proportions_differ(first: tuple[float, Interval], second: tuple[float, Interval]) -> bool:
