@@ -193,3 +193,12 @@ def test_a_multi_label_model_is_at_chance_level_unless_it_ranks_better_than_rand
     assert chance_level(cast("RunResults", found)) == (
         "does not rank images measurably better than random scores" if is_at_chance else ""
     )
+
+
+def test_even_all_correct_predictions_must_be_above_the_largest_class() -> None:
+    found = results([[2, 0], [1, 1]])  # four images
+    found["majority"] = wilson_interval(4, 4)[0]
+
+    assert chance_level(found).endswith("because only 4 validation images were scored")
+    found["majority"] -= 1e-6
+    assert chance_level(found).endswith("the largest class")

@@ -29,6 +29,7 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.intervals import bootstrap_mean_interval, wilson_interval
+from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -241,4 +242,23 @@ def test_the_number_of_training_images_used_for_the_temperature_is_reported() ->
     assert found["ece_before"] == calibration_error(rows)[0]
     assert found["ece_binned"] == pytest.approx(
         sum(row["images"] * abs(row["accuracy"] - row["confidence"]) for row in found["bins"]) / 90
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_training_loss_is_a_weighted_sum_of_cross_entropies(smoothing: float) -> None:
+    logits, labels = some()
+    weights = torch.linspace(0.5, 2, 7)
+    log_probabilities = logits.log_softmax(dim=1)
+    truth = torch.nn.functional.one_hot(labels, 7) * (1 - smoothing) + smoothing / 7
+
+    plain = TrainingLoss().total(logits, labels, label_smoothing=smoothing)
+    weighted = TrainingLoss(class_weights=weights).total(logits, truth)
+
+    assert plain.item() == pytest.approx(-(truth * log_probabilities).sum().item(), rel=1e-5)
+    assert weighted.item() == pytest.approx(
+        -(weights * truth * log_probabilities).sum().item(), rel=1e-5
+    )
+    assert DEFAULT_LOSS.total(logits, labels).item() == pytest.approx(
+        -log_probabilities.gather(1, labels[:, None]).sum().item(), rel=1e-5
     )

@@ -1,11 +1,13 @@
 """Checks of the numbers and confusion matrices in result files."""
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from vitft.metrics.results import RunResults, check_confusion
+from tests.support.run_files import make_run
+from vitft.metrics.results import RunResults, check_confusion, read_results
 from vitft.metrics.values import Interval, Loss, Positive
 from vitft.system.errors import RunError
 from vitft.system.structure import StructureError, structured
@@ -19,13 +21,13 @@ PATH = Path("run/eval.json")
         pytest.param(Loss, 0.0, True, id="no loss"),
         pytest.param(Loss, -1e-9, False, id="a negative loss"),
         pytest.param(Loss, 1e9, True, id="the largest loss"),
-        pytest.param(Loss, 1.0001e9, False, id="an implausible loss"),
+        pytest.param(Loss, 1e9 + 0.5, False, id="an implausible loss"),
         pytest.param(Positive, 1e-30, True, id="a small number"),
         pytest.param(Positive, 0.0, False, id="not above zero"),
         pytest.param(Positive, 1.0001e30, False, id="an implausible number"),
         pytest.param(Interval, [-1e6, 1e6], True, id="the widest interval"),
-        pytest.param(Interval, [-1.0001e6, 0.0], False, id="an implausible lower bound"),
-        pytest.param(Interval, [0.0, 1.0001e6], False, id="an implausible upper bound"),
+        pytest.param(Interval, [-1e6 - 0.5, 0.0], False, id="an implausible lower bound"),
+        pytest.param(Interval, [0.0, 1e6 + 0.5], False, id="an implausible upper bound"),
     ],
 )
 def test_implausible_numbers_in_results_are_refused(
@@ -75,3 +77,18 @@ def test_a_confusion_matrix_of_the_classes_is_accepted(found: RunResults) -> Non
 def test_a_confusion_matrix_of_other_classes_is_refused(found: RunResults) -> None:
     with pytest.raises(RunError, match=r"run/eval\.json"):
         check_confusion(PATH, found)
+
+
+def test_results_are_read_with_their_checks(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run") / "eval.json"
+    content = json.loads(path.read_text())
+
+    found = read_results(path)
+    missing = read_results(tmp_path / "nowhere" / "eval.json")
+
+    assert found is not None
+    assert found["confusion"] == content["confusion"]
+    assert missing is None
+    path.write_text(json.dumps({**content, "confusion": content["confusion"][:-1]}))
+    with pytest.raises(RunError, match="one row and column per class"):
+        read_results(path)
