@@ -19,6 +19,7 @@ from tests.support.pictures import scenes_folder
 from vitft.data import inspection
 from vitft.data.folder import File
 from vitft.data.inspection import InspectedFile, OpenedImage
+from vitft.data.jpeg import resized
 from vitft.data.scan import scan
 from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
 from vitft.features import extract
@@ -396,19 +397,18 @@ def test_only_the_whole_view_in_low_precision_is_decoded_the_fast_way(
     crop: bool,
     is_fast: bool,
 ) -> None:
-    root, resized = scenes_folder(tmp_path / "data", each=1), list[int]()
-    real = extract.resized
+    root, decoded = scenes_folder(tmp_path / "data", each=1), list[int]()
 
     def watched(*arguments: Any) -> Any:
-        resized.append(1)
-        return real(*arguments)
+        decoded.append(1)
+        return resized(*arguments)
 
     monkeypatch.setattr(extract, "resized", watched)
     view = crop_views(TRANSFORM, CROP, 1, 0)[0] if crop else eval_view(TRANSFORM)
 
     extractor_of(tiny_vit, None, precision).inspect(scan(root), view, allow_bad=False)
 
-    assert bool(resized) == is_fast
+    assert bool(decoded) == is_fast
 
 
 def test_fingerprints_are_cached_at_the_end_of_a_pass(

@@ -32,6 +32,7 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
+from vitft.system.device import pick_device
 from vitft.system.errors import ResourceError, RunError, UsageError
 
 VIEW = eval_view(EvalTransform(image_size=(16, 16)))
@@ -293,11 +294,10 @@ def test_a_loaded_pipeline_is_frozen_on_the_chosen_device(
         )[0]
 
     numbers: list[int] = []
-    real = pipeline.pick_device
 
     def watched(name: str, *, number: int) -> torch.device:
         numbers.append(number)
-        return real(name, number=number)
+        return pick_device(name, number=number)
 
     monkeypatch.setattr(pipeline, "pick_device", watched)
     found = load(announce=False, local_rank=3)

@@ -406,7 +406,7 @@ def test_certain_and_correct_predictions_have_no_error() -> None:
 
 
 def test_an_error_that_is_smaller_than_chance_has_the_upper_limit_of_chance() -> None:
-    right = np.arange(14) % 2.0
+    right = (np.arange(14) % 2).astype(np.float64)
 
     error, (low, high) = calibration_error(bin_by_confidence(np.full(14, 0.5), right))
 
