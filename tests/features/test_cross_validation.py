@@ -104,6 +104,8 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
     assert told["top1_interval"][0] < 1 / 3 < told["top1_interval"][1] or told["top1"] < 1 / 3
     assert [point["images"] for point in told["curve"]] == [12, 24, 48, 96]
+    errors = [(point["images"], 1 - point["top1"]) for point in told["curve"]]
+    assert told["gain_from_twice"] == gain_from_twice(errors)
     assert len(told["weak_spots"]) == 3
     right = (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
     assert right == pytest.approx(told["top1"])

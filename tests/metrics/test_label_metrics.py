@@ -107,6 +107,22 @@ def test_the_intervals_are_the_central_95_percent_of_a_thousand_resamples() -> N
     assert label_results(logits, truth == 1, given, "abc", resampled=False)["map_interval"] is None
 
 
+def test_many_images_are_resampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, truth = scored(3000, 1)
+    drawn: list[int] = []
+    resample = label_metrics.resample
+
+    def counting(random: np.random.Generator, rounds: int, images: int) -> Array:
+        drawn.append(rounds)
+        return resample(random, min(rounds, 2), images)
+
+    monkeypatch.setattr(label_metrics, "resample", counting)
+
+    label_results(logits, truth == 1, logits > 0, "a", resampled=True)
+
+    assert drawn == [666, 334]  # of 2 million values at most
+
+
 @pytest.mark.parametrize(
     ("values", "resamples"),
     [
