@@ -192,7 +192,7 @@ def test_cross_validation_needs_images_of_each_class(
 def test_a_head_is_fitted_to_as_many_images_as_classes() -> None:
     x, y = blobs(per_class=12, classes=2)
 
-    curves, gains = [], []
+    curves, gains = list[list[int]](), list[float | None]()
     for seed in range(6):
         found = cross_validate(
             x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=seed
