@@ -4,6 +4,7 @@ import pytest
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.proposals import propose_fixes
+from vitft.data.unused import unused_notes
 from vitft.metrics.results import AuditResults, Mislabel
 
 A, B = "1" * 64, "2" * 64
@@ -189,3 +190,75 @@ def test_a_clean_folder_has_no_findings() -> None:
     assert audit_summary(audit) == ""
     assert propose_fixes(audit) == []
     assert not any(audit[part] for part in ("duplicates", "mislabels", "bad"))
+
+
+def test_the_summary_counts_the_findings_that_affect_training() -> None:
+    other = "3" * 64
+    audit = audit_images(
+        [
+            item("cat/1", A, "train"),
+            item("cat/2", A, "val"),
+            item("cat/3", B, "train"),
+            item("dog/3", B, "train"),
+            item("cat/4", other, "train"),
+            item("dog/4", other, "val"),
+        ]
+    )
+
+    assert audit_summary(audit) == (
+        "2 groups of duplicates across splits, 2 groups of duplicates with different labels"
+    )
+
+
+def test_probabilities_are_listed_for_identical_files_with_several_labels_only() -> None:
+    likely = {"ant": 0.0, "bird": 0.7, "cat": 0.1, "dog": 0.2}
+    images = [item("dog/1", A), item("cat/1", A), item("cat/2", B), item("cat/3", B)]
+    audit = audit_images(
+        [*images, item("dog/4", "4" * 64)],
+        groups={A: A, "4" * 64: A},
+        probabilities={"dog/1": likely, "cat/2": likely},
+    )
+
+    differing, alike, near = audit["duplicates"]
+    assert list(differing["probabilities"].items()) == [("bird", 0.7), ("cat", 0.1), ("dog", 0.2)]
+    assert "probabilities" not in alike
+    assert near["kind"] == "near"
+    assert "probabilities" not in near
+
+
+def test_harmless_remarks_and_notes_on_unused_files_are_left_out() -> None:
+    audit = audit_images(
+        [item("cat/1", A)],
+        odd=[
+            ("cat/1", "rotated by EXIF"),
+            ("cat/1", "converted from L"),
+            ("cat/1", "blurry"),
+            ("elsewhere/2", "blurry"),
+        ],
+        bad=[("cat/0", "empty file")],
+        own_split=True,
+    )
+
+    assert audit["odd"] == [
+        {"path": "cat/1", "reason": "blurry", "label": "cat"},
+        {"path": "elsewhere/2", "reason": "blurry"},
+    ]
+    assert audit["bad"] == [{"path": "cat/0", "reason": "empty file"}]
+    assert audit["own_split"] is True
+    assert "view" not in audit
+    assert "own_split" not in audit_images([item("cat/1", A)])
+
+
+def test_unused_files_are_listed_instead_of_their_notes() -> None:
+    unused = {".txt": 2}
+
+    audit = audit_images([], unused=unused, notes=[*unused_notes(unused), "something else"])
+
+    assert [(row["suffix"], row["files"]) for row in audit["unused"]] == [(".txt", 2)]
+    assert audit["notes"] == ["something else"]
+
+
+def test_classes_of_the_same_size_are_named_in_alphabetical_order() -> None:
+    audit = audit_images([item("dog/1", A), item("cat/1", B)])
+
+    assert audit["imbalance"] == {"largest": ("cat", 1), "smallest": ("dog", 1), "ratio": 1.0}

@@ -14,10 +14,12 @@ import pytest
 from tests.conftest import draw_folder
 from tests.support.pictures import contents, encoded, read, scene, scenes_folder
 from tests.support.run_files import make_run
-from vitft.check.folder import compare_with_run
+from vitft.check.folder import check_folder, compare_with_run, read_run_settings
 from vitft.cli.main import main
 from vitft.config.run import read_toml
+from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.system import imports
+from vitft.system.errors import DataError, RunError
 
 
 @pytest.fixture
@@ -522,6 +524,156 @@ def test_a_check_says_how_many_label_errors_it_shares_with_the_run(tmp_path: Pat
         "lists 1 probable label error, 0 of them listed here too; the lists differ because" in said
     )
     assert "look at both pages" in said
+
+
+def test_label_errors_that_are_decided_are_not_compared_with_those_of_the_run(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run")
+    path = run / "audit.json"
+    audit = json.loads(path.read_text())
+    (one,) = audit["mislabels"]
+    theirs = [{**one, "path": f"{i}.jpg"} for i in range(3)]
+    path.write_text(json.dumps({**audit, "mislabels": theirs}))
+
+    def compared(*paths: str, settled: tuple[str, ...] = ()) -> str:
+        ours: Any = {**audit, "mislabels": [{**one, "path": path} for path in paths]}
+        return compare_with_run(ours, str(run), settled)
+
+    assert compared("2.jpg", "1.jpg", "0.jpg") == (
+        "the report of the run lists 3 probable label errors, the same as here"
+    )
+    assert compared("0.jpg", "1.jpg", "4.jpg").startswith(
+        "the report of the run lists 3 probable label errors, 2 of them listed here too;"
+    )
+    assert compared("0.jpg", "5.jpg", settled=("1.jpg", "2.jpg", "5.jpg")) == (
+        "the report of the run lists 1 probable label error, not counting decided ones, "
+        "the same as here"
+    )
+    assert compared("9.jpg", settled=("0.jpg", "1.jpg", "2.jpg")) == ""
+    path.unlink()
+    assert compared("9.jpg") == ""
+
+
+@pytest.mark.parametrize("missing", ["config.toml", "split.csv"])
+def test_a_directory_without_settings_or_split_is_not_a_run(tmp_path: Path, missing: str) -> None:
+    run = make_run(tmp_path / "run")
+    settings, split = read_run_settings(str(run))
+    assert set(split.values()) == {"train", "val"}
+    assert settings.train.seed == read_toml(run / "config.toml").get("train", {}).get("seed", 0)
+
+    (run / missing).unlink()
+
+    with pytest.raises(RunError, match="is missing"):
+        read_run_settings(str(run))
+
+
+def test_labels_of_several_per_image_are_counted_and_get_no_fixes(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=4)
+    rows = [
+        f"{path.relative_to(data)},{'|'.join([path.parent.name] + ['light'] * (i % 2))}"
+        for i, path in enumerate(sorted(data.glob("*/*")))
+    ]
+    shutil.copy(data / "red" / "000.png", data / "red" / "copy.png")
+    (data / "labels.csv").write_text("\n".join(["path,labels", *rows, "red/copy.png,red"]))
+
+    audit = checked(capsys, str(data / "labels.csv"), "--weights", str(tiny_weights))
+
+    assert audit["images"] == 13
+    assert audit["imbalance"] == {"largest": ["light", 6], "smallest": ["green", 4], "ratio": 1.5}
+    assert [len(group["members"]) for group in audit["duplicates"]] == [2]
+    assert not (here / "fixes.csv").exists()
+    assert main(["check", str(data / "labels.csv")]) == 0
+    assert "no fixes are proposed for multi-label data" in capsys.readouterr().err
+    assert main(["check", str(data / "labels.csv"), "--fixes", "fixes.csv"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "loads"),
+    [
+        pytest.param("random:vit_tiny_patch16_224", 5, True, id="random weights"),
+        pytest.param("vit_nope", 4, False, id="unknown weights"),
+    ],
+)
+def test_the_name_of_the_weights_is_checked_before_a_model_is_loaded(
+    here: Path, faulty: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int, loads: bool
+) -> None:
+    loaded: list[object] = []
+
+    def refuse(*arguments: object, **_: object) -> None:
+        loaded.append(arguments)
+        raise RunError("stopped", fix="go on")
+
+    monkeypatch.setattr("vitft.features.pipeline.load_pipeline", refuse)
+
+    assert main(["check", str(faulty), "--weights", name]) == code
+    assert bool(loaded) == loads
+
+
+def test_a_check_of_labels_lists_any_number_of_unreadable_files(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=8)
+    for i in range(11):
+        (data / "red" / f"torn{i}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    words = [str(data), "--weights", str(tiny_weights)]
+
+    first = checked(capsys, *words)
+    assert main(["check", *words, "--out", "again"]) == 0
+
+    assert (first["images"], len(first["bad"])) == (24, 11)
+    assert "features from the cache: 24 of 24 images" in capsys.readouterr().err
+
+
+def test_fixes_that_cannot_be_applied_are_an_error_unless_they_are_those_of_a_run(
+    faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fixes.csv").write_text("path,action\ncat/9.jpg,drop\n")
+    spec = DataSpec(fixes=str(tmp_path / "fixes.csv"))
+    weights, train = WeightsSpec(name=""), TrainSpec(cache="none")
+
+    with pytest.raises(DataError):
+        check_folder(faulty, spec=spec, weights=weights, train=train)
+    found = check_folder(faulty, spec=spec, weights=weights, train=train, needs_fixes=False)
+
+    assert "the fixes of the run are not applied" in capsys.readouterr().err
+    assert (found.audit["images"], found.former) == (14, ())
+
+
+def test_each_remark_on_an_image_is_listed(faulty: Path) -> None:
+    (faulty / "dog" / "grey.png").write_bytes(encoded(scene(3, (20, 900)).convert("L")))
+
+    found = check_folder(
+        faulty, spec=DataSpec(), weights=WeightsSpec(name=""), train=TrainSpec(cache="none")
+    )
+
+    assert not found.labels_checked
+    reasons = [item["reason"] for item in found.audit["odd"] if item["path"] == "dog/grey.png"]
+    assert reasons == ["content is JPEG, but the suffix is .png", "tiny: 20x900 pixels"]
+    assert found.audit["view"]["image_size"] == [224, 224]
+    assert found.counts == (
+        "15 readable images (16 files, 1 unreadable; 13 different, 2 identical copies)"
+    )
+
+
+def test_images_outside_the_split_of_a_run_belong_to_no_subset(faulty: Path) -> None:
+    def check(split: dict[str, str] | None) -> list[dict[str, str]]:
+        found = check_folder(
+            faulty,
+            spec=DataSpec(),
+            weights=WeightsSpec(name=""),
+            train=TrainSpec(cache="none"),
+            split=split,
+        )
+        groups = found.audit["duplicates"]
+        return [{member["path"]: member["split"] for member in g["members"]} for g in groups]
+
+    assert check({"cat/0.jpg": "val"})[0] == {"cat/0.jpg": "val", "cat/same.jpg": ""}
+    assert check(None)[0] == {"cat/0.jpg": "", "cat/same.jpg": ""}
+    with pytest.raises(DataError, match="none of the images"):
+        check({"cat/9.jpg": "val"})
 
 
 def test_a_run_on_another_folder_is_refused(

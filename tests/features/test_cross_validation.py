@@ -8,10 +8,13 @@ from vitft.features import head, penalty
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import (
     cross_validate,
+    cross_validation_rows,
     gain_from_twice,
+    majority_fraction,
     solve_head,
 )
 from vitft.features.mixture import HeadMethod
+from vitft.features.penalty import choose_penalty
 
 
 def test_folds_are_stratified() -> None:
@@ -33,11 +36,36 @@ def test_a_subset_keeps_the_class_proportions() -> None:
     assert torch.bincount(y[rows]).tolist() == [80, 20]
 
 
+def test_a_subset_has_at_most_as_many_images_as_asked_for() -> None:
+    y = torch.arange(3).repeat(40)
+
+    assert torch.equal(stratified_subset(y, 120, seed=0), torch.arange(120))
+    for most in (119, 60, 7):
+        rows = stratified_subset(y, most, seed=0)
+        assert most / 2 < len(rows) <= most
+        assert (rows.diff() > 0).all()
+
+
+def test_the_folds_of_few_groups_are_numbered_from_zero_without_gaps() -> None:
+    y, groups = torch.arange(2).repeat(6), torch.arange(12) // 6
+
+    fold_id = stratified_folds(y, 5, 0, groups)
+
+    assert fold_id.unique().tolist() == [0, 1]
+    empty = torch.zeros(0, dtype=torch.long)
+    assert len(stratified_folds(empty, 5, 0, empty)) == 0
+
+
 @pytest.mark.parametrize(
     ("points", "gain"),
     [
         pytest.param([(1, 0.8), (2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="halved by doubling"),
+        pytest.param([(1, 0.1), (2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="without the smallest"),
+        pytest.param([(2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="three points"),
+        pytest.param([(2, 0.4), (4, 0.2), (8, 0.2)], 0.2 * (1 - 2**-0.5), id="a line through all"),
+        pytest.param([(4, 0.2), (8, 0.1)], None, id="two points"),
         pytest.param([(1, 0.2), (2, 0.2), (4, 0.3), (8, 0.3)], None, id="more images do not help"),
+        pytest.param([(2, 0.2), (4, 0.2), (8, 0.2)], None, id="the error does not change"),
         pytest.param([(1, 0.2), (2, 0.1), (4, 0.0), (8, 0.0)], None, id="no errors left"),
     ],
 )
@@ -108,6 +136,100 @@ def test_five_images_per_class_are_enough_of_a_subset(monkeypatch: pytest.Monkey
 
     assert found is not None
     assert found[0]["top1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("images", "several", "scored"),
+    [(20_000, False, 20_000), (20_001, False, 10_001), (8000, True, 8000), (8001, True, 4001)],
+)
+def test_a_subset_of_many_images_is_cross_validated(
+    images: int, several: bool, scored: int
+) -> None:
+    x, y = torch.randn(images, 2, generator=torch.Generator().manual_seed(0)), torch.arange(images)
+    y = y % 2
+    x[:, 0] += 3 * y
+    method = HeadMethod(l2=0.1, read=1, discriminant=0.5 if several else 0.0, shrinkage=0.5)
+
+    found = cross_validate(x, y, "ab", method=method, balanced=False, seed=0)
+
+    assert found is not None
+    assert found[0]["images"] == pytest.approx(scored, abs=1)
+    assert found[0]["of"] == images
+    assert found[0].get("majority") == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "most", "classes", "is_enough"),
+    [
+        pytest.param(5, 1000, 4, True, id="as many outside each fold as classes"),
+        pytest.param(4, 1000, 4, False, id="fewer outside a fold"),
+        pytest.param(40, 20, 4, True, id="a subset with five images per class"),
+        pytest.param(40, 20, 5, False, id="a subset with four images per class"),
+    ],
+)
+def test_cross_validation_needs_images_of_each_class(
+    images: int, most: int, classes: int, is_enough: bool
+) -> None:
+    rows = cross_validation_rows(torch.zeros(images).long(), classes, 0, most=most)
+
+    assert (rows is not None) == is_enough
+    assert rows is None or len(rows) == min(images, most)
+
+
+def test_a_head_is_fitted_to_as_many_images_as_classes() -> None:
+    x, y = blobs(per_class=12, classes=2)
+
+    curves, gains = list[list[int]](), list[float | None]()
+    for seed in range(6):
+        found = cross_validate(
+            x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=seed
+        )
+        assert found is not None
+        curves.append([point["images"] for point in found[0]["curve"]])
+        errors = [(point["images"], 1 - point["top1"]) for point in found[0]["curve"]]
+        gains.append(gain_from_twice(errors))
+        assert found[0]["gain_from_twice"] == gains[-1]
+
+    # An eighth are three images; if they are in different folds, two are left without each fold.
+    assert [2, 5, 10, 19] in curves
+    assert [5, 10, 19] in curves
+    assert any(gains)
+
+
+def test_balanced_classes_count_the_same_in_cross_validation() -> None:
+    x = torch.randn(220, 2, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(220) % 11 == 0).long()  # 20 images of the second class
+    x[:, 0] += y
+    method = HeadMethod(l2=0.01, read=2)
+
+    plain, fair = (
+        cross_validate(x, y, "ab", method=method, balanced=b, seed=0) for b in (False, True)
+    )
+
+    assert plain is not None
+    assert fair is not None
+    recalls = [
+        (found[1].logits.argmax(dim=-1)[y == 1] == 1).float().mean() for found in (plain, fair)
+    ]
+    assert recalls[0] < 0.2 < 0.5 < recalls[1]
+    assert [point["images"] for point in fair[0]["curve"]] == [
+        point["images"] for point in plain[0]["curve"]
+    ]
+
+
+def test_the_largest_label_set_is_that_of_most_images() -> None:
+    assert majority_fraction(torch.tensor([0, 1, 1, 2])) == 0.5
+    assert majority_fraction(torch.tensor([[0, 1], [1, 1], [0, 1], [1, 0]])) == 0.5
+
+
+def test_a_penalty_is_tried_for_each_half_power_of_ten_while_the_loss_falls() -> None:
+    y = torch.arange(2).repeat(1000)
+    x = 100 * (2 * y[:, None] - 1).float()  # the weaker the penalty, the more certain
+
+    _, path = choose_penalty(x / 100, y, torch.ones(1, 2000), classes=2, seed=0)
+
+    half_powers = [10 ** (-i / 2) for i in range(9)]  # from 1 to 0.0001
+    assert [score.l2 for score in path] == pytest.approx(half_powers, rel=0.06)
 
 
 def test_a_penalty_is_chosen_by_heads_that_have_seen_the_classes(

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features.cut import cut_model, run_prefix
+from vitft.features.cut import BothHeads, cut_model, last_block_size, output_shape, run_prefix
 from vitft.features.pipeline import set_checkpointing
 from vitft.models.freeze import freeze_model
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 
@@ -147,3 +149,155 @@ def test_checkpointing_stores_fewer_activations_and_changes_no_gradient(
 
     assert stored[1] < 0.7 * stored[0]
     torch.testing.assert_close(gradients[0], gradients[1], atol=0, rtol=0)
+
+
+@pytest.fixture
+def timm_vit() -> TimmModel:
+    torch.manual_seed(0)
+    config = TimmConfig(timm="test_vit", image_size=(160, 160), num_classes=3)
+    return TimmModel(config).eval()
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
+def test_a_timm_model_is_cut_at_the_same_places(timm_vit: TimmModel, freeze: str) -> None:
+    pixels = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+    freeze_model(timm_vit, freeze)
+    cut = cut_model(timm_vit, freeze)
+    assert cut.prefix is not None
+
+    inputs = run_prefix(cut.prefix, pixels).clone()
+    lean = cut.prefix.in_precision("bf16")
+    coarse = run_prefix(lean, pixels)
+
+    torch.testing.assert_close(cut.suffix.eval()(inputs), timm_vit(pixels), atol=1e-4, rtol=1e-4)
+    assert inputs.shape[1:] == cut.prefix.shape
+    assert cut.prefix.leading == inputs.shape[-1]
+    assert not cut.prefix.autocast
+    assert lean.autocast
+    assert coarse.dtype == torch.bfloat16
+    assert next(lean.parameters()).dtype == torch.float32
+    assert ((coarse.float() - inputs).norm() / inputs.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+def test_the_digest_of_a_timm_prefix_changes_with_its_function_only(
+    timm_vit: TimmModel, freeze: str
+) -> None:
+    def digest() -> str:
+        prefix = cut_model(timm_vit, freeze).prefix
+        assert prefix is not None
+        return prefix.digest()
+
+    before = digest()
+    for name, parameter in timm_vit.named_parameters():
+        if name.endswith("head.weight"):
+            parameter.data += 1
+    unchanged = digest()
+    last = next(timm_vit.blocks[-1].parameters())
+    last.data += 1
+    later = digest()
+    next(timm_vit.blocks[0].parameters()).data += 1
+
+    assert unchanged == before
+    assert (later != before) == (freeze == "head")
+    assert digest() != later
+
+
+def test_training_the_suffix_of_a_timm_model_leaves_frozen_parts_in_eval_mode(
+    timm_vit: TimmModel,
+) -> None:
+    freeze_model(timm_vit, "blocks:1")
+    cut = cut_model(timm_vit, "blocks:1")
+
+    cut.suffix.train()
+
+    assert cut.suffix.training
+    assert not timm_vit.blocks[0].training
+    assert timm_vit.blocks[-1].training
+    assert timm_vit.net.norm.training
+    assert not timm_vit.net.patch_embed.training
+    cut.suffix.eval()
+    assert not timm_vit.blocks[-1].training
+
+
+def test_a_digest_is_that_of_the_cut(tiny_vit: VisionTransformer) -> None:
+    prefixes = [cut_model(tiny_vit, freeze).prefix for freeze in ("head", "blocks:1", "blocks:2")]
+
+    assert len({prefix.digest() for prefix in prefixes if prefix is not None}) == 3
+
+
+def test_features_of_several_blocks_begin_with_those_of_the_last(tiny_config: ViTConfig) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(tiny_config).eval()
+    last = run_prefix(cut_model(model, "head").prefix, PIXELS)  # type: ignore[arg-type]
+    model.read_last_blocks(2)
+    prefix = cut_model(model, "head").prefix
+    assert prefix is not None
+
+    found = run_prefix(prefix, PIXELS)
+
+    assert found.shape[1:] == prefix.shape == output_shape(model, 2)[0]
+    assert prefix.leading == last_block_size(model) == last.shape[1] < found.shape[1]
+    torch.testing.assert_close(found[:, : prefix.leading], last)
+    assert output_shape(model, 1) == ((1 + 16, 32), 32)
+
+
+def test_both_heads_score_features_and_pixels_alike(tiny_config: ViTConfig) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(tiny_config).eval()
+    model.read_last_blocks(2)
+    assert model.last_head is not None
+    model.head.weight.data.normal_()
+    model.last_head.weight.data.normal_()
+    features = run_prefix(cut_model(model, "head").prefix, PIXELS).clone()  # type: ignore[arg-type]
+
+    found = BothHeads(model)(features)
+
+    assert found.shape == (5, 2, 3)
+    torch.testing.assert_close(found[:, 0], model(PIXELS), atol=1e-5, rtol=1e-5)
+    last = features[:, : last_block_size(model)]
+    torch.testing.assert_close(found[:, 1], model.last_head(model.pre_logits(last)))
+    torch.testing.assert_close(BothHeads(model)(PIXELS), found, atol=1e-5, rtol=1e-5)
+
+
+def test_feature_maps_of_a_timm_model_are_cut_in_their_own_shape() -> None:
+    torch.manual_seed(0)
+    model = TimmModel(TimmConfig(timm="test_resnet", image_size=(64, 32), num_classes=3)).eval()
+    pixels = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    freeze_model(model, "blocks:2")
+    cut = cut_model(model, "blocks:2")
+    assert cut.prefix is not None
+
+    maps = run_prefix(cut.prefix, pixels).clone()
+
+    assert maps.ndim == 4  # images, channels, height and width
+    assert cut.prefix.shape == maps.shape[1:]
+    assert cut.prefix.leading == maps.shape[3] < maps.shape[2]
+    torch.testing.assert_close(cut.suffix.eval()(maps), model(pixels), atol=1e-4, rtol=1e-4)
+    cut.suffix.train()
+    trained = [m for m in model.net.modules() if isinstance(m, torch.nn.BatchNorm2d) and m.training]
+    assert 0 < len(trained) < sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.net.modules())
+
+
+def test_a_prefix_is_in_eval_mode_whatever_the_mode_of_the_model(tiny_config: ViTConfig) -> None:
+    model = VisionTransformer(replace(tiny_config, drop_path=0.9)).train()
+
+    prefix = cut_model(model, "blocks:1").prefix
+
+    assert prefix is not None
+    assert not prefix.model.training
+    assert torch.equal(run_prefix(prefix, PIXELS), run_prefix(prefix, PIXELS))
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+def test_the_last_norm_belongs_to_pooled_features_only(
+    tiny_vit: VisionTransformer, freeze: str
+) -> None:
+    digests = []
+    for _ in range(2):
+        prefix = cut_model(tiny_vit, freeze).prefix
+        assert prefix is not None
+        digests.append(prefix.digest())
+        tiny_vit.norm.weight.data += 1
+
+    assert (digests[0] != digests[1]) == (freeze == "head")

@@ -20,7 +20,11 @@ def classes_in_noise(images: int, dimensions: int, *, seed: int = 0) -> tuple[Te
 
 @pytest.mark.parametrize(
     ("images", "dimensions"),
-    [pytest.param(90, 12, id="more images"), pytest.param(30, 60, id="more dimensions")],
+    [
+        pytest.param(90, 12, id="more images"),
+        pytest.param(30, 60, id="more dimensions"),
+        pytest.param(4, 3, id="one image more than classes"),
+    ],
 )
 @pytest.mark.parametrize("shrinkage", [0.1, 0.6])
 def test_the_probabilities_are_those_of_scikit_learn(
@@ -91,3 +95,35 @@ def test_identical_images_and_a_class_without_images_have_finite_scores() -> Non
     logits = linear_logits(x.double(), head)
     assert bool(torch.isfinite(logits).all())
     assert torch.equal(logits.argmax(dim=-1), y)
+
+
+def test_a_class_without_images_changes_no_other_and_is_rarer_than_one_image() -> None:
+    x, y = classes_in_noise(30, 6)
+
+    (head,) = solve_discriminant(x, y, torch.ones(30), classes=4, shrinkages=[0.3])
+    (without,) = solve_discriminant(x, y, torch.ones(30), classes=3, shrinkages=[0.3])
+
+    torch.testing.assert_close(head[:3], without)
+    logits = linear_logits(x.double(), head)[:, 3]
+    assert logits.tolist() == pytest.approx([np.log(0.5 / 30)] * 30)
+
+
+def test_one_image_per_class_has_the_smallest_variance() -> None:
+    x, y = torch.eye(3), torch.arange(3)
+
+    (head,) = solve_discriminant(x, y, torch.ones(3), classes=3, shrinkages=[0.5])
+
+    variance = 0.5 * 1e-6  # of identical images, times the shrinkage
+    torch.testing.assert_close(head[:, :3], torch.eye(3).double() / variance)
+    expected = np.log(1 / 3) - 0.5 / variance
+    assert head[:, 3].tolist() == pytest.approx([expected] * 3)
+
+
+def test_several_shrinkages_are_solved_in_their_order() -> None:
+    x, y = classes_in_noise(30, 6)
+
+    both = solve_discriminant(x, y, torch.ones(30), classes=3, shrinkages=[0.9, 0.1])
+
+    for found, shrinkage in zip(both, (0.9, 0.1), strict=True):
+        (alone,) = solve_discriminant(x, y, torch.ones(30), classes=3, shrinkages=[shrinkage])
+        assert torch.equal(found, alone)

@@ -1,5 +1,6 @@
 """The feature pass, and a second one that computes nothing."""
 
+import gc
 import os
 import shutil
 import signal
@@ -17,16 +18,19 @@ from PIL import Image
 from tests.support.pictures import scenes_folder
 from vitft.data import inspection
 from vitft.data.folder import File
-from vitft.data.inspection import OpenedImage
+from vitft.data.inspection import InspectedFile, OpenedImage
+from vitft.data.jpeg import resized
 from vitft.data.scan import scan
 from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
+from vitft.features import extract
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor
+from vitft.features.extract import ExtractedImage, Extractor, local_claims, vanished_error
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.overlap import PixelBatch
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
-from vitft.system.errors import DivergedError, ImageError
+from vitft.system.errors import DataError, DivergedError, ImageError
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 CROP = CropTransform(image_size=TRANSFORM.image_size)
@@ -317,3 +321,216 @@ def test_weights_whose_features_overflow_end_with_a_sentence(
 
     with pytest.raises(DivergedError, match="infinite, NaN or above"):
         digests(extractor_of(tiny_vit, None, precision), image_folder)
+
+
+def test_progress_counts_every_file_and_unreadable_ones_end_the_computation(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
+    extractor, advanced = extractor_of(tiny_vit, None), list[int]()
+    files = list(scan(image_folder).files)
+
+    extractor.compute(str(image_folder), files, eval_view(TRANSFORM), progress=advanced.append)
+
+    assert advanced == [1] * 30
+    assert extractor.computed == 30
+
+
+def test_claimed_images_are_left_to_the_process_that_claimed_them(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    asked: list[bytes] = []
+
+    def every_other(key: bytes) -> bool:
+        asked.append(key)
+        return len(asked) % 2 == 0
+
+    ours = extractor_of(tiny_vit, tmp_path / "c")
+    theirs = extractor_of(tiny_vit, tmp_path / "c")
+    found = ours.inspect(
+        scan(image_folder), eval_view(TRANSFORM), allow_bad=False, claim=every_other
+    )
+    sha = [file.sha256 for file in found.good]
+
+    assert (len(asked), ours.computed) == (30, 15)
+    theirs.refresh()
+    assert theirs.inspect(scan(image_folder), eval_view(TRANSFORM), allow_bad=False) == found
+    assert theirs.computed == 15
+    with pytest.raises(DataError, match="are missing"):
+        ours.rows(sha, eval_view(TRANSFORM))
+    ours.refresh()
+    assert torch.equal(ours.rows(sha, eval_view(TRANSFORM)), theirs.rows(sha, eval_view(TRANSFORM)))
+
+
+def test_a_second_pass_writes_nothing(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        digests(extractor_of(tiny_vit, tmp_path / "c"), image_folder)
+        written = sorted(path.name for path in (tmp_path / "c").glob("*/*.rows"))
+
+        assert len(written) == 2  # facts and features
+
+
+def test_the_settings_of_a_space_name_the_cut_and_the_decoding(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    head = extractor_of(tiny_vit, tmp_path, "fp32", "head").space
+    block = extractor_of(tiny_vit, tmp_path, "bf16", "blocks:1").space
+
+    assert (head["cut"], head["decoding"], head["precision"]) == ("pooled", "exact", "fp32")
+    assert (block["cut"], block["decoding"], block["precision"]) == (
+        "after block 1",
+        "fast",
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "crop", "is_fast"),
+    [("fp32", False, False), ("bf16", False, True), ("bf16", True, False)],
+)
+def test_only_the_whole_view_in_low_precision_is_decoded_the_fast_way(
+    tiny_vit: VisionTransformer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    crop: bool,
+    is_fast: bool,
+) -> None:
+    root, decoded = scenes_folder(tmp_path / "data", each=1), list[int]()
+
+    def watched(*arguments: Any) -> Any:
+        decoded.append(1)
+        return resized(*arguments)
+
+    monkeypatch.setattr(extract, "resized", watched)
+    view = crop_views(TRANSFORM, CROP, 1, 0)[0] if crop else eval_view(TRANSFORM)
+
+    extractor_of(tiny_vit, None, precision).inspect(scan(root), view, allow_bad=False)
+
+    assert bool(decoded) == is_fast
+
+
+def test_fingerprints_are_cached_at_the_end_of_a_pass(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    root, cache = scenes_folder(tmp_path / "data", each=2), str(tmp_path / "c")
+    extractor_of(tiny_vit, None).inspect(
+        scan(root), eval_view(TRANSFORM), allow_bad=False, fingerprints=Fingerprints(cache)
+    )
+
+    again = Fingerprints(cache)
+
+    assert again.store is not None
+    assert len(again.store.places) == 4
+
+
+def test_only_the_first_claim_of_a_key_is_granted() -> None:
+    claim = local_claims()
+
+    assert [claim(b"a"), claim(b"a"), claim(b"b"), claim(b"a")] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_many_rows_are_mapped_from_a_file(
+    tiny_vit: VisionTransformer,
+    image_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    extractor = extractor_of(tiny_vit, tmp_path / "c", precision)
+    sha, view = digests(extractor, image_folder), eval_view(TRANSFORM)
+    usual = extractor.rows(sha, view)
+    before = {*(tmp_path / "c").iterdir()}
+
+    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel() - 1)
+    mapped: list[Any] = []
+    real = np.memmap
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        mapped.append(arguments[0])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("vitft.features.extract.np.memmap", watched)
+    assert torch.equal(extractor.rows(sha, view), usual)
+    assert len(mapped) == 1
+    assert {*(tmp_path / "c").iterdir()} == before
+    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel())
+    assert torch.equal(extractor.rows(sha, view), usual)
+    assert len(mapped) == 1
+
+
+def test_rows_of_several_blocks_are_shared_with_a_head_on_the_last(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    last = extractor_of(tiny_vit, tmp_path / "c")
+    sha, view = digests(last, image_folder), eval_view(TRANSFORM)
+    expected = last.rows(sha, view)
+    tiny_vit.read_last_blocks(2)
+    several = extractor_of(tiny_vit, tmp_path / "c")
+    digests(several, image_folder)
+    wide = several.rows(sha, view)
+
+    again = several.of_last_block()
+
+    assert several.computed == 30
+    assert wide.shape[1] > expected.shape[1] == again.prefix.shape[0]
+    torch.testing.assert_close(wide[:, : expected.shape[1]], expected)
+    assert torch.equal(again.rows(sha, view), expected)
+    assert tiny_vit.config.read_blocks == 1
+
+
+def test_a_temporary_cache_is_removed_with_its_extractor(tiny_vit: VisionTransformer) -> None:
+    extractor = extractor_of(tiny_vit, None)
+    folder = extractor.folder
+    assert folder.is_dir()
+
+    del extractor
+    gc.collect()
+
+    assert not folder.exists()
+
+
+def test_features_up_to_a_limit_are_usable(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extractor, view = extractor_of(tiny_vit, None), eval_view(TRANSFORM)
+    pixels = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
+    found = InspectedFile("a.png", 0, "", "1" * 64, 16, 16)
+    for feature, is_usable in ((-0.9e15, True), (1.01e15, False), (-1.01e15, False)):
+        monkeypatch.setattr(
+            extract, "run_prefix", lambda *_, feature=feature: torch.full((1, 32), feature)
+        )
+        image = ExtractedImage(found, pixels=pixels[0].numpy())
+        finish = extractor.start(PixelBatch([image], [image], pixels), view)
+
+        if is_usable:
+            finish()
+            assert image.row.tolist() == pytest.approx([feature] * 32)
+            assert image.pixels is None
+        else:
+            with pytest.raises(DivergedError):
+                finish()
+
+
+def test_a_replaced_file_is_an_error_with_its_path() -> None:
+    error = vanished_error(ImageError("red/1.png", "not found"))
+
+    assert "red/1.png was deleted or replaced during the run (not found)" in str(error)
+
+
+@pytest.mark.parametrize(("images", "is_mapped"), [(512, False), (513, True)])
+def test_a_table_of_more_than_two_gibibytes_is_a_file(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch, images: int, is_mapped: bool
+) -> None:
+    extractor, made = extractor_of(tiny_vit, None), list[str]()
+    extractor.store(eval_view(TRANSFORM))
+    extractor.prefix.shape = (2**20,)  # 4 MiB for each image
+    monkeypatch.setattr("vitft.features.extract.np.empty", lambda *_: made.append("memory"))
+    monkeypatch.setattr("vitft.features.extract.np.memmap", lambda *_, **__: made.append("file"))
+
+    with pytest.raises(DataError, match="are missing"):
+        extractor.rows([str(i) for i in range(images)], eval_view(TRANSFORM))
+
+    assert made == (["file"] if is_mapped else ["memory"])

@@ -18,6 +18,7 @@ from vitft.features.logistic import (
     Standardizer,
     add_in_pairs,
     class_balanced_weights,
+    rough_fit,
     solve_logistic,
 )
 from vitft.features.penalty import PENALTIES, PenaltyScore, choose_penalty
@@ -290,3 +291,68 @@ def test_one_two_and_four_processes_solve_the_same_head(
     assert torch.equal(head(4), alone)
     for size in (3, 8):  # other sums of the same numbers, until the gradient is below 1e-6
         torch.testing.assert_close(head(size), alone, atol=1e-4, rtol=0)
+
+
+def test_dimensions_that_hardly_vary_are_left_unscaled() -> None:
+    alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
+    spreads = [2e-6, 0.5e-6, 2e-5, 0.5e-5]
+    means = [0.0, 0.0, 9.0, 9.0]  # the limit is a millionth of 1 + |mean|
+    x = torch.stack([m + s * alternating for m, s in zip(means, spreads, strict=True)], dim=1)
+
+    fitted = Standardizer.fit(x)
+
+    assert fitted.std.tolist() == pytest.approx([2e-6, 1, 2e-5, 1], rel=1e-6)
+    assert fitted.mean.tolist() == pytest.approx(means)
+
+
+def test_the_moments_of_many_features_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = blobs()[0].double()
+    usual = Standardizer.fit(x)
+
+    monkeypatch.setattr(logistic, "LARGE_VALUES", 0)
+    monkeypatch.setattr(logistic, "CHUNK_ROWS", 50)
+    chunked = Standardizer.fit(x)
+
+    torch.testing.assert_close(chunked.mean, usual.mean)
+    torch.testing.assert_close(chunked.std, usual.std)
+    torch.testing.assert_close(usual.mean, x.mean(dim=0))
+
+
+def test_the_fit_starts_from_given_heads() -> None:
+    x, y = blobs()
+    scaled, weights = Standardizer.fit(x)(x), torch.ones(1, len(y))
+    start = torch.randn(1, 3, 9, generator=torch.Generator().manual_seed(0))
+
+    found = solve_logistic(scaled, y, weights, classes=3, l2=0.1, start=start, steps=0)
+
+    assert torch.equal(found, start.double())
+
+
+@pytest.mark.parametrize(
+    ("images", "read", "is_chosen"), [(15, 4, True), (14, 4, True), (20, 8, False)]
+)
+def test_blocks_are_chosen_only_if_there_are_features_of_several(
+    images: int, read: int, is_chosen: bool
+) -> None:
+    x, y = blobs(per_class=20)
+    x, y = x[:images], y[:images]
+
+    solved = solve_head(x, y, classes=3, l2=0.1, balanced=False, seed=0, read=read)
+
+    assert bool(solved.candidates) == is_chosen
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_gradient_of_a_solution_is_below_its_limit(seed: int) -> None:
+    x, y = wrong_labels(seed, 1.0)
+    x, weights = x.double(), torch.ones(1, len(y))
+    problem = Problem(
+        classes=3, l2=0.01, total_weight=weights.sum(dim=1, keepdim=True), standardizer=None
+    )
+    objective = problem.objective(x, y, weights)
+
+    exact = solve_logistic(x, y, weights, classes=3, l2=0.01)
+    rough = rough_fit(x, y, weights, classes=3, l2=0.01)
+
+    assert objective(exact.flatten(1))[1].abs().max() <= 1e-6
+    assert 1e-6 < objective(rough.flatten(1))[1].abs().max() <= 1e-4

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from tests.support.limits import HANG_S
 from vitft.data.inspection import InspectedFile
+from vitft.features import label_errors
 from vitft.features.label_errors import (
     LabelScores,
     check_labels,
@@ -222,3 +225,96 @@ def test_label_probabilities_multiply_powers_of_the_head_and_of_the_votes() -> N
     a, b = powers.tolist()
     expected = torch.tensor([0.8, 0.2]) ** a * (votes + 0.05) ** b
     torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
+    classes: int,
+) -> None:
+    logits, y, _ = hard_labels(200, wrong=30)
+    logits, y = logits[:, :classes], y % classes
+    other = torch.randn(200, classes, generator=torch.Generator().manual_seed(1))
+    factors = torch.stack([logits.log_softmax(dim=-1), other.log_softmax(dim=-1)]).double()
+
+    def unlikelihood(point: np.ndarray) -> float:
+        """Negative logarithm of the likelihood times the priors that the module states."""
+        powers, fraction = np.exp(point[:2]), 1 / (1 + np.exp(-point[2]))
+        wrong = 0.03 + 0.47 * fraction  # of 3 to 50% of the labels
+        product = powers[0] * factors[0].numpy() + powers[1] * factors[1].numpy()
+        chances = np.exp(product) / np.exp(product).sum(axis=1, keepdims=True)
+        given = chances[np.arange(200), y]
+        labels = np.log((1 - wrong) * given + wrong * (1 - given) / (classes - 1)).sum()
+        prior = 0.5 * np.log(fraction) + 48 * np.log(1 - fraction)
+        return -labels - prior + np.square(point[:2] / 0.7).sum() / 2
+
+    powers, wrong = fit_powers(factors, y)
+
+    expected = minimize(unlikelihood, (0, 0, -3), method="Nelder-Mead", tol=1e-9).x
+    assert np.log(powers.numpy()) == pytest.approx(expected[:2], abs=1e-4)
+    assert wrong == pytest.approx(0.03 + 0.47 / (1 + np.exp(-expected[2])), abs=1e-5)
+
+
+def test_a_label_that_is_as_probably_wrong_as_right_is_not_reported() -> None:
+    scores = LabelScores(torch.tensor([[0.2, 0.8]] * 2), torch.tensor([0.5, 0.5001]))
+    several = LabelScores(
+        torch.tensor([[0.2, 0.1], [0.1, 0.9]]), torch.tensor([[0.5, 0.2], [0.5001, 0.1]])
+    )
+
+    found = find_mislabels(scores, torch.tensor([0, 0]), "ab", ["cat", "dog"])
+    labels = find_mislabels(several, torch.tensor([[1, 0], [1, 1]]), "ab", ["cat", "dog"])
+
+    assert [mislabel["path"] for mislabel in found] == ["b"]
+    assert [mislabel["path"] for mislabel in labels] == ["b"]
+
+
+def test_wrong_and_missing_labels_are_sorted_by_the_probability_of_what_is_given() -> None:
+    probabilities = torch.tensor([[0.3, 0.9], [0.05, 0.8]])
+    scores = LabelScores(probabilities, torch.ones(2, 2))
+
+    found = find_mislabels(scores, torch.tensor([[1, 0], [1, 1]]), [["x", "x2"], ["y"]], "ab")
+
+    assert [(m["path"], m["label"], m["suggested"]) for m in found] == [
+        ("y", "a", "not a"),
+        ("x", "not b", "b"),
+        ("x2", "not b", "b"),
+        ("x", "a", "not a"),
+        ("x2", "a", "not a"),
+        ("y", "b", "not b"),
+    ]
+    assert [m["given_probability"] for m in found][::5] == pytest.approx([0.05, 0.8])
+    assert [m["suggested_probability"] for m in found][::5] == pytest.approx([0.95, 0.2])
+
+
+def test_the_probability_of_a_label_multiplies_those_of_the_head_and_of_the_votes() -> None:
+    x, y = torch.eye(3).repeat(4, 1), torch.eye(3).repeat(4, 1)
+    y[0, 1] = 1
+    logits = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    votes = votes_outside_group(x, y, torch.arange(12), classes=3)
+
+    found = score_given_labels(logits, x, y, range(12))
+
+    head = logits.sigmoid()
+    has, lacks = head * (votes + 0.05), (1 - head) * (1 - votes + 0.05)
+    torch.testing.assert_close(found.probabilities, has / (has + lacks))
+    right = torch.where(y.bool(), found.probabilities, 1 - found.probabilities)
+    wrong = 0.03 * (1 - right)  # 3% of the labels are taken to be wrong
+    torch.testing.assert_close(found.wrong, wrong / (wrong + 0.97 * right))
+
+
+def test_the_powers_of_many_images_are_fitted_to_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, y, _ = hard_labels(400, wrong=40)
+    x, fitted = torch.ones(400, 1), list[int]()
+    original = label_errors.fit_powers
+
+    def watched(factors: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
+        fitted.append(len(y))
+        return original(factors, y)
+
+    monkeypatch.setattr(label_errors, "fit_powers", watched)
+    usual = score_given_labels(logits, x, y, range(400))
+    monkeypatch.setattr(label_errors, "CV_IMAGES", 200)
+    subset = score_given_labels(logits, x, y, range(400))
+
+    assert fitted[0] == 400
+    assert 100 < fitted[1] <= 200
+    assert (usual.probabilities - subset.probabilities).abs().max() < 0.1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitft.features.folds import stratified_folds
-from vitft.features.head import cross_validate, solve_head
+from vitft.features.head import cross_validate, solve_head, weakest_classes
 from vitft.features.label_errors import find_mislabels, score_given_labels
 from vitft.features.logistic import Standardizer, solve_logistic
 from vitft.features.mixture import HeadMethod
@@ -104,3 +104,27 @@ def test_a_wrong_and_a_missing_label_are_found() -> None:
     assert set(named) == {"5", "9", str(missing)}
     assert all(0 <= one["given_probability"] < 0.03 for one in found)
     assert all(0.97 < one["suggested_probability"] <= 1 for one in found)
+
+
+def test_the_weakest_labels_are_the_three_with_the_lowest_recall() -> None:
+    y = torch.tensor([[1, 1, 1, 1, 0]] * 4)
+    logits = torch.full((4, 5), 2.0)
+    logits[0, 0] = 0.0  # assigned
+    logits[:1, 1], logits[:3, 2], logits[:2, 3] = -1.0, -1.0, -1.0
+
+    found = weakest_classes(logits, y, "abcde")  # e has no images
+
+    assert found == [
+        {"class": "c", "recall": 0.25, "images": 4, "taken_for": None},
+        {"class": "d", "recall": 0.5, "images": 4, "taken_for": None},
+        {"class": "b", "recall": 0.75, "images": 4, "taken_for": None},
+    ]
+
+
+def test_the_penalty_of_several_labels_is_reported_as_their_median() -> None:
+    x, y = features(100)
+
+    solved = solve_head(x, y, classes=3, l2=(0.3, 0.01, 0.1), balanced=False, seed=0)
+
+    assert solved.l2 == 0.1
+    assert solved.path == []

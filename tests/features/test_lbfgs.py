@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features.lbfgs import CurvatureHistory, minimise
+from vitft.features.lbfgs import CurvatureHistory, line_search, minimise
 
 
 def bowls() -> tuple[Tensor, Tensor, Tensor]:
@@ -46,23 +46,25 @@ def test_few_evaluations_lead_to_the_bottom_of_a_bowl() -> None:
     assert len(visited) < 120
 
 
-def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps() -> None:
+@pytest.mark.parametrize("upwards", [8, 12])
+def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps(upwards: int) -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = bowls()[0][1]
     memory = CurvatureHistory([], [], [])
     steps = torch.randn(13, 12, generator=generator, dtype=torch.float64)
     steps[11] = 0  # has no curvature and is left out
-    for step in steps:
-        memory.add(step[None], (matrix @ step)[None])
+    changes = steps @ matrix
+    changes[upwards] *= -1  # has a negative curvature and is left out, too
+    for step, change in zip(steps, changes, strict=True):
+        memory.add(step[None], change[None])
     gradient = torch.randn(12, generator=generator, dtype=torch.float64)
 
     found = memory.downhill(gradient[None])[0]
 
     one = torch.eye(12, dtype=torch.float64)
-    last = matrix @ steps[-1]
-    inverse = one * (steps[-1] @ last) / (last @ last)
-    for step in steps[3:]:
-        change = matrix @ step
+    last = changes[-1]
+    inverse = one.clone() if upwards == 12 else one * (steps[-1] @ last) / (last @ last)
+    for step, change in zip(steps[3:], changes[3:], strict=True):
         if (along := step @ change) > 0:
             left = one - torch.outer(step, change) / along
             inverse = left @ inverse @ left.T + torch.outer(step, step) / along
@@ -115,3 +117,105 @@ def test_a_function_that_is_nan_stops_at_its_start() -> None:
     start = torch.ones(1, 2, dtype=torch.float64)
 
     assert torch.equal(minimise(broken, start, steps=5, tolerance=0.1), start)
+
+
+def tried(
+    value: float, slope: float, *, before: float = 1.0, at_start: float = -1.0
+) -> tuple[bool, int]:
+    """Return whether the first step of length one is taken, and how many lengths are tried.
+
+    A function has the value `before` and the slope `at_start` along the step; wherever it is
+    evaluated, it has the value `value` and the slope `slope`.
+    """
+    calls = 0
+
+    def scripted(point: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return torch.tensor([value], dtype=torch.float64), torch.full_like(point, slope)
+
+    start, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    step, _, _, taken = line_search(
+        scripted, start, torch.tensor([before], dtype=torch.float64), at_start * one, one
+    )
+    assert bool(taken) == bool(step.any())
+    return bool(taken) and float(step) == 1, calls
+
+
+def test_a_step_must_achieve_a_ten_thousandth_of_the_predicted_decrease() -> None:
+    assert tried(1 - 1.01e-4, 9.0) == (True, 1)
+    assert tried(1 - 0.99e-4, 9.0)[0] is False
+    assert tried(1 - 0.99e-4, 9.0)[1] == 2  # of half the step, it is more than that
+
+
+def test_a_decrease_hidden_by_rounding_is_confirmed_by_the_slope() -> None:
+    assert tried(1 + 0.99e-6, -0.5) == (True, 1)
+    assert tried(1 + 1.01e-6, -0.5)[0] is False
+    assert tried(-1 + 0.99e-6, -0.5, before=-1.0) == (True, 1)
+    assert tried(1.0, 0.9997) == (True, 1)  # at most 1 - 2 / 10,000 of the slope at the start
+    assert tried(1.0, 0.99975) == (True, 1)
+    assert tried(1.0, 0.99985)[0] is False
+
+
+def test_a_step_is_given_up_after_25_lengths() -> None:
+    taken, calls = tried(2.0, 9.0)
+
+    assert not taken
+    assert calls == 25 + 1  # then the function is evaluated where it was
+
+
+@pytest.mark.parametrize(("fall", "goes_on"), [(1.5e-12, True), (0.7e-12, False)])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_a_function_that_hardly_falls_has_converged(
+    fall: float, goes_on: bool, scale: float
+) -> None:
+    values = [1 - i * fall for i in range(50)]
+    calls = 0
+
+    def slowly(point: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        value = values[min(calls, 49)] if scale == 1 else scale * values[min(calls, 49)]
+        calls += 1
+        return torch.tensor([value], dtype=torch.float64), torch.full_like(point, -1e-5)
+
+    minimise(slowly, torch.zeros(1, 1, dtype=torch.float64), steps=20, tolerance=1e-9)
+
+    assert calls == (21 if goes_on else 2)
+
+
+def test_the_last_step_is_the_allowed_one() -> None:
+    calls = 0
+
+    def ever_down(point: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return -point.sum(dim=1), -torch.ones_like(point)
+
+    minimise(ever_down, torch.zeros(1, 1, dtype=torch.float64), steps=7, tolerance=1e-6)
+
+    assert calls == 8  # at the start and after each step
+
+
+def test_a_gradient_that_just_reaches_the_tolerance_ends_the_steps() -> None:
+    def flat(point: Tensor) -> tuple[Tensor, Tensor]:
+        return -0.5 * point.sum(dim=1), torch.full_like(point, -0.5)
+
+    start = torch.zeros(1, 2, dtype=torch.float64)
+
+    assert torch.equal(minimise(flat, start, steps=5, tolerance=0.5), start)
+    assert not torch.equal(minimise(flat, start, steps=5, tolerance=0.49), start)
+
+
+def test_only_the_steps_that_are_too_long_are_halved() -> None:
+    def both(point: Tensor) -> tuple[Tensor, Tensor]:
+        curvature = torch.tensor([1.0, 8.0], dtype=torch.float64)
+        return 0.5 * curvature * point[:, 0] ** 2, curvature[:, None] * point
+
+    start = torch.ones(2, 1, dtype=torch.float64)
+    value, gradient = both(start)
+
+    step, new_value, _, taken = line_search(both, start, value, gradient, -gradient)
+
+    assert step.flatten().tolist() == [-1, -1]  # -8 leads to -7, -4 to -3 and -2 to -1, as high
+    assert new_value.tolist() == [0, 0]
+    assert taken.all()

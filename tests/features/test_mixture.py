@@ -4,17 +4,27 @@ import functools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from scipy.stats import sem
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitft.features.discriminant import solve_discriminant
+from vitft.features.folds import stratified_folds
 from vitft.features.head import SolvedHead, cross_validate, solve_head
+from vitft.features.logistic import held_out_logits, linear_logits
 from vitft.features.mixture import (
     Candidate,
     HeadMethod,
     choose_candidate,
+    choose_head_method,
+    choose_shrinkage,
+    is_lower,
     mixture_weights,
+    smallest,
     tempered,
 )
 from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
@@ -153,6 +163,9 @@ def candidate(name: str, right: int, confidence: float, *, images: int = 100) ->
         pytest.param((80, 0.8), (91, 0.9), (90, 0.9), MIXTURE, id="better by less than its noise"),
         pytest.param((90, 0.9), (91, 0.9), (91, 0.9), LAST_BLOCK, id="no evidence"),
         pytest.param((95, 0.9), (60, 0.9), (80, 0.9), LAST_BLOCK, id="worse"),
+        pytest.param((90, 0.9), (90, 0.9), (90, 0.9), LAST_BLOCK, id="the same"),
+        pytest.param((60, 0.6), (90, 0.9), (90, 0.8), SEVERAL_BLOCKS, id="alone as accurate"),
+        pytest.param((60, 0.6), (89, 0.9), (90, 0.7), MIXTURE, id="alone less accurate"),
     ],
 )
 def test_the_last_block_is_left_only_for_a_loss_lower_by_a_standard_error(
@@ -168,3 +181,120 @@ def test_the_last_block_is_left_only_for_a_loss_lower_by_a_standard_error(
     )
 
     assert found.name == chosen
+
+
+@pytest.mark.parametrize(("images", "candidates"), [(19, 1), (20, 3)])
+def test_twenty_images_are_some_evidence(images: int, candidates: int) -> None:
+    x, y = blocks(images, last=0.5, earlier=3.0)
+
+    assert len(solve(x, y).candidates) == candidates
+
+
+def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
+    y = torch.zeros(100, dtype=torch.long)
+    other, ratios = candidate(LAST_BLOCK, 85, 0.86), []
+    for confidence in np.linspace(0.55, 0.95, 400):
+        one = candidate(MIXTURE, 90, float(confidence))
+        gain = (other.losses(y) - one.losses(y)).numpy()
+        ratios.append(gain.mean() / sem(gain))
+
+        assert is_lower(one, other, y) == (ratios[-1] > 1)
+    assert any(1 < ratio < 1.1 for ratio in ratios)
+    assert any(0.9 < ratio < 1 for ratio in ratios)
+
+
+@pytest.mark.parametrize("images", [6, 60])
+def test_the_weights_of_a_mixture_minimise_the_losses_and_a_penalty(images: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(images) % 3
+    parts = [
+        (scale * F.one_hot(y, 3) + torch.randn(images, 3, generator=generator))
+        .double()
+        .log_softmax(dim=-1)
+        for scale in (2.0, 1.5)
+    ]
+
+    def penalised(logs: np.ndarray) -> float:
+        mixed = math.exp(logs[0]) * parts[0] + math.exp(logs[1]) * parts[1]
+        loss = F.cross_entropy(mixed, y, reduction="sum").item()
+        return loss + 3 * float(np.square(logs - (0, -2.5)).sum())  # a weight of 8% a priori
+
+    found = mixture_weights(parts[0], parts[1], y)
+
+    expected = minimize(penalised, (0, -2.5), method="Nelder-Mead", tol=1e-8).x
+    assert np.log(found) == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_evidence_the_second_head_has_a_weight_of_eight_percent() -> None:
+    guess = torch.zeros(30, 3).log_softmax(dim=-1)
+
+    assert mixture_weights(guess, guess, torch.arange(30) % 3) == pytest.approx(
+        (1, 0.082), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("lowest", np.linspace(-3.95, 1.95, 23))
+def test_the_lowest_point_is_found_to_a_thousandth(lowest: float) -> None:
+    visited: list[float] = []
+
+    def valley(x: float) -> float:
+        visited.append(x)
+        return abs(x - lowest) ** 1.5
+
+    assert smallest(valley, -4.0, 2.0) == pytest.approx(lowest, abs=1e-3)
+    assert len(visited) < 24
+    assert min(visited) >= -4
+    assert max(visited) <= 2
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(1e9, 1e-4), (1e-9, 1e2)])
+def test_the_factor_of_logits_is_limited(scale: float, factor: float) -> None:
+    y = torch.arange(40) % 2
+
+    found, _ = tempered(scale * F.one_hot(y, 2).double(), y)
+
+    assert found == pytest.approx(factor, rel=0.005)
+
+
+@pytest.mark.parametrize(("more", "seed"), [(10, 0), (200, 1), (60, 2)])
+def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> None:
+    x, y = blocks(60, last=1.0, earlier=1.0, more=more, seed=seed)
+    fold_id = stratified_folds(y, 5, 0)
+    kept = torch.stack([fold_id != k for k in range(5)]).float()
+    losses = {}
+    for shrinkage in (0.02, 0.1, 0.3, 0.6, 0.9):
+        logits = torch.empty(60, 3)
+        for k in range(5):
+            (head,) = solve_discriminant(x, y, kept[k], classes=3, shrinkages=[shrinkage])
+            logits[fold_id == k] = linear_logits(x[fold_id == k], head).float()
+        losses[shrinkage] = F.cross_entropy(tempered(logits, y)[1], y).item()
+
+    found, factor, scores = choose_shrinkage(x, y, kept, fold_id, classes=3)
+
+    assert found == min(losses, key=losses.__getitem__)
+    assert F.cross_entropy(scores, y).item() == pytest.approx(losses[found], abs=1e-5)
+    assert factor > 0
+
+
+@pytest.mark.parametrize(
+    ("last", "earlier", "more", "name"),
+    [(0.0, 3.0, 10, SEVERAL_BLOCKS), (1.5, 1.2, 60, MIXTURE)],
+)
+def test_the_chosen_method_has_the_cross_validated_loss_of_its_candidate(
+    last: float, earlier: float, more: int, name: str
+) -> None:
+    x, y = blocks(120, last=last, earlier=earlier, more=more)
+    fold_id = stratified_folds(y, 5, 0)
+    kept = torch.stack([fold_id != k for k in range(5)]).float()
+
+    method, candidates = choose_head_method(x, y, kept, fold_id, classes=3, l2=0.03, read=READ)
+
+    heads = method.fit(x, y, kept, classes=3)
+    scores = held_out_logits(x, heads, fold_id)
+    (chosen,) = (one for one in candidates if one["reads"] == name)
+    assert method.name == name
+    assert F.cross_entropy(scores, y).item() == pytest.approx(chosen["cv_loss"], rel=1e-3)
+    assert (scores.argmax(dim=-1) == y).float().mean().item() == pytest.approx(chosen["cv_top1"])
+    plain = HeadMethod(l2=0.03, read=READ).fit(x, y, kept, classes=3)
+    alone = held_out_logits(x[:, :READ], plain, fold_id) * method.alone
+    assert F.cross_entropy(alone, y).item() == pytest.approx(candidates[0]["cv_loss"], rel=1e-3)

@@ -1,6 +1,8 @@
 """Out-of-distribution detection."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +10,13 @@ from sklearn.covariance import OAS
 
 from vitft.features.ood import (
     REFERENCE_FILE,
+    Folds,
     Reference,
     expected_false_alarms,
     fit_reference,
     limit_of,
+    no_reference,
+    power_text,
     read_reference,
     thinned,
     whitener,
@@ -286,6 +291,126 @@ def test_the_reference_is_saved_with_the_run_and_read_back(
     assert read_reference(tmp_path / "elsewhere", 12) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        pytest.param({"limit": None}, 12, id="no limit"),
+        pytest.param({"more": np.float32(0)}, 12, id="an unknown array"),
+        pytest.param({"limit": np.zeros(1, np.float32)}, 12, id="several limits"),
+        pytest.param({"limit": np.float64(9)}, 12, id="another type"),
+        pytest.param({"limit": np.float32(np.inf)}, 12, id="no finite limit"),
+        pytest.param({"centre": np.full(12, np.nan, np.float32)}, 12, id="a centre that is NaN"),
+        pytest.param({"centre": np.zeros((1, 12), np.float32)}, 12, id="two axes"),
+        pytest.param({"within": np.zeros(12, np.float32)}, 12, id="one axis"),
+        pytest.param({"within": np.zeros((12, 11), np.float32)}, 12, id="not square"),
+        pytest.param({"means": np.zeros((3, 11), np.float32)}, 12, id="narrow means"),
+        pytest.param({"means": np.zeros((0, 12), np.float32)}, 12, id="no classes"),
+        pytest.param({"unknown": np.float32(1.01)}, 12, id="more than all"),
+        pytest.param({"unknown": np.float32(-0.01)}, 12, id="less than none"),
+        pytest.param({}, 11, id="fewer features than dimensions"),
+    ],
+)
+def test_arrays_that_are_no_reference_are_refused(
+    reference: Reference, tmp_path: Path, changes: dict[str, Any], width: int
+) -> None:
+    arrays = {n: a for n, a in (reference.arrays() | changes).items() if a is not None}
+    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(tmp_path, width)
+
+
+@pytest.mark.parametrize("unknown", [0.0, 1.0, float("nan")])
+def test_a_reference_is_read_if_the_head_reads_more_features(
+    reference: Reference, tmp_path: Path, unknown: float
+) -> None:
+    arrays = reference.arrays() | {"unknown": np.float32(unknown), "trained": np.float32(0)}
+    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+
+    found = read_reference(tmp_path, 24)
+
+    assert found is not None
+    assert found.unknown == pytest.approx(unknown, nan_ok=True)
+
+
+def test_a_reference_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / REFERENCE_FILE).mkdir()
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(tmp_path, 12)
+    (tmp_path / "file").touch()
+    assert read_reference(tmp_path / "file", 12) is None
+
+
+def test_only_distances_above_the_limit_are_unlike(reference: Reference) -> None:
+    features = drawn(5, seed=7)[0]
+    limit = float(np.median(reference.distances(features)))
+
+    found = replace(reference, limit=limit).are_unlike(features)
+
+    assert sum(found) == 2  # of five, the median itself is not
+
+
+def test_features_trained_on_the_classes_give_no_power_to_the_reference() -> None:
+    features, labels = drawn(90)
+    everything = np.ones(90, np.bool_)
+
+    found, results = fit_reference(features, labels, everything, np.arange(90), trained=True)
+
+    assert found is not None
+    assert np.isnan(found.unknown)
+    assert results["unknown_class"] is not None
+    assert results["features_trained"] is True
+    assert (results["images"], results["reason"]) == (90, None)
+
+
+@pytest.mark.parametrize(("images", "fits"), [(99, 5), (100, 3), (499, 3), (500, 2)])
+def test_few_images_are_fitted_more_often_without_each_class(
+    monkeypatch: pytest.MonkeyPatch, images: int, fits: int
+) -> None:
+    features, labels = drawn(images)
+    left_out: list[tuple[int, int | None]] = []
+    fit_without = Folds.fit_without
+
+    def counting(self: Folds, fold: int, label: int | None = None) -> tuple[Reference, Any]:
+        left_out.append((fold, label))
+        return fit_without(self, fold, label)
+
+    monkeypatch.setattr(Folds, "fit_without", counting)
+
+    fitted(features, labels)
+
+    assert [label for _, label in left_out].count(2) == fits
+    assert sorted(fold for fold, label in left_out if label is None) == [0, 1, 2, 3, 4]
+    assert len(set(left_out)) == len(left_out)
+
+
+def test_a_class_is_skipped_if_the_others_have_too_few_distances() -> None:
+    features, labels = drawn(60)
+    labels = (np.arange(60) >= 49).astype(np.int64)  # 49 and 11 images
+    rows = np.arange(60) >= 40  # 9 and 11 of them held out
+
+    _, results = fitted(features, labels, rows)
+    _, more = fitted(features, labels, np.arange(60) >= 39)
+
+    assert results["classes_left_out"] == 1  # without the 11, only 9 distances are left
+    assert more["classes_left_out"] == 2
+
+
+def test_at_most_five_thousand_held_out_images_are_compared() -> None:
+    features, labels = drawn(5002)
+
+    _, results = fitted(features[:, :2], labels)
+
+    assert results["held_out"] == 5000
+    assert results["images"] == 5002
+
+
+def test_many_distances_have_no_excess_of_false_alarms() -> None:
+    assert expected_false_alarms(200) == expected_false_alarms(5000) == pytest.approx(0.02)
+    assert expected_false_alarms(20) == pytest.approx(0.02 + 0.18 * (1 / 20 - 1 / 200))
+
+
 @pytest.mark.parametrize("damage", ["cut", "width"])
 def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: str) -> None:
     path = tmp_path / REFERENCE_FILE
@@ -297,3 +422,41 @@ def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: 
         read_reference(
             tmp_path, 12 if damage == "cut" else 11
         )  # fewer dimensions than the reference
+
+
+def test_the_power_is_described_in_whole_percent() -> None:
+    assert power_text(0.404) == "about 40% of images of unknown classes similar to these"
+
+
+def test_a_class_mean_has_no_distance(reference: Reference) -> None:
+    offsets = reference.means.astype(np.float64) @ np.linalg.inv(reference.within)
+    features = (reference.centre + offsets).astype(np.float32)
+
+    distances = reference.distances(np.tile(features, (20, 1)))
+
+    assert distances.min() >= 0
+    assert distances.max() < 1e-4
+
+
+def test_the_scatter_of_scaled_features_is_scaled() -> None:
+    x = (np.random.default_rng(0).normal(size=(40, 6)) @ SCATTER[:6, :6]).astype(np.float32)
+
+    assert 1e-3 * whitener(np.float32(1e-3) * x) == pytest.approx(whitener(x), rel=1e-3, abs=1e-3)
+
+
+def test_features_without_scatter_have_a_finite_scale() -> None:
+    assert whitener(np.zeros((5, 3), np.float32)) == pytest.approx(1e6 * np.eye(3))
+
+
+def test_a_run_without_a_reference_states_only_the_reason() -> None:
+    assert no_reference("off") == {
+        "images": 0,
+        "held_out": 0,
+        "reason": "off",
+        "false_alarms": None,
+        "unknown_class": None,
+        "unknown_class_interval": None,
+        "unknown_class_range": None,
+        "classes_left_out": 0,
+        "features_trained": False,
+    }

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from scipy.special import huber
+from scipy.special import softmax as scipys_softmax
+from scipy.stats import binom
 
 from vitft.metrics import calibration
 from vitft.metrics.calibration import (
@@ -21,6 +23,8 @@ from vitft.metrics.calibration import (
     find_root,
     fit_temperature,
     log_losses,
+    logit_of,
+    softmax,
 )
 from vitft.metrics.intervals import Floats
 
@@ -87,6 +91,19 @@ def test_no_neighbouring_temperature_is_more_probable(images: int) -> None:
     assert at < min(others)
 
 
+def test_of_two_minima_the_lower_one_is_the_temperature() -> None:
+    temperatures, found = np.geomspace(*TEMPERATURES, 400), []
+    for images in range(8, 34, 2):  # with few flat logits, the prior has a minimum of its own
+        logits, labels = answered(images, sharpness=0.003, seed=images)
+        losses = [log_losses(logits / t, labels).sum() for t in temperatures]
+        best = temperatures[np.argmin(losses + huber(1.0, np.log(temperatures) / 0.3))]
+
+        found.append(fit_temperature(logits, labels, spread=0.3))
+
+        assert found[-1] == pytest.approx(best, rel=0.03)
+    assert min(filter(None, found)) < 0.01 < 0.9 < max(filter(None, found))
+
+
 @pytest.mark.parametrize("images", [30, 60, 120])
 def test_flat_logits_of_a_model_trained_for_few_steps_are_sharpened(images: int) -> None:
     errors = [
@@ -111,7 +128,50 @@ def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
     assert first.value != second.value
     same = np.isclose(first.held_out, second.held_out, rtol=1e-5)
     assert same[7]
-    assert same.sum() <= 12  # its fold; all others have seen the image
+    assert same.sum() == 12  # its fold, a tenth; all others have seen the image
+
+
+def test_an_image_without_a_temperature_fitted_to_the_others_is_scored_with_one() -> None:
+    # At T = 50, the prior (1 / 0.3) and the second image (0.28) outweigh the first (3.4), which is
+    # wrong; the prior alone does not.
+    logits, labels = np.array([[0.0, 175.0], [64.0, 0.0]]), np.array([0, 0])
+
+    found = calibrate_temperature(ScoredSet(logits, labels))
+
+    assert 1 < found.value < 50
+    assert found.held_out[1] == 1
+    assert found.held_out[0] == pytest.approx(1, rel=1e-3)  # fitted to a certain, correct image
+
+
+@pytest.mark.parametrize("training", [0, 18])
+def test_the_prior_is_wider_if_training_images_are_added(training: int) -> None:
+    validation, more = scored(12, sharpness=4.0), scored(18, sharpness=4.0, seed=7)
+    logits, labels = validation
+    if training:
+        logits, labels = np.concatenate([logits, more.logits]), np.append(labels, more.labels)
+    spread = 0.5 if training else 0.3
+
+    found = calibrate_temperature(validation, more if training else None)
+
+    expected = minimize_scalar(
+        lambda log: log_losses(logits / np.exp(log), labels).sum() + huber(1.0, log / spread)
+    )
+    assert np.log(float(found.value)) == pytest.approx(expected.x, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_fitted"), [(0.00101, True), (0.00099, False), (49.5, True), (50.5, False)]
+)
+def test_temperatures_from_a_thousandth_to_fifty_are_accepted(
+    temperature: float, is_fitted: bool
+) -> None:
+    logits, labels = answered(500)
+    own = fit_temperature(logits, labels, spread=1e9)  # no prior: proportional to the logits
+    assert own is not None
+
+    found = fit_temperature(logits * (temperature / own), labels, spread=1e9)
+
+    assert found == (pytest.approx(temperature, rel=1e-3) if is_fitted else None)
 
 
 def test_few_images_are_calibrated_by_cross_validated_training_images() -> None:
@@ -161,9 +221,34 @@ def test_logits_worse_than_chance_have_no_temperature() -> None:
     labels[:20] = logits[:20].argmax(axis=1)
 
     found = calibrate_temperature(ScoredSet(logits, labels))
+    together = calibrate_temperature(ScoredSet(logits, labels), ScoredSet(logits, labels))
 
     assert found.value == 1
     assert "minimises the loss" in found.note
+    assert (together.value, together.cross_validated) == (1, 0)  # none was used
+
+
+def test_labels_without_a_temperature_are_counted_in_the_note() -> None:
+    random = np.random.default_rng(0)
+    logits = 10 * random.normal(size=(200, 2))
+    truth = (random.random((200, 2)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+    truth[:, 1] = logits[:, 1] < 0  # the opposite of the predictions
+    sets = ScoredSet(logits[:50], truth[:50]), ScoredSet(logits[50:], truth[50:])
+
+    found, alone = calibrate_temperature(*sets), calibrate_temperature(sets[0])
+
+    assert found.note.startswith("1 of 2 labels: no temperature between 0.001 and 50")
+    assert (found.cross_validated, alone.cross_validated) == (150, 0)
+    assert np.array_equal(found.held_out[:, 1], np.ones(50))
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0])
+def test_the_temperature_does_not_depend_on_where_the_search_begins(factor: float) -> None:
+    logits, labels = answered(100, sharpness=3.0)
+    best = fit_temperature(logits, labels)
+    assert best is not None
+
+    assert fit_temperature(logits, labels, near=factor * best) == pytest.approx(best, rel=2e-4)
 
 
 def test_sets_of_equal_difficulty_are_comparable_and_others_are_not() -> None:
@@ -173,6 +258,50 @@ def test_sets_of_equal_difficulty_are_comparable_and_others_are_not() -> None:
 
     assert all(equal)
     assert not are_comparable(scored(60, seed=1), easier)
+
+
+def test_comparable_losses_differ_by_at_most_four_standard_errors() -> None:
+    first, second, compared = scored(60, seed=3), scored(240, seed=4), []
+    for shift in np.linspace(0, 3, 61):
+        harder = second.logits.copy()
+        harder[np.arange(240), second.labels] += shift
+        logits = np.concatenate([first.logits, harder])
+        labels = np.append(first.labels, second.labels)
+        losses = log_losses(logits / (fit_temperature(logits, labels) or 1), labels)
+        difference = abs(losses[:60].mean() - losses[60:].mean())
+        errors = difference / (losses.std() * np.sqrt(1 / 60 + 1 / 240))
+
+        found = are_comparable(first, ScoredSet(harder, second.labels))
+
+        assert found == (errors <= 4)
+        compared.append(errors)
+    assert any(3.5 < errors < 4 for errors in compared)
+    assert any(4 < errors < 4.5 for errors in compared)
+
+
+def test_labels_are_comparable_only_if_each_of_them_is() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(-1, 2, (400, 2))
+    truth = (random.random((400, 2)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+    easier = logits + np.outer(np.arange(400) >= 100, [0, 9]) * (2 * truth - 1)
+
+    for scores, is_comparable in ((logits, True), (easier, False)):
+        sets = ScoredSet(scores[:100], truth[:100]), ScoredSet(scores[100:], truth[100:])
+        assert are_comparable(*sets) == is_comparable
+
+
+def test_bins_are_listed_with_limits_halfway_between_their_images() -> None:
+    confidence = np.arange(60, 90) / 100
+    right = (np.arange(30) % 3 > 0).astype(np.float64)
+    right[:3] = 0
+
+    rows = bin_by_confidence(confidence[::-1], right[::-1]).rows()
+
+    expected = [(0.6, 0.745, 15, 0.67, 8 / 15), (0.745, 0.89, 15, 0.82, 10 / 15)]
+    for row, (low, high, images, mean, accuracy) in zip(rows, expected, strict=True):
+        assert [row["low"], row["high"]] == pytest.approx([low, high])
+        assert row["images"] == images
+        assert [row["confidence"], row["accuracy"]] == pytest.approx([mean, accuracy])
 
 
 def test_bins_hold_the_same_number_of_images() -> None:
@@ -231,6 +360,34 @@ def test_a_true_calibration_error_is_estimated() -> None:
     assert low > 0.05  # so it is not chance
 
 
+@pytest.mark.parametrize(("confidence", "right"), [(0.6, 13), (0.9, 8), (0.5, 12)])
+def test_the_error_of_one_bin_and_its_interval_follow_from_the_binomial_distribution(
+    confidence: float, right: int
+) -> None:
+    images = 14
+    observed = abs(right / images - confidence)
+    sign = 1 if right / images > confidence else -1
+    gaps = np.abs(np.arange(images + 1) / images - confidence)
+
+    def fraction_below(error: float) -> float:
+        """Return the probability of a smaller gap, plus half of that of an equal one."""
+        chances = binom.pmf(np.arange(images + 1), images, np.clip(confidence + sign * error, 0, 1))
+        is_equal = np.isclose(gaps, observed)
+        return float(chances @ ((gaps < observed) & ~is_equal) + chances @ is_equal / 2)
+
+    def error_at(fraction: float) -> float:
+        if fraction_below(0) <= fraction:
+            return 0.0
+        most = 1 - confidence if sign > 0 else confidence
+        return float(brentq(lambda error: fraction_below(error) - fraction, 0, most))
+
+    bins = bin_by_confidence(np.full(images, confidence), (np.arange(images) < right).astype(float))
+    error, (low, high) = calibration_error(bins)
+
+    expected = [error_at(fraction) for fraction in (0.5, 0.975, 0.025)]
+    assert [error, low, high] == pytest.approx(expected, abs=0.02)  # 1,000 simulations
+
+
 def test_the_error_and_its_interval_are_in_order_and_the_same_every_time() -> None:
     for images in (1, 5, 33, 400):
         bins = bin_by_confidence(*confidence_and_correctness(*answered(images, sharpness=3.0)))
@@ -245,7 +402,16 @@ def test_certain_and_correct_predictions_have_no_error() -> None:
     error, (low, high) = calibration_error(bin_by_confidence(np.ones(50), np.ones(50)))
 
     assert (error, low) == (0, 0)
-    assert high > 0.01  # 50 images cannot rule out one in a hundred
+    assert high == pytest.approx(1 - 0.05 ** (1 / 50), abs=0.01)  # 50 right with a chance of 5%
+
+
+def test_an_error_that_is_smaller_than_chance_has_the_upper_limit_of_chance() -> None:
+    right = (np.arange(14) % 2).astype(np.float64)
+
+    error, (low, high) = calibration_error(bin_by_confidence(np.full(14, 0.5), right))
+
+    assert (error, low) == (0, 0)
+    assert high > 0.2  # not 0, as if 14 images showed that there is no error
 
 
 def test_a_dominant_logit_means_certainty_without_overflow() -> None:
@@ -265,3 +431,27 @@ def test_the_temperature_of_many_logits_is_fitted_to_evenly_spaced_images(
     monkeypatch.setattr(calibration, "MAX_LOGITS", logits.size // 4)
 
     assert fit_temperature(logits, labels) == some
+
+
+def test_a_label_with_a_logit_of_zero_is_assigned() -> None:
+    confidence, right = confidence_and_correctness(np.array([[0.0, -0.0]]), np.array([[1, 0]]))
+
+    assert confidence.tolist() == [0.5, 0.5]
+    assert right.tolist() == [1, 0]
+
+
+def test_softmax_is_that_of_scipy_in_the_precision_of_the_logits() -> None:
+    logits = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 100 + 1e4
+    expected = scipys_softmax(logits.astype(np.float64), axis=1)
+
+    found = softmax(logits)
+
+    assert found is logits
+    assert found == pytest.approx(expected, abs=1e-6)
+    cube = np.arange(24.0).reshape(2, 3, 4) ** 1.5
+    assert softmax(cube.copy()) == pytest.approx(scipys_softmax(cube, axis=-1))
+
+
+def test_probabilities_of_zero_and_one_have_infinite_logits() -> None:
+    assert logit_of(np.array([0.0, 0.5, 1.0])).tolist() == [-np.inf, 0.0, np.inf]
+    assert logit_of(0.9) == pytest.approx(np.log(9))

@@ -34,6 +34,9 @@ def results(matrix: list[list[int]]) -> RunResults:
             [[2, 48], [2, 48]], "predicts b for 96% of the validation images", id="nearly constant"
         ),
         pytest.param(
+            [[2, 48], [3, 47]], "predicts b for 95% of the validation images", id="95% of one class"
+        ),
+        pytest.param(
             [[3, 47], [3, 47]],
             "is not measurably better than always predicting the largest class",
             id="94% of one class are not called constant",
@@ -147,3 +150,55 @@ def test_a_large_test_set_tells_more_than_a_few_validation_images() -> None:
     }
 
     assert chance_level(cast("RunResults", few)) == ""
+
+
+def test_an_interval_must_be_above_the_largest_class() -> None:
+    found = results([[60, 40], [40, 60]])
+    found["top1_interval"] = (0.5, 0.7)
+
+    assert chance_level(found).startswith("is not measurably better")
+    found["top1_interval"] = (0.501, 0.7)
+    assert chance_level(found) == ""
+
+
+def test_one_image_is_mentioned_in_the_singular() -> None:
+    older = {**results([[1, 0], [0, 0]]), "confusion": []}
+
+    assert chance_level(cast("RunResults", older)).endswith(
+        "because only 1 validation image was scored"
+    )
+
+
+def test_results_with_classes_that_do_not_exist_are_not_called_constant() -> None:
+    found = {**results([[0, 50], [0, 50]]), "per_class": {"a": {}, "b": {}}, "confusion": []}
+
+    for predicted, clause in ((1, "always predicts b"), (2, "is not measurably better")):
+        found["confused_pairs"] = [(0, predicted, 50), (1, predicted, 50)]
+        assert chance_level(cast("RunResults", found)).startswith(clause)
+    found["per_class"] = {"a": {}}
+    found["confused_pairs"] = [(0, 0, 100)]
+    assert chance_level(cast("RunResults", found)).startswith("is not measurably better")
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_at_chance"),
+    [((0.3, 0.6), True), ((0.25, 0.6), True), ((0.301, 0.6), False), (None, False)],
+)
+def test_a_multi_label_model_is_at_chance_level_unless_it_ranks_better_than_random_scores(
+    interval: tuple[float, float] | None, is_at_chance: bool
+) -> None:
+    labels = {"map": 0.4, "map_interval": interval, "chance_map": 0.3}
+    found = {**results([[50, 0], [50, 0]]), "labels": labels}
+
+    assert chance_level(cast("RunResults", found)) == (
+        "does not rank images measurably better than random scores" if is_at_chance else ""
+    )
+
+
+def test_even_all_correct_predictions_must_be_above_the_largest_class() -> None:
+    found = results([[2, 0], [1, 1]])  # four images
+    found["majority"] = wilson_interval(4, 4)[0]
+
+    assert chance_level(found).endswith("because only 4 validation images were scored")
+    found["majority"] -= 1e-6
+    assert chance_level(found).endswith("the largest class")

@@ -13,8 +13,13 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from vitft.metrics import classification
-from vitft.metrics.calibration import FittedTemperature
+from vitft.metrics import calibration, classification
+from vitft.metrics.calibration import (
+    FittedTemperature,
+    bin_by_confidence,
+    calibration_error,
+    confidence_and_correctness,
+)
 from vitft.metrics.classification import (
     calibrated_metrics,
     classification_metrics,
@@ -23,7 +28,8 @@ from vitft.metrics.classification import (
     probability_metrics,
 )
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import bootstrap_mean_interval, wilson_interval
+from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,3 +200,65 @@ def test_the_memory_of_metrics_does_not_grow_with_the_square_of_the_classes() ->
     )
 
     assert class_pair_counts(found) == {(0, 5): 1, (29_999, 29_999): 1}
+
+
+@pytest.mark.parametrize(("classes", "is_dense"), [(1000, True), (1001, False)])
+def test_the_confusion_matrix_of_up_to_a_thousand_classes_is_a_table(
+    classes: int, is_dense: bool
+) -> None:
+    found = classification_metrics(
+        torch.eye(classes)[:2], torch.tensor([0, 1]), [str(i) for i in range(classes)]
+    )
+
+    assert bool(found["confusion"]) == is_dense
+    assert ("confused_pairs" in found) != is_dense
+    assert class_pair_counts(found) == {(0, 0): 1, (1, 1): 1}
+
+
+def test_all_classes_are_among_the_best_if_there_are_fewer() -> None:
+    assert count_top_k(torch.eye(3), torch.tensor([0, 0, 1]), 5) == 3
+
+
+def test_the_interval_of_a_loss_does_not_begin_below_zero() -> None:
+    logits = np.array([[9.0, 0.0]] * 29 + [[0.0, 9.0]])
+    losses = calibration.log_losses(logits, np.zeros(30, np.int64))
+    assert bootstrap_mean_interval(losses)[0] < 0
+
+    found = probability_metrics(logits, torch.zeros(30, dtype=torch.long))
+
+    assert found["loss_interval"] == (0.0, bootstrap_mean_interval(losses)[1])
+
+
+def test_the_number_of_training_images_used_for_the_temperature_is_reported() -> None:
+    logits, labels = some()
+    temperature = FittedTemperature(value=1.5, held_out=np.full(90, 1.5), cross_validated=400)
+
+    found = calibrated_metrics(logits, labels, temperature)["calibration"]
+
+    assert found is not None
+    assert found["cross_validated"] == 400
+    assert found["note"] is None
+    rows = bin_by_confidence(*confidence_and_correctness(logits.double().numpy(), labels.numpy()))
+    assert found["ece_before"] == calibration_error(rows)[0]
+    assert found["ece_binned"] == pytest.approx(
+        sum(row["images"] * abs(row["accuracy"] - row["confidence"]) for row in found["bins"]) / 90
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_training_loss_is_a_weighted_sum_of_cross_entropies(smoothing: float) -> None:
+    logits, labels = some()
+    weights = torch.linspace(0.5, 2, 7)
+    log_probabilities = logits.log_softmax(dim=1)
+    truth = torch.nn.functional.one_hot(labels, 7) * (1 - smoothing) + smoothing / 7
+
+    plain = TrainingLoss().total(logits, labels, label_smoothing=smoothing)
+    weighted = TrainingLoss(class_weights=weights).total(logits, truth)
+
+    assert plain.item() == pytest.approx(-(truth * log_probabilities).sum().item(), rel=1e-5)
+    assert weighted.item() == pytest.approx(
+        -(weights * truth * log_probabilities).sum().item(), rel=1e-5
+    )
+    assert DEFAULT_LOSS.total(logits, labels).item() == pytest.approx(
+        -log_probabilities.gather(1, labels[:, None]).sum().item(), rel=1e-5
+    )

@@ -13,6 +13,7 @@ from vitft.metrics.intervals import (
     log_factorials,
     mean_fraction_interval,
     proportions_differ,
+    score_interval,
     student_t_quantile,
     wilson_interval,
 )
@@ -40,6 +41,18 @@ def test_the_binomial_tail_is_that_of_scipy(least: int, trials: int, chance: flo
     assert found == pytest.approx(expected, rel=1e-6)
     assert with_table == pytest.approx(found)
     assert binomial_tail(0, trials, chance) == 1
+
+
+def test_more_successes_than_trials_are_impossible() -> None:
+    assert binomial_tail(11, 10, 0.5) == 0
+    assert binomial_tail(10, 10, 0.5) == pytest.approx(0.5**10)
+    assert binomial_tail(11, 10, 1.0) == 1  # as for any number if success is certain
+
+
+def test_the_binomial_tail_is_never_negative() -> None:
+    tails = [binomial_tail(n, n, chance) for n in range(1, 60) for chance in (1e-3, 0.1, 0.5)]
+
+    assert min(tails) >= 0
 
 
 def test_the_interval_without_images_is_zero_to_one() -> None:
@@ -139,6 +152,37 @@ def test_no_side_of_the_interval_of_balanced_accuracy_is_too_short(
     assert ((below <= truth) & (truth <= above)).mean() >= 0.925
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_interval_of_the_mean_recall_of_unequal_classes_is_that_of_its_sources(
+    swapped: bool,
+) -> None:
+    few, many = (4, 95) if swapped else (6, 5)  # of 10 and of 100 images
+    p, q = few / 10, many / 100
+    mean = (p + q) / 2
+    # The variance of each recall is estimated with two more images at the mean recall.
+    small, large = (few + 2 * mean) / 12, (many + 2 * mean) / 102
+    variance = (small * (1 - small) / 10 + large * (1 - large) / 100) / 4
+    effective = min(4 / (1 / 10 + 1 / 100), mean * (1 - mean) / variance)
+    low, high = score_interval(mean, effective)
+    (p_low, p_high), (q_low, q_high) = wilson_interval(few, 10), wilson_interval(many, 100)
+    low_of_sum = mean - np.hypot(p - p_low, q - q_low) / 2
+    high_of_sum = mean + np.hypot(p_high - p, q_high - q) / 2
+    weight = 1 - (2 / (1 / 10 + 1 / 100)) / 55  # harmonic and arithmetic mean of the images
+    assert (low_of_sum < low, high < high_of_sum) == (not swapped, swapped)
+
+    found = mean_fraction_interval([(few, 10), (many, 100)])
+
+    assert found[0] == pytest.approx(low - weight * max(0, low - low_of_sum))
+    assert found[1] == pytest.approx(high + weight * max(0, high_of_sum - high))
+
+
+def test_the_interval_of_a_mean_of_very_unequal_classes_stays_within_zero_and_one() -> None:
+    for few, many in itertools.product(range(4), (0, 1, 150, 299, 300)):
+        low, high = mean_fraction_interval([(few, 3), (many, 300)])
+
+        assert 0 <= low <= (few / 3 + many / 300) / 2 <= high <= 1
+
+
 def test_balanced_accuracy_has_the_interval_of_the_accuracy_if_classes_are_equally_large() -> None:
     counts = [(35, 35), (30, 35), (35, 35), (34, 35)]
 
@@ -199,6 +243,6 @@ def test_the_interval_of_a_mean_is_the_same_every_time() -> None:
     assert bootstrap_mean_interval(values) == bootstrap_mean_interval(values)
 
 
-@pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25]])
+@pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25], [4.5] * 3])
 def test_equal_values_have_an_interval_of_zero_width(values: list[float]) -> None:
     assert bootstrap_mean_interval(np.array(values)) == (values[0], values[0])

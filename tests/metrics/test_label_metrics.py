@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitft.metrics import label_metrics, thresholds
 from vitft.metrics.calibration import (
     ScoredSet,
     calibrate_temperature,
@@ -14,9 +15,14 @@ from vitft.metrics.calibration import (
     logit_of,
     sigmoid,
 )
-from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.label_metrics import average_precision
-from vitft.metrics.targets import TrainingLoss, are_right, losses, mean_loss
+from vitft.metrics.classification import (
+    calibrated_metrics,
+    classification_metrics,
+    probability_metrics,
+)
+from vitft.metrics.intervals import mean_fraction_interval, wilson_interval
+from vitft.metrics.label_metrics import average_precision, label_results
+from vitft.metrics.targets import TrainingLoss, are_right, label_losses, losses, mean_loss
 from vitft.metrics.thresholds import best_threshold, fit_thresholds
 
 Array = np.ndarray[Any, Any]
@@ -62,10 +68,142 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     bare = truth.sum(axis=1) == 0
     assert labels["none"]["images"] == bare.sum()
     assert labels["none"]["recall"] == pytest.approx((given[bare].sum(axis=1) == 0).mean())
+    for i, label in enumerate("abc"):
+        wanted = sklearn.average_precision_score(truth[:, i], logits[:, i])
+        assert labels["per_label"][label]["ap"] == pytest.approx(wanted)
+    assert labels["chance_map"] == pytest.approx(truth.mean())
+    recalls = sklearn.recall_score(truth, given, average=None)
+    assert found["balanced"] == pytest.approx(recalls.mean())
+    hits = (truth * given).sum(axis=0).tolist()
+    assert found["balanced_interval"] == mean_fraction_interval(
+        list(zip(hits, truth.sum(axis=0).tolist(), strict=True))
+    )
+    assert found["majority"] == np.unique(truth, axis=0, return_counts=True)[1].max() / 200
+    assert found["top1_interval"] == wilson_interval(round(found["top1"] * 200), 200)
     for name in ("map", "micro_f1", "macro_f1"):
         low, high = labels[f"{name}_interval"]  # type: ignore[literal-required]
         assert low < labels[name] < high
     assert (found["confusion"], found["top5"]) == ([], None)
+
+
+def test_the_intervals_are_the_central_95_percent_of_a_thousand_resamples() -> None:
+    logits, truth = scored()
+    given = logits >= 0.5
+    random = np.random.default_rng(0)
+    weights = random.multinomial(200, np.full(200, 1 / 200), size=1000).astype(np.float64)
+    hits = weights @ (truth * given)
+    both = weights @ truth + weights @ given
+    micro, macro = 2 * hits.sum(axis=1) / both.sum(axis=1), (2 * hits / both).mean(axis=1)
+    ranked = average_precision(logits[:, 2], truth[:, 2] == 1, weights)
+
+    found = label_results(logits, truth == 1, given, "abc", resampled=True)
+
+    for row, wanted in (
+        (found["micro_f1_interval"], micro),
+        (found["macro_f1_interval"], macro),
+        (found["per_label"]["c"]["ap_interval"], ranked),
+    ):
+        assert row == pytest.approx(tuple(np.quantile(wanted, [0.025, 0.975])))
+    assert label_results(logits, truth == 1, given, "abc", resampled=False)["map_interval"] is None
+
+
+def test_many_images_are_resampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, truth = scored(3000, 1)
+    drawn: list[int] = []
+    resample = label_metrics.resample
+
+    def counting(random: np.random.Generator, rounds: int, images: int) -> Array:
+        drawn.append(rounds)
+        return resample(random, min(rounds, 2), images)
+
+    monkeypatch.setattr(label_metrics, "resample", counting)
+
+    label_results(logits, truth == 1, logits > 0, "a", resampled=True)
+
+    assert drawn == [666, 334]  # of 2 million values at most
+
+
+@pytest.mark.parametrize(
+    ("values", "resamples"),
+    [
+        pytest.param(600 * 1000, 1000, id="enough"),
+        pytest.param(600 * 1000 - 1, 999, id="not quite enough"),
+        pytest.param(600, 200, id="at least 200"),
+    ],
+)
+def test_large_data_is_resampled_less_often(
+    monkeypatch: pytest.MonkeyPatch, values: int, resamples: int
+) -> None:
+    logits, truth = scored()  # 200 images, 3 labels
+    drawn = []
+    resample = label_metrics.resample
+
+    def counting(random: np.random.Generator, rounds: int, images: int) -> Array:
+        drawn.append(rounds)
+        return resample(random, rounds, images)
+
+    monkeypatch.setattr(label_metrics, "MAX_VALUES", values)
+    monkeypatch.setattr(label_metrics, "resample", counting)
+
+    label_results(logits, truth == 1, logits > 0, "abc", resampled=True)
+
+    assert sum(drawn) == resamples
+
+
+def test_images_without_any_label_have_no_average_precision_and_no_recall() -> None:
+    logits, truth = scored()[0], np.zeros((200, 3), np.int64)
+
+    found = classification_metrics(
+        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c"), resampled=True
+    )
+
+    assert (found["balanced"], found["balanced_interval"]) == (0, (0, 1))
+    assert (found["majority"], found["labels"]["chance_map"], found["labels"]["map"]) == (1, 0, 0)
+    assert found["labels"]["per_label"]["a"] == {"ap": None, "ap_interval": None}
+    assert found["labels"]["macro_f1"] == 0
+
+
+def test_the_balanced_accuracy_of_one_label_is_its_recall() -> None:
+    logits, truth = torch.tensor([[1.0, -1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [1, 0]])
+
+    found = classification_metrics(logits, truth, ("a", "b"))
+
+    assert found["balanced"] == found["per_class"]["a"]["recall"] == 0.5
+    assert found["per_class"]["b"]["recall"] is None
+
+
+def test_labels_are_assigned_from_their_thresholds_on() -> None:
+    logits = torch.tensor([[0.0, 2.0], [1.0, -1.0], [-1.0, 1.0]])
+    truth = torch.tensor([[1, 0], [1, 0], [0, 1]])
+
+    half = classification_metrics(logits, truth, ("a", "b"))["per_class"]
+    strict = classification_metrics(logits, truth, ("a", "b"), thresholds=np.array([0.6, 0.9]))
+
+    assert half["a"]["recall"] == 1  # a logit of 0 is a probability of one half
+    assert half["b"]["precision"] == 0.5
+    assert strict["per_class"]["a"]["recall"] == 0.5
+    assert strict["per_class"]["b"]["recall"] == 0
+    assert strict["top1"] == 1 / 3
+
+
+def test_the_loss_of_each_label_is_its_mean_over_the_images() -> None:
+    logits, truth = scored()
+    chance = np.where(truth, sigmoid(logits), 1 - sigmoid(logits))
+
+    found = label_losses(torch.from_numpy(logits), torch.from_numpy(truth))
+
+    assert found.numpy() == pytest.approx(-np.log(chance).mean(axis=0))
+
+
+def test_metrics_of_labels_use_the_temperature_fitted_without_the_image() -> None:
+    logits, truth = scored(300)
+    temperature = calibrate_temperature(ScoredSet(logits, truth))
+
+    found = calibrated_metrics(torch.from_numpy(logits), torch.from_numpy(truth), temperature)
+
+    assert found["loss"] == pytest.approx(log_losses(logits / temperature.held_out, truth).mean())
+    assert found["calibration"] is not None
+    assert found["calibration"]["temperature"] is None  # one per label
 
 
 def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> None:
@@ -79,6 +217,20 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     ranks = found["per_label"]
     assert ranks["c"] == {"ap": None, "ap_interval": None}
     assert found["map"] == pytest.approx(((ranks["a"]["ap"] or 0) + (ranks["b"]["ap"] or 0)) / 2)
+    given = logits >= 0
+    assert given[:, 2].any()
+    f1 = 2 * (truth * given).sum(axis=0) / (truth.sum(axis=0) + given.sum(axis=0))
+    assert found["macro_f1"] == pytest.approx(f1[:2].mean())
+    assert found["chance_map"] == pytest.approx(truth[:, :2].mean())
+
+
+def test_no_labels_at_all_have_an_f1_of_zero_and_no_intervals_unless_asked_for() -> None:
+    logits, truth = torch.full((4, 2), -1.0), torch.zeros(4, 2, dtype=torch.long)
+
+    found = classification_metrics(logits, truth, ("a", "b"))
+
+    assert (found["labels"]["micro_f1"], found["labels"]["macro_f1"], found["top1"]) == (0, 0, 1)
+    assert found["labels"]["micro_f1_interval"] is None
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_all_labels() -> None:
@@ -126,6 +278,39 @@ def test_the_best_threshold_is_that_of_an_exhaustive_search() -> None:
         scores = [sklearn.f1_score(y, z >= t, zero_division=0) for t in np.unique(z)]
         assert sklearn.f1_score(y, z >= found) == pytest.approx(max(scores))
         assert found not in z  # halfway between two logits
+
+
+@pytest.mark.parametrize(
+    ("has_label", "threshold"),
+    [
+        pytest.param([1, 1, 0, 0], 0.25, id="halfway between the classes"),
+        pytest.param([0, 1, 1, 1], -2.5, id="below the lowest"),
+        pytest.param([1, 0, 0, 0], 2.25, id="only the highest"),
+        pytest.param([1, 0, 0, 1], 2.25, id="of equal scores, the highest threshold"),
+    ],
+)
+def test_a_threshold_is_halfway_between_two_logits(has_label: list[int], threshold: float) -> None:
+    logits = np.array([3.0, 1.5, -1.0, -2.0])
+
+    assert best_threshold(logits, np.array(has_label)) == threshold
+    assert best_threshold(logits[::-1], np.array(has_label[::-1])) == threshold
+
+
+@pytest.mark.parametrize("more", [0, 40])
+def test_each_tenth_of_the_images_has_the_thresholds_of_the_others_and_of_training_images(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    validation, (logits, truth) = ScoredSet(*scored(60, 1)), scored(more, 1, seed=3)
+    monkeypatch.setattr(thresholds, "best_thresholds", lambda z, _: z.mean(axis=0))
+
+    found = fit_thresholds(validation, ScoredSet(logits, truth) if more else None)
+
+    values, sizes = np.unique(found.held_out, return_counts=True)
+    assert sizes.tolist() == [6] * 10
+    for value in values:
+        others = validation.logits[found.held_out != value]
+        assert value == pytest.approx(np.append(others, logits).mean())
+    assert found.value[0] == pytest.approx(np.append(validation.logits, logits).mean())
 
 
 def test_thresholds_of_validation_images_are_chosen_without_them() -> None:

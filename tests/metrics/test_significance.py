@@ -40,6 +40,24 @@ def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
     assert 0.94 <= sum(inside) / len(inside) <= 0.975
 
 
+def test_the_interval_of_a_difference_is_the_adjusted_wald_interval() -> None:
+    # One image is added to each kind of difference: 4 and 2 of 10 differ.
+    half_width = 1.959964 * np.sqrt((0.4 + 0.2 - 0.2**2) / 10)
+
+    assert paired_interval(3, 1, 8) == pytest.approx((0.2 - half_width, 0.2 + half_width))
+    assert paired_interval(4, 0, 4)[1] == 1
+    assert paired_interval(0, 4, 4)[0] == -1
+
+
+def test_few_images_are_enough_for_a_wide_interval() -> None:
+    assert sample_size(0.5, 0.5) == 1
+    assert sample_size(0.3, 0.5) == 7
+    low, high = score_interval(0.5, 7)
+    assert high - low <= 0.6
+    low, high = score_interval(0.5, 6)
+    assert high - low > 0.6
+
+
 def test_sample_size_follows_the_normal_approximation() -> None:
     for accuracy, needed in ((0.5, 597), (0.77, 423), (1.0, 45)):  # 1 on a sample is not certain
         assert sample_size(0.04, accuracy) == needed

@@ -5,11 +5,25 @@ from typing import Any, cast
 import pytest
 
 from tests.metrics.test_chance import results
-from vitft.metrics.budget_results import StartTrial
-from vitft.metrics.estimate import better_estimate
+from vitft.metrics import estimate
+from vitft.metrics.budget_results import StartTrial, TrialResults
+from vitft.metrics.estimate import (
+    best_estimate,
+    better_estimate,
+    cross_validated_text,
+)
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import describe_start, verdict
+from vitft.metrics.results import FinalTestResults, LabelResults, RunResults
+from vitft.metrics.verdict import (
+    describe_interpolation,
+    describe_skipped,
+    describe_start,
+    needed_budget,
+    selected_epoch,
+    start_trials,
+    verdict,
+    weakest_label,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +49,16 @@ from vitft.metrics.verdict import describe_start, verdict
             "About 0.2% of new images will be misclassified (0.1 to 0.5%).",
             id="very rare errors",
         ),
+        pytest.param(
+            [[99, 1], [1, 99]],
+            "About 1% of new images will be misclassified (0 to 4%).",
+            id="one percent",
+        ),
+        pytest.param(
+            [[199, 1], [2, 198]],
+            "About 0.8% of new images will be misclassified (0.3 to 2.2%).",
+            id="less than one percent",
+        ),
         pytest.param([[0, 50], [0, 50]], "This model always predicts b.", id="chance"),
     ],
 )
@@ -51,6 +75,32 @@ def test_few_images_without_an_error_leave_room_for_errors() -> None:
     assert verdict(found) == (
         "All 43 validation images were classified correctly, but up to 8% of new images may be "
         "misclassified."
+    )
+
+
+def test_many_images_without_an_error_leave_room_for_a_fraction_of_a_percent() -> None:
+    found = results([[500, 0], [0, 500]])
+
+    assert verdict(found).endswith("but up to 0.4% of new images may be misclassified.")
+
+
+def test_an_epoch_that_was_selected_on_the_same_images_is_probably_worse() -> None:
+    found = results([[94, 6], [6, 94]])
+    found["selected_on_validation"] = True
+
+    assert verdict(found).endswith(
+        "(3 to 10%; probably more, because the epoch was selected on the same images)."
+    )
+    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
+    on_others = cast("RunResults", {**found, "test": tested})
+    assert verdict(on_others).endswith("(13 to 30%; 80 test images).")
+
+
+def test_labels_of_several_per_image_are_wrong_or_right_as_a_whole() -> None:
+    found = {**results([[200, 0], [0, 200]]), "labels": {"map_interval": None}}
+
+    assert verdict(cast("RunResults", found)) == (
+        "About 0.0% of new images will get wrong labels (0.0 to 1.0%)."
     )
 
 
@@ -113,6 +163,66 @@ def test_cross_validation_that_tells_less_does_not_change_the_verdict(
     assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None
 
 
+@pytest.mark.parametrize(("scored", "is_used"), [pytest.param(201, True), pytest.param(200, False)])
+def test_cross_validation_on_three_times_as_many_images_tells_more(
+    scored: int, is_used: bool
+) -> None:
+    found = crossed([[30, 3], [4, 30]], right=170, scored=scored)  # 67 validation images
+
+    assert (better_estimate(found) is not None) == is_used
+
+
+@pytest.mark.parametrize(("right", "scored"), [(202, 202), (2, 202)])
+def test_a_validation_far_from_the_cross_validation_of_an_unfinished_run_is_kept(
+    right: int, scored: int
+) -> None:
+    """Without the validation images, more than all or fewer than none would be right."""
+    found = crossed([[8, 8], [9, 8]], right=right, scored=scored)
+    del found["seconds"]
+
+    assert better_estimate(found) is None
+
+
+@pytest.mark.parametrize(("images", "kind"), [(67, "test image"), (66, "image")])
+def test_a_third_as_many_test_images_tell_as_much(images: int, kind: str) -> None:
+    tested = {"images": images, "top1": 0.8, "top1_interval": (0.7, 0.87), "majority": 0.4}
+    found = crossed([[15, 1], [2, 15]], right=171, scored=201, test=tested, majority=0.6)
+
+    best = best_estimate(found)
+
+    assert best.kind == kind
+    assert best.images == (images if kind == "test image" else 201)
+    assert best.majority == (0.4 if kind == "test image" else 0.6)  # of the files without one
+
+
+def test_the_majority_of_older_results_is_unknown() -> None:
+    older: dict[str, Any] = {**results([[15, 1], [2, 15]])}
+    del older["majority"]
+    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
+
+    assert best_estimate(cast("RunResults", older)).majority == 0
+    assert best_estimate(cast("RunResults", {**older, "test": tested})).majority == 0
+
+
+def test_the_estimates_are_described_with_their_images() -> None:
+    tested: dict[str, Any] = {"images": 240, "top1": 0.88, "top1_interval": (0.833, 0.915)}
+    labels = {"map": 0.7, "map_interval": (0.6, 0.8)}
+
+    assert estimate.tested_text(cast("FinalTestResults", tested)) == (
+        "test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once"
+    )
+    assert estimate.tested_text(cast("FinalTestResults", {**tested, "labels": labels})) == (
+        "test: mean average precision 70.0% (60.0 to 80.0%) on 240 images, evaluated once"
+    )
+    labels["map_interval"] = None
+    assert estimate.tested_text(cast("FinalTestResults", {**tested, "labels": labels})) == (
+        "test: mean average precision 70.0% on 240 images, evaluated once"
+    )
+    assert cross_validated_text(0.856, (0.802, 0.898), 202) == (
+        "cross-validated on 202 images: 85.6% (80.2 to 89.8%)"
+    )
+
+
 def test_the_verdict_rests_on_the_test_images_unless_they_are_few() -> None:
     results = crossed([[15, 1], [2, 15]], right=172, scored=202)
     tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
@@ -158,6 +268,13 @@ def test_an_unfinished_run_uses_cross_validation_if_the_accuracies_do_not_differ
             "training images in cross-validation, 3.1 times as long",
             id="no clear gain",
         ),
+        pytest.param(
+            0.921,
+            (0.0, 0.034),
+            "the weights vit_small would bring no clear gain: +2.1 points (+0.0 to +3.4) on 960 "
+            "training images in cross-validation, 3.1 times as long",
+            id="perhaps none",
+        ),
     ],
 )
 def test_other_weights_are_recommended_only_for_a_clear_gain(
@@ -175,3 +292,84 @@ def test_other_weights_are_recommended_only_for_a_clear_gain(
     }
 
     assert describe_start(trial) == sentence
+
+
+def test_a_larger_input_is_described_as_chosen_or_not() -> None:
+    trial: StartTrial = {
+        "image_size": [384, 384],
+        "chosen": True,
+        "images": 1960,
+        "top1": 0.921,
+        "usual_top1": 0.9,
+        "usual_size": [224, 192],
+    }
+    rest = (
+        "a head classifies 92.1% of 1,960 training images correctly in cross-validation "
+        "(at 224x192 pixels: 90.0%)"
+    )
+
+    assert describe_start(trial) == f"an input of 384 pixels was chosen: {rest}"
+    trial["chosen"] = False
+    assert describe_start(trial) == f"an input of 384 pixels was tried, but not chosen: {rest}"
+
+
+def test_a_start_that_was_not_tried_is_described_with_the_budget_it_needs() -> None:
+    size: StartTrial = {"image_size": [384, 256], "chosen": False, "seconds_needed": 61}
+    weights: StartTrial = {**size, "weights": "vit_small"}
+
+    assert describe_start(size) == (
+        "an input of 384x256 pixels was not tried: this needs about --budget 2m"
+    )
+    assert describe_start(weights) == (
+        "the weights vit_small were not tried: this needs about --budget 2m"
+    )
+    assert start_trials({"weights": weights, "size": size}) == [size, weights]
+    assert start_trials({"weights": weights}) == [weights]
+    assert describe_skipped({"layers": "blocks:2", "seconds_needed": 121.0}).endswith(
+        "was not tried: this needs about --budget 3m"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (60.5, 2), (120, 2), (3601, 61)])
+def test_the_budget_is_rounded_up_to_minutes(seconds: float, minutes: int) -> None:
+    assert needed_budget(seconds) == f"about --budget {minutes}m"
+
+
+def test_the_part_of_the_trained_change_that_is_kept_is_described() -> None:
+    kept = cast("TrialResults", {"interpolation": 0.5})
+
+    assert describe_interpolation(kept) == "keeping 50% of the change in the weights"
+    assert describe_interpolation(cast("TrialResults", {"interpolation": 1.0})) == ""
+    assert describe_interpolation(cast("TrialResults", {})) == ""
+
+
+@pytest.mark.parametrize(
+    ("best", "freeze", "planned", "words"),
+    [
+        pytest.param(3, "blocks:2", 20, "epoch 3 of 20", id="one stage"),
+        pytest.param(3, "none", 0, "epoch 3", id="unknown number of epochs"),
+        pytest.param(1, "head,none", 20, "the fitted head", id="head"),
+        pytest.param(4, "head,none", 20, "epoch 3 of 20 after fitting the head", id="after head"),
+        pytest.param(5, "head,blocks:1,none", 4, "epoch 4 of 8 after fitting the head", id="three"),
+        pytest.param(5, "blocks:1,none", 4, "epoch 5 of 8", id="two stages"),
+    ],
+)
+def test_the_selected_epoch_is_counted_without_the_fitted_head(
+    best: int, freeze: str, planned: int, words: str
+) -> None:
+    found = cast("RunResults", {"best_epoch": best})
+
+    assert selected_epoch(found, freeze, planned) == words
+    assert selected_epoch(found, freeze) == selected_epoch(found, freeze, 0)
+    assert " of " not in selected_epoch(found, freeze)
+
+
+def test_the_weakest_label_is_one_with_errors() -> None:
+    def labels(*precisions: float | None) -> LabelResults:
+        rows = {"abc"[i]: {"ap": value} for i, value in enumerate(precisions)}
+        return cast("LabelResults", {"per_label": rows})
+
+    weakest = weakest_label(labels(0.9, 0.8, None))
+    assert weakest is not None
+    assert (weakest.name, weakest.value, weakest.interval) == ("b", 0.8, None)
+    assert weakest_label(labels(1.0, None)) is None

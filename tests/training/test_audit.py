@@ -18,7 +18,7 @@ from vitft.data.fixes import Fix, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Row
-from vitft.features.head import DEFAULT_L2, HeldOutLogits
+from vitft.features.head import HeldOutLogits
 from vitft.features.label_errors import out_of_fold_logits
 from vitft.metrics.results import AuditResults
 from vitft.system.rundir import RunDir
@@ -172,7 +172,7 @@ def test_a_default_head_is_cross_validated_on_the_features_of_the_last_block() -
 
     x = torch.stack([features[one.sha256] for one in rows])[:, :3]
     y = torch.tensor([one.label for one in rows])
-    expected = out_of_fold_logits(x, y, torch.arange(len(y)), classes=3, seed=7, l2=DEFAULT_L2)
+    expected = out_of_fold_logits(x, y, torch.arange(len(y)), classes=3, seed=7, l2=0.1)
     assert torch.equal(scored.features, x)
     assert scored.held_out is not None
     assert scored.held_out.rows.tolist() == list(range(len(rows)))

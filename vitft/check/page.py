@@ -8,7 +8,7 @@ from pathlib import Path
 from vitft.check.folder import CheckResult
 from vitft.data.images import open_image
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
-from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions
+from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions, shown_groups
 from vitft.report.html import render
 from vitft.report.run_decisions import DOWNLOADED
 from vitft.report.run_files import folder_uri
@@ -93,7 +93,7 @@ def shown_paths(result: CheckResult) -> Sequence[str]:
     """Return the paths of up to `MAX_THUMBNAILS` images that the page shows."""
     audit = result.audit
     paths = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
-    for group in audit["duplicates"][:MAX_FINDINGS]:
+    for group in shown_groups(audit["duplicates"]):
         paths += [member["path"] for member in group["members"][:MAX_MEMBERS]]
     paths += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
     return list(dict.fromkeys(paths))[:MAX_THUMBNAILS]

@@ -362,8 +362,8 @@ class Extractor:
         if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
             table: Any = np.empty(shape, np.float32)
         else:
-            file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - kept open for the map
-            table = np.memmap(file, np.float32, "w+", shape=shape)
+            with tempfile.TemporaryFile(dir=self.folder) as file:  # the map keeps a descriptor
+                table = np.memmap(file, np.float32, "w+", shape=shape)
         for i, digest in enumerate(digests):
             row = store.get(key_of(digest, view.name))
             if row is None:

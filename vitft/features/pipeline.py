@@ -257,11 +257,11 @@ def inspect_dataset(
                 inspect_folder, max_pixels=max_pixels, workers=usable_cores()
             )
         inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
-        computed = 0 if extractor is None else extractor.computed - before
-        if extractor is not None and computed:
-            progress.skip(len(folder.files) - computed)
-        elif extractor is not None:
-            progress.label = "checking images"  # all features were in the cache
+        if extractor is not None:
+            if computed := extractor.computed - before:
+                progress.skip(len(folder.files) - computed)
+            else:
+                progress.label = "checking images"  # all features were in the cache
         return inspected
 
 

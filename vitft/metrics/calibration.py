@@ -254,7 +254,7 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
         return np.ravel(sigmoid(np.abs(logits))), np.ravel(right).astype(np.float64)
     best: Floats = np.exp(logits.max(axis=1) - logsumexp(logits))
     right = logits.argmax(axis=1) == labels
-    return np.minimum(best, 1.0), right.astype(np.float64)
+    return best, right.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,10 +328,10 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     random = np.random.default_rng(0)
     chance = float(np.median(simulate_errors(bins, bins.confidence[None], random)))
     deviation = bins.accuracy - bins.confidence
-    shape = np.sign(deviation) * (np.abs(deviation) + observed) / 2
+    shape = np.sign(deviation) * (np.abs(deviation) + observed)
     size = float(binned_error(bins.images, 0 * shape, shape))
     if size == 0:
-        shape, size = np.sign(0.5 - bins.confidence), 1.0
+        shape, size = np.where(bins.confidence < 0.5, 1.0, -1.0), 1.0
     reach = min(1.0, 2.5 * max(observed, chance) + 0.5 / float(np.sqrt(bins.images.sum())))
     trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
     truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)

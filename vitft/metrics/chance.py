@@ -59,7 +59,7 @@ def constant_class(results: RunResults) -> tuple[str, float] | None:
         counts[predicted] += images
     if len(names) < 2 or not counts or max(counts) >= len(names):
         return None
-    best = max(sorted(counts), key=counts.__getitem__)
+    best = max(counts, key=counts.__getitem__)
     fraction = counts[best] / sum(counts.values())
     return (names[best], fraction) if fraction >= CONSTANT else None
 

@@ -37,11 +37,12 @@ def better_estimate(results: RunResults) -> CrossValidation | None:
     more, calibration = model_cross_validation(results), results.get("calibration")
     if not more or "labels" in results or not more.get("top1_interval"):
         return None
+    if more["images"] < MORE_IMAGES * results["images"]:
+        return None
     is_comparable = bool(calibration and calibration.get("cross_validated"))
     if "seconds" not in results:
         is_comparable = bool(results.get("top1_interval")) and not is_harder(results, more)
-    are_many = more["images"] >= MORE_IMAGES * results["images"]
-    return more if is_comparable and are_many else None
+    return more if is_comparable else None
 
 
 def is_harder(results: RunResults, more: CrossValidation) -> bool:

@@ -123,7 +123,7 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
     ]
     variance = math.fsum(p * (1 - p) / total for p, total in smoothed) / number**2
     if variance > 0:
-        effective = min(effective, max(1.0, mean * (1 - mean) / variance))
+        effective = min(effective, mean * (1 - mean) / variance)
     low, high = score_interval(mean, effective)
     sizes = [total for _, total in counts]
     weight = 1 - number**2 / (math.fsum(1 / size for size in sizes) * math.fsum(sizes))
@@ -140,7 +140,7 @@ def square_and_add(counts: Sequence[tuple[int, int]], mean: float) -> Interval:
     parts = [(right / total, wilson_interval(right, total)) for right, total in counts]
     below = math.hypot(*(p - low for p, (low, _) in parts)) / len(counts)
     above = math.hypot(*(high - p for p, (_, high) in parts)) / len(counts)
-    return max(0.0, mean - below), min(1.0, mean + above)
+    return mean - below, mean + above
 
 
 def proportions_differ(first: tuple[float, Interval], second: tuple[float, Interval]) -> bool:

@@ -286,15 +286,11 @@ def mislabel_section(
 def duplicate_section(
     found: Sequence[CopyGroup], table: DecisionTable, *, undecided: int
 ) -> FindingSection | None:
-    """Return the section on duplicates, or None if there are none.
-
-    Groups across subsets or with different labels come first.
-    """
+    """Return the section on duplicates, or None if there are none."""
     if not found:
         return None
-    ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
     groups = []
-    for group in ordered[:MAX_FINDINGS]:
+    for group in shown_groups(found):
         warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
         warnings += ["with different labels"] * group["labels_differ"]
         cards = [
@@ -323,6 +319,15 @@ def duplicate_section(
         more=len(found) - len(groups),
         kept=len(found) - undecided,
     )
+
+
+def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
+    """Return the groups of duplicates to show, at most `MAX_FINDINGS`.
+
+    Groups across subsets or with different labels come first.
+    """
+    ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
+    return ordered[:MAX_FINDINGS]
 
 
 def remark_section(
