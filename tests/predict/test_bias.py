@@ -58,6 +58,16 @@ def test_images_left_out_are_counted_by_reason_out_of_all(caplog: pytest.LogCapt
     ]
 
 
+def test_reasons_that_leave_out_no_image_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_bias(results(10, trained=4))
+    warn_of_bias(results(10, trained_copies=1))
+
+    assert [text.partition(":")[0] for text in warnings(caplog)] == [
+        "skipped 4 of 14 images",
+        "skipped 1 of 11 images",
+    ]
+
+
 @pytest.mark.parametrize("number", [MOST_NAMED, MOST_NAMED + 1, MOST_NAMED + 3])
 def test_the_first_ten_unreadable_files_are_named_and_the_others_counted(
     number: int, caplog: pytest.LogCaptureFixture

@@ -23,8 +23,8 @@ LABELS = ("cat", "dog", "sea")
 def write_labels_run(path: Path, *, validation: int = 40, training: int = 0) -> Path:
     """Write a run of three labels.
 
-    The images have the first label in turn, which the model knows for certain; the second label is
-    as probable as not, and wrong every other time; the third one is certain but always wrong.
+    Every other image has the first label, of which the model is less and less certain. The second
+    label is as probable as not, and wrong every other time. The third one is always wrong.
     """
     path.mkdir()
     write_json(path / "class_indices.json", {str(i): name for i, name in enumerate(LABELS)})
@@ -33,7 +33,7 @@ def write_labels_run(path: Path, *, validation: int = 40, training: int = 0) -> 
     (path / "split.csv").write_text("\n".join(["path,labels,split,sha256", *rows, ""]))
     has_cat = np.arange(validation) % 2 == 0
     logits = np.zeros((validation, 3), np.float32)
-    logits[:, 0] = np.where(has_cat, 9.0, -9.0)
+    logits[:, 0] = np.where(has_cat, 9 - np.arange(validation) / 20, -9.0)
     logits[:, 2] = 3.0
     more = {
         "train_probability": np.tile([0.9995, 0.0001, 0.0001], (training, 1)),
@@ -51,8 +51,8 @@ def test_each_label_has_its_own_threshold_or_is_never_assigned(
     with caplog.at_level(logging.INFO):
         found = choose_label_thresholds(run, 0.9, LABELS)
 
-    assert found == (pytest.approx(1 / (1 + np.exp(-9.0))), 1.0, 1.0)
-    assert "cat: threshold 100.0%, precision 100.0% on 20 images, recall 100.0%" in caplog.text
+    assert found == (pytest.approx(1 / (1 + np.exp(-(9 - 38 / 20)))), 1.0, 1.0)
+    assert "cat: threshold 99.9%, precision 100.0% on 20 images, recall 100.0%" in caplog.text
     assert "dog: threshold" not in caplog.text
     assert "never assigned, because no threshold reaches a precision of 90.0%: dog and sea" in (
         caplog.text
@@ -81,8 +81,8 @@ def test_cross_validated_training_images_count_as_well(
     with caplog.at_level(logging.INFO):
         found = choose_label_thresholds(run, 0.99, LABELS)
 
-    assert found == (0.9995, 1.0, 1.0)
-    assert "cat: threshold 100.0%, precision 100.0% on 120 images, recall 100.0%" in caplog.text
+    assert found == (pytest.approx(1 / (1 + np.exp(-7.1))), 1.0, 1.0)
+    assert "cat: threshold 99.9%, precision 100.0% on 120 images, recall 100.0%" in caplog.text
     with pytest.raises(UsageError, match=r"no label reaches a precision of 99\.0% .* 40 images"):
         choose_label_thresholds(alone, 0.99, LABELS)
 
