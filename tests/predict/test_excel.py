@@ -7,6 +7,7 @@ import pytest
 
 from vitft.predict.excel import clean_cell, column_width, open_excel
 from vitft.predict.prediction import Prediction
+from vitft.system.errors import RunError
 
 openpyxl = pytest.importorskip("openpyxl")
 
@@ -114,3 +115,11 @@ def test_a_failed_file_is_removed(tmp_path: Path) -> None:
         write(tmp_path / "o.xlsx", [broken])
 
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_sheet_has_at_most_2_to_the_20_rows_with_its_header(tmp_path: Path) -> None:
+    with open_excel(tmp_path / "o.xlsx", 1) as rows:
+        rows.count = 2**20 - 2
+        rows.add(named("a.jpg"))
+        with pytest.raises(RunError, match="at most 1,048,576 rows"):
+            rows.add(named("b.jpg"))

@@ -257,6 +257,27 @@ def test_rows_are_passed_on_and_errors_counted(model: Path, photos: list[str]) -
     assert lines[-1] == "none.png,,,,not found"
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, False),
+        ({"out": "o.csv"}, True),
+        ({"out": "o.csv", "shard": ProcessShard(rank=0, world=2)}, True),
+        ({"out": "o.csv", "shard": ProcessShard(rank=1, world=2)}, False),
+    ],
+    ids=["rows on the terminal", "a file", "the first process", "another process"],
+)
+def test_progress_is_shown_once_and_not_between_rows(
+    model: Path, photos: list[str], caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any], shown: bool,
+) -> None:  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        assert run(*photos, **options) == 0
+
+    texts = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("predicting: ") for text in texts) is shown
+
+
 def test_there_are_no_more_columns_than_classes(model: Path, photos: list[str]) -> None:
     for top_k, columns in ((2, 7), (3, 9), (9, 9)):
         lines: list[str] = []
