@@ -48,7 +48,7 @@ def test_a_page_is_new_and_its_folder_exists(tmp_path: Path, own_home: Path) -> 
     assert new_page("~/a.html") == own_home / "a.html"
     with pytest.raises(RunError, match=r"a\.html already exists"):
         new_page(str(tmp_path / "a.html"))
-    with pytest.raises(RunError, match="folder .*none does not exist"):
+    with pytest.raises(RunError, match=r"folder .*none does not exist"):
         new_page(str(tmp_path / "none" / "a.html"))
 
 
