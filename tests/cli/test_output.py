@@ -118,7 +118,7 @@ def test_wrapped_text_is_indented_after_its_first_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = io.StringIO()
-    terminal = Console(file=shown, width=13, soft_wrap=True)
+    terminal = Console(file=shown, width=12, soft_wrap=True)
     monkeypatch.setattr(output, "stdout", lambda: terminal)
 
     output.wrapped("one two three a-b-c-d-e", indent=3)
