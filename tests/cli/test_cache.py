@@ -37,6 +37,7 @@ def test_features_are_listed_with_their_total(
     assert first.split()[:3] == ["12", "0123456789ab", "bf16"]
     assert first.split()[3].startswith("2023-11-1")
     assert first.split()[-1] == "3.0"
+    assert first.startswith("12            0123456789ab   bf16       20")
     assert second.split()[0] == "fingerprints"
     assert second.split()[-1] == "1.5"
     assert total.startswith(f"0.00 GB in {cache}, limit ")

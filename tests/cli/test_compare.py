@@ -35,6 +35,8 @@ def test_a_table_of_two_runs_has_one_test(
     assert "validation images compared: 60" in lines
     assert "exact McNemar test on the shared images" in lines
     assert lines.count("settings in which the runs differ") == 0
+    (row,) = (line for line in lines if line.startswith("B b"))  # names are on the left
+    assert row.endswith("%")  # and numbers on the right
     assert f"add --out compare.html for a page{disputed_text(compared('a', 'b'))}" in printed.err
 
 

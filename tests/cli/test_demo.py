@@ -26,7 +26,12 @@ def test_the_demo_prints_predictions_accuracies_and_files(
 
     assert main(["demo"]) == 0
 
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out.splitlines()
+    lines = [" ".join(line.split()) for line in printed]
+    assert printed[5:7] == [
+        "pretrained on generated images     95.0%  90.0 to 98.0%",
+        "randomly initialised               50.0%  40.0 to 60.0%",
+    ]
     assert lines[:2] == ["path prediction", "a.png rose 90.0%, lily 10.0%"]
     assert lines[3:7] == [
         "same images, split and training budget:",

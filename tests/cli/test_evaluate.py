@@ -106,6 +106,26 @@ def test_the_metrics_of_all_images_are_a_table(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_names_are_on_the_left_and_numbers_on_the_right(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calibration = results()["calibration"] | {"temperature": 1.0}
+    rows = {"a longer name": one_class(12), "dog": one_class(100)}
+    print_tables(results(per_class=rows, calibration=calibration))
+
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:5] == [
+        "accuracy                  90.0%   80.0 to 95.0%",
+        "balanced accuracy         85.0%   70.0 to 90.0%",
+        "baseline (largest class)  60.0%",
+        "log-loss (nats)           0.432  0.300 to 0.500",
+    ]
+    dog, cells = (line for line in lines if line.startswith("dog  "))
+    assert dog.startswith("dog               100   50.0%  25.0 to 75.0%")
+    assert cells.split() == ["dog", "1", "7"]
+    assert cells.endswith("    7")
+
+
 def test_of_several_labels_the_mean_average_precision_comes_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -43,6 +43,8 @@ def test_each_format_is_compared_with_the_run(capsys: pytest.CaptureFixture[str]
 
     printed = capsys.readouterr()
     head, *lines, last = (" ".join(line.split()) for line in printed.out.splitlines())
+    assert printed.out.splitlines()[1].startswith("timm    timm")
+    assert printed.out.splitlines()[1].endswith("1.0e-06        0  2.6      12.3            20.0")
     assert head == ("format loaded by logit difference changed MB images/s run's images/s")
     assert lines == [
         "timm timm 1.0e-06 0 2.6 12.3 20.0",

@@ -45,6 +45,8 @@ def test_accuracies_are_a_table_and_the_command_can_be_repeated(
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0].split() == ["images", "per", "class", "1", "2"]
+    assert lines[0].startswith("images per class  ")
+    assert lines[0].endswith("  2")
     assert [line.split()[0] for line in lines[1:3]] == ["histogram", "pixels"]
     assert lines[3].startswith("histogram compared with pixels at 2 images per class: ")
     assert lines[-1] == "written: study-colours/study.png, study.md, study.json"
