@@ -28,6 +28,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.threshold import choose_threshold
+from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.training.run import Result
 
@@ -564,7 +565,8 @@ def test_a_model_says_where_it_came_from(trained: Trained) -> None:
 
     assert repr(trained) == f"Trained(run='{trained.folder}', classes=3)"
     assert "16 \N{MULTIPLICATION SIGN} 16 pixels" in shown
-    parameters = sum(one.numel() for one in trained.engine.model.parameters())  # type: ignore[union-attr]
+    assert isinstance(trained.engine, Predictor)
+    parameters = sum(one.numel() for one in trained.engine.model.parameters())
     assert f"{parameters:,}" in shown
     assert "model.explain" in shown
     assert trained.path == trained.folder / "model.safetensors"

@@ -193,7 +193,7 @@ class Broken(io.StringIO):
         super().__init__()
         self.error = error
 
-    def write(self, text: str) -> int:
+    def write(self, _: str, /) -> int:
         raise self.error
 
 
@@ -254,13 +254,14 @@ def test_the_first_failure_of_a_stream_is_kept() -> None:
     ],
 )
 def test_characters_that_a_terminal_lacks_are_replaced(text: str, shown: bytes) -> None:
-    inner = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="")
+    buffer = io.BytesIO()
+    inner = io.TextIOWrapper(buffer, encoding="ascii", newline="")
     stream = SafeStream(inner)
 
     stream.write(text)
     stream.flush()
 
-    assert inner.buffer.getvalue() == shown  # type: ignore[attr-defined]
+    assert buffer.getvalue() == shown
     assert stream.failure is None
     error = UnicodeEncodeError("ascii", "ab\u4e2d\u4e2d", 2, 4, "unknown")
     assert replace_character(error) == ("\\u4e2d", 3)

@@ -84,7 +84,9 @@ def test_the_first_ten_unreadable_files_are_named_and_the_others_counted(
 def test_unknown_training_images_are_warned_of_but_not_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    unknown = dict.fromkeys(["trained", "trained_copies", "trained_paths", "trained_groups"])
+    unknown: dict[str, Any] = dict.fromkeys(
+        ["trained", "trained_copies", "trained_paths", "trained_groups"]
+    )
 
     warn_of_bias(results(**unknown, validated=None))
 

@@ -51,7 +51,7 @@ def test_each_label_has_its_own_threshold_or_is_never_assigned(
     with caplog.at_level(logging.INFO):
         found = choose_label_thresholds(run, 0.9, LABELS)
 
-    assert found == (pytest.approx(1 / (1 + np.exp(-(9 - 38 / 20)))), 1.0, 1.0)
+    assert found == pytest.approx((1 / (1 + np.exp(-(9 - 38 / 20))), 1.0, 1.0))
     assert "cat: threshold 99.9%, precision 100.0% on 20 images, recall 100.0%" in caplog.text
     assert "dog: threshold" not in caplog.text
     assert "never assigned, because no threshold reaches a precision of 90.0%: dog and sea" in (
@@ -81,7 +81,7 @@ def test_cross_validated_training_images_count_as_well(
     with caplog.at_level(logging.INFO):
         found = choose_label_thresholds(run, 0.99, LABELS)
 
-    assert found == (pytest.approx(1 / (1 + np.exp(-7.1))), 1.0, 1.0)
+    assert found == pytest.approx((1 / (1 + np.exp(-7.1)), 1.0, 1.0))
     assert "cat: threshold 99.9%, precision 100.0% on 120 images, recall 100.0%" in caplog.text
     with pytest.raises(UsageError, match=r"no label reaches a precision of 99\.0% .* 40 images"):
         choose_label_thresholds(alone, 0.99, LABELS)

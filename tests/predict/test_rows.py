@@ -13,9 +13,9 @@ def row(path: str, *classes: str, **more: object) -> Prediction:
     return Prediction(path=path, classes=classes, probabilities=probabilities, **more)  # type: ignore[arg-type]
 
 
-def lines_of(style: str, rows: list[Prediction], **options: bool) -> list[str]:
+def lines_of(style: str, rows: list[Prediction], *, bom: bool = False) -> list[str]:
     found: list[str] = []
-    writer = RowWriter(style, 1, found.append, **options)
+    writer = RowWriter(style, 1, found.append, bom=bom)
     for one in rows:
         writer.add(one)
     writer.close()

@@ -73,7 +73,8 @@ def test_a_head_separates_what_can_be_separated() -> None:
 
     right = evaluate_head(x, y, split, 3, classes=2, seed=0)
 
-    assert (right.dtype, right.tolist()) == (np.bool_, [True] * 8)
+    assert right.dtype == np.bool_
+    assert right.tolist() == [True] * 8
     wrong = evaluate_head(x, 1 - y, split, 3, classes=2, seed=0)
     assert wrong.all()  # labels of both training and test images are exchanged
 

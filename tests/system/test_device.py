@@ -235,8 +235,8 @@ def test_without_proc_the_peak_is_that_of_getrusage_in_its_unit(
     def missing(*_: object, **__: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(device_module.Path, "read_text", missing)
-    monkeypatch.setattr(device_module.platform, "system", lambda: system)
+    monkeypatch.setattr("vitft.system.device.Path.read_text", missing)
+    monkeypatch.setattr("vitft.system.device.platform.system", lambda: system)
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=300_000))
 
     assert peak_resident() == 300_000 * unit
@@ -244,6 +244,6 @@ def test_without_proc_the_peak_is_that_of_getrusage_in_its_unit(
 
 def test_the_peak_is_read_from_proc_in_kilobytes(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "VmPeak:\t  9 kB\nVmHWM:\t  120 kB\nVmRSS:\t  5 kB\n"
-    monkeypatch.setattr(device_module.Path, "read_text", lambda *_, **__: text)
+    monkeypatch.setattr("vitft.system.device.Path.read_text", lambda *_, **__: text)
 
     assert peak_resident() == 120 * 1024

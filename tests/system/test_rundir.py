@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -225,7 +225,7 @@ def test_a_line_that_could_not_be_written_completely_is_removed(
     run.log({"epoch": 1})
     dump = json.dumps
 
-    def torn(fields: object, **options: bool) -> str:
+    def torn(fields: object, **options: Any) -> str:
         with (here / "metrics.jsonl").open("a") as file:
             file.write(dump(fields, **options)[:4])
         raise OSError(28, "No space left on device")
@@ -346,5 +346,5 @@ def test_the_arithmetic_of_one_process_without_instructions_is_described_briefly
 
     assert describe_arithmetic(many) == f"cpu in fp32, AVX2, 2 processes, torch {version}"
     assert describe_arithmetic(plain) == "cpu in fp32, torch unknown"
-    bare = {key: plain[key] for key in ("device", "precision", "packages")}  # type: ignore[literal-required]
+    bare = {key: plain[key] for key in ("device", "precision", "packages")}
     assert describe_arithmetic(cast("RunEnvironment", bare)) == "cpu in fp32, torch unknown"

@@ -16,7 +16,10 @@ from vitft.system.safetensors_file import (
     with_sorted_metadata,
 )
 
-TENSORS = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(2, np.float16)}
+TENSORS: dict[str, Any] = {
+    "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a": np.ones(2, np.float16),
+}
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from vitft.system import text as text_module
 from vitft.system.text import (
     closest_names,
     count,
@@ -261,6 +260,6 @@ def test_a_square_has_one_size() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="other quotes on Windows")
 def test_the_words_of_a_command_are_quoted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell_join(["vitft", "a b", "--out", "-x"]) == "vitft 'a b' --out -x"
-    monkeypatch.setattr(text_module.os, "name", "nt")
+    monkeypatch.setattr("vitft.system.text.os.name", "nt")
     words = ["vitft", r"C:\my photos", r"C:\photos", "", "50%"]
     assert shell_join(words) == r'vitft "C:\my photos" C:\photos "" "50%"'
