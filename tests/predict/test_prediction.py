@@ -96,3 +96,12 @@ def test_the_text_names_the_classes_or_only_the_assigned_labels(
 
 def test_the_repr_is_short_and_has_no_control_characters() -> None:
     assert repr(Prediction(path="a\x1b", error="bad")) == r"Prediction('a\\x1b': error: bad)"
+
+
+def test_every_class_has_a_probability() -> None:
+    broken = Prediction(path="a", classes=("rose", "lily"), probabilities=(0.9,))
+
+    for use in (broken.to_dict, lambda: broken.to_cells(2), lambda: broken.to_cells(1, ("rose",)),
+                lambda: summarise(broken)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"strict|longer|shorter"):
+            use()
