@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,3 +180,65 @@ def test_a_finished_run_has_nothing_to_resume(
 def test_a_run_that_does_not_exist_is_not_resumed(runs: Path) -> None:
     with pytest.raises(RunError, match="none"):
         plan_resume(parsed("--resume", "runs/none"))
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a run would be told; nothing is trained. `result` can be changed."""
+    monkeypatch.chdir(tmp_path)
+    result = {"run": Path("runs/x"), "figures": None, "status": "finished", "everything_s": None}
+    asked: dict[str, Any] = {"result": {**result, "exit_code": 0}}
+
+    def check(config: Any, out: str | None) -> tuple[Any, Path]:
+        return config, Path(out or "runs/x")
+
+    def run(config: Any, **options: Any) -> Any:
+        asked.update(options, config=config)
+        return SimpleNamespace(**asked["result"])
+
+    def summary(run: Path, figures: Any, config: Any, **options: Any) -> None:
+        asked.update(summary=options)
+
+    monkeypatch.setattr("vitft.training.checks.check_request", check)
+    monkeypatch.setattr("vitft.training.run.run_finetuning", run)
+    monkeypatch.setattr("vitft.cli.summary.print_summary", summary)
+    monkeypatch.setattr("vitft.cli.finetune.print_report", lambda run: asked.update(report=run))
+    return asked
+
+
+def test_a_run_has_no_time_limit_by_default(trained: dict[str, Any]) -> None:
+    assert main(["finetune", "--data", "d", "--lr", "0.1", "--solver", "sgd"]) == 0
+
+    assert (trained["max_seconds"], trained["resume"]) == (0.0, False)
+    assert trained["config"].optim.lr == 0.1
+    assert trained["summary"] == {"status": "finished", "is_latest": True}
+    assert "report" not in trained
+
+
+def test_a_run_elsewhere_is_not_the_latest_and_its_exit_code_is_returned(
+    trained: dict[str, Any],
+) -> None:
+    trained["result"] |= {"run": Path("own"), "exit_code": 143, "figures": {"top1": 1.0}}
+    trained["result"] |= {"status": "terminated"}
+
+    assert main(["finetune", "--data", "d", "--max-time", "2m", "--out", "own"]) == 143
+
+    assert (trained["max_seconds"], trained["out"]) == (120.0, Path("own"))
+    assert trained["summary"] == {"status": "terminated", "is_latest": False}
+    assert trained["report"] == Path("own")
+
+
+def test_training_of_all_layers_is_proposed_with_its_time(
+    trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained["result"] |= {"everything_s": 700.0}
+
+    words = ["--data", "d", "--freeze", "head", "--set", "data.val_rate=0.3", "--set", "optim.l2=1"]
+    assert main(["finetune", *words]) == 0
+
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "from this head, would take about 12 min on this machine: vitft finetune" in line
+    assert line.endswith(" --freeze head,none")
+    assert "data.val_rate=0.3" in line
+    assert "optim.l2" not in line
+    assert line.count("--freeze") == 1
