@@ -4,13 +4,18 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from tests.support.run_files import make_run
 from vitft.models.run_facts import RunFacts
-from vitft.predict.run_info import RunInfo, cross_validated_facts, seconds_since_1970
+from vitft.predict.run_info import (
+    RunInfo,
+    cross_validated_facts,
+    facts_of_run,
+    seconds_since_1970,
+)
 
 HOUR, DAY = 3600, 86400
 ENDED = 1_700_000_000
@@ -230,3 +235,19 @@ def test_cross_validation_is_stated_only_with_all_its_facts() -> None:
     for key in [*facts]:
         missing = {name: value for name, value in facts.items() if name != key}
         assert cross_validated_facts(cast("RunFacts", missing)) == ""
+
+
+@pytest.mark.parametrize("interval", [(0.6, 0.8), None])
+def test_the_mean_average_precision_of_a_run_is_known(
+    run: Path, interval: tuple[float, float] | None
+) -> None:
+    results: Any = json.loads((run / "eval.json").read_text())
+    results["labels"] = {"map": 0.7, "map_interval": interval}
+
+    facts = facts_of_run(None, results)
+
+    assert facts["mean_ap"] == 0.7
+    assert facts.get("mean_ap_interval") == interval
+    assert ("mean_ap_interval" in facts) is (interval is not None)
+    assert facts["images"] == 12
+    assert facts_of_run(None, None) == {}
