@@ -242,7 +242,7 @@ def test_the_mean_average_precision_of_a_run_is_known(
     run: Path, interval: tuple[float, float] | None
 ) -> None:
     results: Any = json.loads((run / "eval.json").read_text())
-    results["labels"] = {"map": 0.7, "map_interval": interval}
+    results["labels"] = {"map": 0.7, "map_interval": interval, "chance_map": 0.3}
 
     facts = facts_of_run(None, results)
 
