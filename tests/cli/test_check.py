@@ -1,5 +1,6 @@
 """What `vitft check` prints, and where it writes."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from vitft.cli.check import (
     print_next_steps,
     training_command,
 )
-from vitft.cli.main import build_parser
+from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table
 from vitft.data.fixes import Fix
 from vitft.system.errors import RunError, UsageError
@@ -285,3 +286,19 @@ def test_by_default_a_table_of_findings_is_printed_and_written_here() -> None:
         "format": "table",
         "command": check_command,
     }
+
+
+def test_a_check_ends_with_success_and_names_its_files(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "red" / "empty.png").touch()
+
+    assert main(["check", str(image_folder), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert main(["check", str(image_folder), "--out", str(tmp_path / "o"), "--format", "json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert f"page: {tmp_path / 'out' / 'check.html'} shows the images" in printed
+    assert (found["fixes"], found["page"]) == (
+        *(str(tmp_path / "o" / "fixes.csv"), str(tmp_path / "o" / "check.html")),
+    )

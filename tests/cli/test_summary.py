@@ -459,3 +459,13 @@ def test_several_labels_are_summarised_by_their_own_metrics(
         "weakest label: sea, average precision 50.0% on 4 validation images",
         f"run: {tmp_path}",
     ]
+
+
+def test_the_accuracy_of_the_head_alone_is_named_where_more_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarised(tmp_path, cross_validation=crossed())
+
+    lines = capsys.readouterr().out.splitlines()
+    text = cross_validation_text(crossed(), knn_top1=0.6)
+    assert f"the head alone, before further training: {text}" in lines
