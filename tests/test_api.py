@@ -28,6 +28,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.threshold import choose_threshold
+from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.training.run import Result
 
@@ -505,3 +506,83 @@ def test_a_folder_or_a_pattern_is_answered_with_how_to_list_its_files(
 def test_no_images_at_all_are_a_usage_error(trained: Trained) -> None:
     with pytest.raises(UsageError, match="images have unsupported type NoneType"):
         trained.predict(None)  # type: ignore[arg-type]
+
+
+def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: Path) -> None:
+    path = image_folder / "red" / "000.png"
+
+    (plain,), (zero,) = trained.predict(path), trained.predict(path, threshold=0.0)
+
+    assert plain.notes == zero.notes == ()
+    assert (len(plain.classes), plain.probabilities) == (1, zero.probabilities)
+    assert plain.view is not None  # shown in a notebook
+    with pytest.raises(UsageError, match="invalid threshold -1"):
+        trained.predict(path, threshold=-1.0)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, True, 1.0])
+def test_a_number_of_classes_is_a_positive_integer(
+    trained: Trained, image_folder: Path, top_k: Any
+) -> None:
+    with pytest.raises(UsageError, match=f"invalid top_k={top_k!r}"):
+        trained.predict(image_folder / "red" / "000.png", top_k=top_k)
+
+
+def test_many_images_are_numbered_in_order(trained: Trained) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (70, 16, 16, 3), np.uint8)
+
+    answers = trained.predict(noise)  # more than two batches
+
+    assert [answer.path for answer in answers] == [str(i) for i in range(70)]
+    assert trained.features(noise).shape == (70, trained.engine.feature_size)
+    alone = trained.predict([noise[69]])
+    assert alone[0].probabilities == pytest.approx(answers[69].probabilities, abs=1e-5)
+
+
+def test_an_explanation_is_of_the_most_probable_class_by_default(
+    trained: Trained, image_folder: Path
+) -> None:
+    path = image_folder / "red" / "000.png"
+    (answer,) = trained.predict(path, top_k=3)
+
+    seen, other = trained.explain(path), trained.explain(path, about="blue")
+
+    assert (seen.method, seen.about) == ("relevance", answer.classes[0])
+    assert seen.probability == pytest.approx(answer.probabilities[0], abs=1e-5)
+    assert other.about == "blue"
+    assert other.probability == pytest.approx(
+        answer.probabilities[answer.classes.index("blue")], abs=1e-5
+    )
+    plain, tall = trained.explain(path, size=64), trained.explain(path, size=64, legend=True)
+    assert plain.height == 64
+    assert tall.height > 64
+    with pytest.raises(UsageError, match="size"):
+        trained.explain(path, size=0)
+
+
+def test_a_model_says_where_it_came_from(trained: Trained) -> None:
+    shown = trained._repr_html_()
+
+    assert repr(trained) == f"Trained(run='{trained.folder}', classes=3)"
+    assert "16 \N{MULTIPLICATION SIGN} 16 pixels" in shown
+    assert isinstance(trained.engine, Predictor)
+    parameters = sum(one.numel() for one in trained.engine.model.parameters())
+    assert f"{parameters:,}" in shown
+    assert "model.explain" in shown
+    assert trained.path == trained.folder / "model.safetensors"
+    assert trained.run.name == "run"
+    assert (trained.classes, trained.thresholds) == (("blue", "green", "red"), ())
+
+
+@pytest.mark.parametrize("thing", [3, None, {"a": 1}])
+def test_what_is_no_image_is_a_usage_error(trained: Trained, thing: Any) -> None:
+    with pytest.raises(UsageError, match=r"image 0 has unsupported type|images have unsupported"):
+        trained.predict([thing])
+    with pytest.raises(UsageError, match="unsupported type"):
+        trained.explain(thing)
+
+
+def test_a_setting_is_given_once(image_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"optim\.lr is set both by an argument and by `settings`"):
+        vitft.finetune(data=image_folder, out=tmp_path / "r", lr=0.1, settings={"optim.lr": 0.2})
+    assert not (tmp_path / "r").exists()

@@ -3,7 +3,7 @@
 import pytest
 
 from vitft.cli import evaluate, output
-from vitft.cli.column_widths import column_widths, table_width
+from vitft.cli.column_widths import column_widths, table_width, wrapped_widths
 from vitft.cli.main import main
 
 NATURAL = (42, 37, 29, 7, 7)  # name, trained on, licence, classes, px
@@ -131,3 +131,51 @@ def test_the_columns_of_a_confusion_matrix_are_numbered_if_the_names_do_not_fit(
     assert lines[1] == ["1", *names[0].split(), "9", "0", "0", "2"]
     assert lines[4][0] == "4"
     assert lines[5] == ["true", "\\", "predicted", "a", "b"]
+
+
+def test_columns_are_two_spaces_apart() -> None:
+    assert table_width({0: 5}) == 5
+    assert table_width({0: 5, 3: 6}) == 13
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        pytest.param(54, {0: 20, 1: 30}, id="it fits"),
+        pytest.param(52, {0: 20, 1: 30}, id="just"),
+        pytest.param(51, {0: 20, 1: 29}, id="one too many"),
+        pytest.param(38, {0: 20, 1: 16}, id="as short as a text may be"),
+        pytest.param(37, {0: 20}, id="too short"),
+    ],
+)
+def test_a_text_is_shortened_to_16_characters_before_it_is_left_out(
+    width: int, shown: dict[int, int]
+) -> None:
+    assert column_widths((20, 30), width, shorten=(1,), drop=(1,)) == shown
+
+
+def test_a_short_text_is_not_widened() -> None:
+    assert column_widths((20, 8), 25, shorten=(1,), drop=()) == {0: 20, 1: 8}
+    assert column_widths((20, 8), 25, shorten=(1,), drop=(1,)) == {0: 20}
+
+
+@pytest.mark.parametrize(
+    ("width", "found"),
+    [
+        pytest.param(52, {}, id="it fits"),
+        pytest.param(51, {0: 10, 1: 39}, id="the text is wrapped"),
+        pytest.param(28, {0: 10, 1: 16}, id="to 16 characters"),
+        pytest.param(27, {0: 10, 1: 15}, id="then the names as well"),
+        pytest.param(12, {0: 4, 1: 6}, id="to the longest word of each heading"),
+        pytest.param(11, {}, id="too narrow even then"),
+    ],
+)
+def test_names_are_wrapped_only_if_the_text_cannot_give_way(
+    width: int, found: dict[int, int]
+) -> None:
+    headings = {0: "name", 1: "longer text"}
+
+    widths = wrapped_widths(headings, (10, 40), width, whole=(0,))
+
+    assert widths == found
+    assert not found or table_width(widths) <= width

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -13,8 +13,13 @@ from tests.support.export_run import figures
 from vitft.cli.main import build_parser, main
 from vitft.cli.summary import (
     calibration_text,
+    cross_validation_text,
+    print_budget,
     print_growth,
+    print_label_metrics,
     print_selection,
+    print_summary,
+    print_test,
     print_weakest,
     print_weakest_label,
     suggest_next_steps,
@@ -204,3 +209,263 @@ def test_the_next_steps_name_the_export_that_keeps_a_head_on_several_blocks(
 
     step = "vitft export --safetensors --run runs/one  # --onnx keeps the head on 4 blocks"
     assert step in capsys.readouterr().err.splitlines()[-1]
+
+
+def crossed(**more: Any) -> CrossValidation:
+    facts = {"images": 60, "of": 90, "top1": 0.9, "top1_interval": (0.8, 0.95)}
+    facts |= {"gain_from_twice": None, "weak_spots": [], "curve": []}
+    return cast("CrossValidation", facts | more)
+
+
+def test_cross_validation_names_its_images_and_the_nearest_neighbours() -> None:
+    text = "cross-validated accuracy on {} images: 90.0% (80.0 to 95.0%); nearest neighbours on the"
+
+    some = cross_validation_text(crossed(), knn_top1=0.7)
+    every = cross_validation_text(crossed(images=1200, of=1200), knn_top1=0.7)
+
+    assert some == f"{text.format('60 of 90')} validation images: 70.0%"
+    assert every == f"{text.format('all 1,200')} validation images: 70.0%"
+
+
+@pytest.mark.parametrize(
+    ("gain", "line"),
+    [
+        (0.021, "with twice as many images: about +2.1 points (extrapolated)"),
+        (-0.01, "with twice as many images: about -1.0 points (extrapolated)"),
+        (0.0, "with twice as many images: about +0.0 points (extrapolated)"),
+        (None, ""),
+    ],
+)
+def test_the_expected_gain_is_in_points(
+    capsys: pytest.CaptureFixture[str], gain: float | None, line: str
+) -> None:
+    print_growth(crossed(gain_from_twice=gain), with_weakest=False)
+
+    assert capsys.readouterr().out == f"{line}\n" * bool(line)
+
+
+def test_the_two_weakest_classes_are_named_unless_they_are_perfect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spot = {"class": "rose", "recall": 0.75, "images": 1, "taken_for": ""}
+    spots = [spot, {**spot, "class": "lily", "taken_for": "rose"}, {**spot, "class": "poppy"}]
+
+    print_growth(crossed(weak_spots=spots), with_weakest=True)
+    printed = capsys.readouterr().out.splitlines()
+    print_growth(crossed(weak_spots=spots), with_weakest=False)
+
+    assert printed == [
+        "weakest class: rose, recall 75.0% on 1 image in cross-validation",
+        "second-weakest class: lily, recall 75.0% on 1 image in cross-validation, most often "
+        "predicted as rose",
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_classes_without_images_and_perfect_ones_are_not_the_weakest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    empty = {"images": 0, "recall": None}
+
+    for rows in ({}, {"a": empty}, {"a": {"images": 3, "recall": 1.0}}):
+        print_weakest(cast("dict[str, ClassMetrics]", rows))
+    assert capsys.readouterr().out == ""
+    rows = {"a": empty, "b": {"images": 3, "recall": 0.5}, "c": {"images": 1, "recall": 0.0}}
+    print_weakest(cast("dict[str, ClassMetrics]", rows))
+
+    assert capsys.readouterr().out == "weakest class: c, recall 0.0% on 1 validation image\n"
+
+
+LABELLED: dict[str, Any] = {
+    "map": 0.7,
+    "map_interval": (0.6, 0.8),
+    "chance_map": 0.3,
+    "macro_f1": 0.65,
+    "macro_f1_interval": (0.5, 0.75),
+    "per_label": {"sea": {"ap": 0.5}, "cat": {"ap": 0.9}},
+}
+
+
+def test_metrics_of_several_labels_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics: Any = {"images": 1, "top1": 0.4}
+
+    print_label_metrics(cast("LabelResults", LABELLED), metrics, "test image")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "mean average precision 70.0% (95% interval 60.0 to 80.0%) on 1 test image; random "
+        "scores: 30.0%",
+        "mean F1 of the labels 65.0% (95% interval 50.0 to 75.0%); all labels are right for "
+        "40.0% of the images",
+    ]
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_test_images_are_evaluated_once(capsys: pytest.CaptureFixture[str], left_out: int) -> None:
+    test = {"top1": 0.8, "top1_interval": (0.7, 0.9), "images": 1200, "left_out": left_out}
+
+    print_test(cast("RunResults", {}))
+    assert capsys.readouterr() == ("", "")
+    print_test(cast("RunResults", {"test": test}))
+
+    printed = capsys.readouterr()
+    assert printed.out == (
+        "test accuracy 80.0% (95% interval 70.0 to 90.0%) on 1,200 test images, evaluated once\n"
+    )
+    assert printed.err == (
+        "excluded from the test set: 1 image identical to a training or validation image\n"
+        * left_out
+    )
+    print_test(cast("RunResults", {"test": {**test, "labels": LABELLED}}))
+    assert "on 1,200 test images; random scores: 30.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("selected", "labels"), [(True, False), (True, True), (False, False)])
+def test_results_of_a_selected_epoch_are_called_optimistic(
+    capsys: pytest.CaptureFixture[str], selected: bool, labels: bool
+) -> None:
+    config = config_from_table({"data": {"path": "d"}, "train": {"freeze": "none"}})
+    metrics = {"selected_on_validation": selected, "best_epoch": 2, "epochs": 3}
+
+    print_selection(cast("RunResults", metrics | ({"labels": {}} if labels else {})), config)
+
+    text = "the validation results are" if labels else "the validation accuracy is"
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"{text} slightly optimistic: epoch 2") is selected
+    assert bool(printed) is selected
+
+
+def trial(**more: Any) -> dict[str, Any]:
+    facts = {"layers": "none", "epochs": 1, "top1": 0.9, "head_top1": 0.8, "held_out": 1200}
+    return facts | {"loss": 0.25, "head_loss": 0.5, "interpolation": 1.0, "fraction": 1.0} | more
+
+
+@pytest.mark.parametrize(
+    ("trials", "chosen", "line"),
+    [
+        ([], "head", "only the head was trained"),
+        ([trial()], "head", "only the head was trained: no trial was clearly better than the head"),
+        ([], "none", "after fitting the head, the run trained all layers for 3 epochs"),
+        ([], "", None),
+    ],
+)
+def test_a_run_with_a_time_budget_says_what_it_trained(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    trials: list[dict[str, Any]],
+    chosen: str,
+    line: str | None,
+) -> None:
+    monkeypatch.setattr("vitft.cli.summary.start_trials", lambda _: [])
+    monkeypatch.setattr("vitft.cli.summary.describe_interpolation", lambda _: "")
+    budget: Any = {"trials": trials, "chosen": chosen, "epochs": 3, "skipped": []}
+
+    print_budget(budget)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[len(trials) :] == ([] if line is None else [line])
+    if trials:
+        assert lines[0] == (
+            "trial: after training all layers for 1 epoch, 90.0% of 1,200 held-out training "
+            "images are classified correctly (with the head alone: 80.0%), mean loss 0.250 (0.500)"
+        )
+
+
+def test_parts_of_a_budget_are_described_in_their_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = [{"name": "one"}, {"name": "two", "seconds_needed": 9}]
+    monkeypatch.setattr("vitft.cli.summary.start_trials", lambda _: starts)
+    monkeypatch.setattr("vitft.cli.summary.describe_start", lambda start: start["name"])
+    monkeypatch.setattr("vitft.cli.summary.describe_interpolation", lambda _: "half of it")
+    monkeypatch.setattr("vitft.cli.summary.describe_skipped", lambda skipped: f"no {skipped}")
+    budget: Any = {"trials": [trial(epochs=2)], "chosen": "none", "epochs": 1, "skipped": ["lora"]}
+
+    print_budget(budget)
+
+    printed = capsys.readouterr()
+    first, second, third = printed.out.splitlines()
+    assert first == "one"
+    assert second.startswith("trial: after training all layers for 2 epochs and half of it, 90.0%")
+    assert third == "after fitting the head, the run trained all layers for 1 epoch, half of it"
+    assert printed.err.splitlines() == ["two", "no lora"]
+
+
+def summarised(
+    folder: Path, *, status: str = "finished", is_latest: bool = True, **more: Any
+) -> None:
+    metrics = {**figures(["a", "b"]), "knn_top1": 0.6, "selected_on_validation": False} | more
+    config = config_from_table({"data": {"path": "d"}, "weights": {"name": "demo"}})
+    print_summary(folder, cast("RunResults", metrics), config, status=status, is_latest=is_latest)
+
+
+def test_a_summary_begins_with_the_accuracy_and_ends_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarised(tmp_path)
+
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == "accuracy 50.0% (95% interval 20.0 to 80.0%) on 4 validation images"
+    assert lines[2] == "baseline (largest class): 50.0%"
+    assert lines[-1] == f"run: {tmp_path}"
+    assert not any("calibration" in line or "cross-validated" in line for line in lines)
+    assert printed.err.splitlines() == [
+        "next:  vitft predict IMAGE ...",
+        "       vitft export --safetensors",
+    ]
+    summarised(tmp_path, is_latest=False)
+    assert f"next:  vitft predict --run {tmp_path} IMAGE ..." in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_told_how_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarised(tmp_path, status="interrupted")
+
+    printed = capsys.readouterr()
+    command = f"vitft finetune --resume {tmp_path}"
+    assert f"warning: interrupted; resume with: {command}" in " ".join(printed.err.split())
+    assert printed.out.startswith("accuracy 50.0%")
+    assert "next:" not in printed.err
+    config = config_from_table({"data": {"path": "d"}})
+    print_summary(tmp_path, None, config, status="interrupted", is_latest=True)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "resume with" in printed.err
+
+
+@pytest.mark.parametrize(("temperature", "shown"), [(1, False), (1.3, True), (None, True)])
+def test_calibration_is_stated_where_it_changed_the_probabilities(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    temperature: float | None,
+    shown: bool,
+) -> None:
+    calibration = {"ece": 0.05, "ece_interval": (0, 0.1), "ece_before": 0.1}
+
+    summarised(tmp_path, images=40, calibration=calibration | {"temperature": temperature})
+
+    assert ("calibration error 5.0%" in capsys.readouterr().out) is shown
+
+
+def test_several_labels_are_summarised_by_their_own_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarised(tmp_path, labels=LABELLED)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mean average precision 70.0%")
+    assert lines[2:] == [
+        "weakest label: sea, average precision 50.0% on 4 validation images",
+        f"run: {tmp_path}",
+    ]
+
+
+def test_the_accuracy_of_the_head_alone_is_named_where_more_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarised(tmp_path, cross_validation=crossed())
+
+    lines = capsys.readouterr().out.splitlines()
+    text = cross_validation_text(crossed(), knn_top1=0.6)
+    assert f"the head alone, before further training: {text}" in lines

@@ -169,3 +169,72 @@ def test_fetching_a_local_file_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"is a local file"):
         run("fetch", str(tmp_path / "a.safetensors"))
+
+
+def test_recommended_weights_are_listed_with_their_cost(
+    printed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitft.models.pretrained import recommended
+
+    monkeypatch.setattr(recommended, "machine_speed", lambda: 1e12)
+
+    assert run("list") == 0
+
+    head, *rows = printed().splitlines()
+    assert head.startswith("recommended weights  ")
+    assert head.endswith("1,000 images")
+    assert len(rows) == len([*recommended.recommendations()])
+    assert all(row.endswith("1 s") for row in rows)  # never 0 s
+
+
+@pytest.mark.parametrize(("has_gpu", "machine"), [(True, "a GPU"), (False, "this CPU")])
+def test_the_machine_of_the_estimates_is_named(
+    printed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_gpu: bool,
+    machine: str,
+) -> None:
+    from vitft.models.pretrained import recommended
+
+    monkeypatch.setattr(recommended, "machine_speed", lambda: 100.0)
+    monkeypatch.setattr("vitft.cli.weights.has_gpu", lambda: has_gpu)
+
+    run("list")
+
+    notes = capsys.readouterr().err
+    assert f"times are estimates for one pass over 1,000 images on {machine}" in notes
+    assert "`vitft weights list --all` lists the whole catalogue" in notes
+
+
+def test_every_action_ends_with_success(tmp_path: Path, printed: Any) -> None:
+    file = tmp_path / "vit.safetensors"
+    save_file(random_weights(CONFIG), file)
+
+    assert run("list", "--size", "tiny") == 0
+    sizes = [row.split()[-1] for row in printed().splitlines()[1:]]
+    assert {"224x224", "384x384"} <= {*sizes}
+    assert run("show", "vit_small_patch14_reg4_dinov2.lvd142m") == 0
+    printed()
+    assert run("show", str(file)) == 0
+    shown = printed()
+    assert run("inspect", str(file)) == 0
+    assert printed() == shown
+
+
+@pytest.mark.parametrize(
+    ("sides", "grid"),
+    [(["48"], "4x4 -> 6x6"), (["48", "64"], "4x4 -> 6x8"), (["48", "64", "64"], None)],
+)
+def test_an_image_size_has_one_or_two_sides(
+    tmp_path: Path, printed: Any, sides: list[str], grid: str | None
+) -> None:
+    file = tmp_path / "vit.safetensors"
+    save_file(random_weights(CONFIG), file)
+
+    if grid is None:
+        with pytest.raises(UsageError, match="invalid --image-size 48 64 64"):
+            run("inspect", str(file), "--image-size", *sides)
+    else:
+        assert run("inspect", str(file), "--image-size", *sides, "--classes", "0") == 0
+        assert f"pos_embed {grid}" in printed()

@@ -26,7 +26,7 @@ from vitft.data.labelled import find_labelled
 from vitft.export import export_run
 from vitft.export.plan import plan_export
 from vitft.predict.evaluate import evaluate
-from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.onnx_engine import OnnxEngine, first_line
 from vitft.system.errors import RunError, UsageError
 
 GRAPHS: dict[str, dict[str, Any]] = {
@@ -361,3 +361,25 @@ def test_options_that_need_another_engine_are_refused(
     assert main(["predict", "photo.jpg", "--run", str(path), *options]) == 2
 
     assert f"{' '.join(options)} cannot be used with the ONNX graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("  first\nsecond"), "first"),
+        (RuntimeError("x" * 201), "x" * 200),
+        (RuntimeError(""), "RuntimeError"),
+    ],
+)
+def test_an_error_of_onnxruntime_is_shortened_to_one_line(error: Exception, line: str) -> None:
+    assert first_line(error) == line
+
+
+def test_images_of_any_size_are_scored_one_by_one(graphs: dict[str, Path]) -> None:
+    sizes = {kind: OnnxEngine(path / "model.onnx") for kind, path in graphs.items()}
+
+    assert sizes["any size"].batch == 1
+    assert min(sizes["bytes"].batch, sizes["normalised"].batch) > 1
+    for engine in sizes.values():
+        assert (engine.in_workers, engine.feature_size, engine.facts) == (False, 0, engine.facts)
+        assert engine.workers >= 1

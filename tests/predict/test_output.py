@@ -16,8 +16,10 @@ from vitft.predict.output import (
     ResumePoint,
     check_output,
     find_resume_point,
+    finished_path,
     open_rows,
     part_path,
+    record_path,
 )
 from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.request import choose_format
@@ -348,6 +350,86 @@ def test_an_impossible_format_is_refused_first(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(UsageError, match=r"run pip install '?openpyxl"):
         choose_format(None, "x.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "shard"),
+    [
+        ("", "", (0, 1)),
+        ("1", "3", (1, 3)),
+        ("0", "2", (0, 2)),
+        ("3", "1", (0, 1)),
+        ("", "2", (0, 1)),
+        ("1", "", (0, 1)),
+        ("x", "2", (0, 1)),
+    ],
+)
+def test_a_process_has_its_own_rows_only_if_several_were_started(
+    monkeypatch: pytest.MonkeyPatch, rank: str, world: str, shard: tuple[int, int]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+
+    found = ProcessShard.from_environment()
+
+    assert (found.rank, found.world) == shard
+
+
+def test_the_files_of_a_job_are_beside_its_output() -> None:
+    out, second = Path("a/o.csv"), ProcessShard(rank=1, world=3)
+
+    assert part_path(out, ALONE) == Path("a/o.csv.part")
+    assert part_path(out, second) == Path("a/o.csv.part-1-of-3")
+    assert finished_path(out, second) == Path("a/o.csv.part-1-of-3.done")
+    assert record_path(part_path(out, second)) == Path("a/o.csv.part-1-of-3.json")
+
+
+def test_an_output_is_new_and_its_folder_exists(tmp_path: Path) -> None:
+    both = ProcessShard(rank=0, world=2)
+    check_output(tmp_path / "o", ALONE, resume=False)
+    with pytest.raises(RunError, match=r"the folder .* does not exist"):
+        check_output(tmp_path / "none" / "o", ALONE, resume=True)
+    finished_path(tmp_path / "o", both).touch()
+    check_output(tmp_path / "o", ALONE, resume=False)
+    with pytest.raises(RunError, match="another run is incomplete"):
+        check_output(tmp_path / "o", both, resume=False)
+    check_output(tmp_path / "o", both, resume=True)
+    (tmp_path / "o").touch()
+    with pytest.raises(RunError, match="already exists"):
+        check_output(tmp_path / "o", ALONE, resume=False)
+
+
+def test_long_columns_of_another_file_are_cut_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "o.csv.part").write_bytes(b"x" * 150 + b"\r\n")
+
+    with pytest.raises(RunError, match=r"its columns are x{100}, not path,class"):
+        find_resume_point(tmp_path / "o.csv.part", "csv", 1, names(), 4)
+
+
+def test_rows_with_every_label_are_resumed_whatever_the_number_of_classes(tmp_path: Path) -> None:
+    part = tmp_path / "o.jsonl.part"
+    row = {"path": "a", "classes": [{"class": c, "probability": 0.5} for c in "xyz"]}
+    part.write_text(json.dumps(row) + "\n")
+
+    def point(top_k: int, labels: tuple[str, ...] = ()) -> ResumePoint:
+        return find_resume_point(part, "jsonl", top_k, iter("a"), 1, labels=labels)
+
+    assert point(1, ("x", "y", "z")).rows == point(3).rows == point(4).rows == 1
+    with pytest.raises(RunError, match="row 1 has 3 classes, but --top-k is 2"):
+        point(2)
+
+
+@BOTH
+def test_an_empty_unfinished_file_is_begun_anew(style: str, tmp_path: Path) -> None:
+    part = part_path(tmp_path / "o", ALONE)
+    part.touch()
+
+    start = find_resume_point(part, style, 2, names(), 4)
+    write(tmp_path / "o", style, PREDICTIONS[:1], ALONE, start)
+    write(tmp_path / "new", style, PREDICTIONS[:1], ALONE)
+
+    assert start == ResumePoint(0, 0, 0)
+    assert (tmp_path / "o").read_bytes() == (tmp_path / "new").read_bytes()
 
 
 def test_a_full_disk_is_an_error_with_a_message(tmp_path: Path) -> None:

@@ -4,11 +4,18 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.support.run_files import add_test_results, make_run
-from vitft.predict.run_info import RunInfo
+from vitft.models.run_facts import RunFacts
+from vitft.predict.run_info import (
+    RunInfo,
+    cross_validated_facts,
+    facts_of_run,
+    seconds_since_1970,
+)
 
 HOUR, DAY = 3600, 86400
 ENDED = 1_700_000_000
@@ -164,3 +171,100 @@ def test_a_damaged_file_is_reported_once(run: Path, caplog: pytest.LogCaptureFix
     read(run)
 
     assert [r.getMessage().startswith("damaged run: ") for r in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("1970-12-31T00:00:00+00:00", None),
+        ("1971-01-02T00:00:00+00:00", 366 * DAY),
+        ("9998-01-01T00:00:00+00:00", 253339228800),
+        ("9999-01-01T00:00:00+00:00", None),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_only_times_that_every_time_zone_can_represent_are_read(
+    time: str, seconds: float | None
+) -> None:
+    assert seconds_since_1970(time) == seconds
+
+
+def test_an_export_has_the_facts_in_its_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "export" / "model.safetensors"
+    path.parent.mkdir()
+    path.touch()
+    os.utime(path, (ENDED, ENDED))
+    facts = RunFacts(
+        name="flowers", weights="demo", images=40, top1=0.9, top1_interval=(0.8, 0.95),
+        majority=0.5, rounded=True, at_chance="always predicts rose",
+        cross_validated=0.85, cross_validated_interval=(0.8, 0.9), cross_validated_images=200,
+    )  # fmt: skip
+
+    found = RunInfo.read(None, path, 3, facts)
+
+    assert found.line(now=ENDED + HOUR) == (
+        "run flowers (exported): 3 classes, accuracy 90.0% (80.0 to 95.0%) on 40 validation images "
+        "before rounding to 8 bits; cross-validated on 200 images: 85.0% (80.0 to 90.0%), file 60 "
+        "minutes old; at chance level: the model always predicts rose"
+    )
+    assert (found.is_export, found.is_file_age, found.rounded) == (True, True, True)
+    assert (found.majority, found.weights, found.status) == (0.5, "demo", "")
+    assert found.cross_validated_images == 200
+    assert found.cross_validated_top1 == 0.85
+    ended = RunInfo.read(None, path, 3, {**facts, "ended": "2026-11-22T10:15:00+00:00"})
+    assert (ended.trained_at, ended.is_file_age) == (1795342500, False)
+    bare = RunInfo.read(None, path, 1)
+    assert (bare.name, bare.images, bare.top1, bare.is_export) == ("export", 0, None, False)
+    assert bare.line(now=ENDED + 3 * HOUR) == (
+        "run export: 1 class, accuracy unknown, file 3 hours old"
+    )
+
+
+def test_a_multi_label_model_is_described_by_its_mean_average_precision(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").touch()
+    facts = RunFacts(images=1, top1=0.4, top1_interval=(0.2, 0.6), mean_ap=0.75)
+
+    line = RunInfo.read(None, tmp_path / "m.safetensors", 3, facts).line()
+    facts["mean_ap_interval"] = (0.7, 0.8)
+    sure = RunInfo.read(None, tmp_path / "m.safetensors", 3, facts).line()
+
+    assert "run m: 3 labels, mean average precision 75.0% on 1 validation image, " in line
+    assert "mean average precision 75.0% (70.0 to 80.0%) on 1 validation image, " in sure
+
+
+def test_facts_of_a_run_precede_those_in_its_model_file(run: Path) -> None:
+    results = json.loads((run / "eval.json").read_text())
+    carried = RunFacts(top1=0.1, images=7, weights="other", at_chance="x")
+
+    found = RunInfo.read(None, run / "model.safetensors", 3, carried)
+
+    assert (found.top1, found.images, found.weights) == (results["top1"], 12, "demo")
+    assert found.at_chance == ""
+
+
+def test_cross_validation_is_stated_only_with_all_its_facts() -> None:
+    facts = RunFacts(
+        cross_validated=0.5, cross_validated_interval=(0.4, 0.6), cross_validated_images=9
+    )
+
+    assert cross_validated_facts(facts) == "cross-validated on 9 images: 50.0% (40.0 to 60.0%)"
+    for key in [*facts]:
+        missing = {name: value for name, value in facts.items() if name != key}
+        assert cross_validated_facts(cast("RunFacts", missing)) == ""
+
+
+@pytest.mark.parametrize("interval", [(0.6, 0.8), None])
+def test_the_mean_average_precision_of_a_run_is_known(
+    run: Path, interval: tuple[float, float] | None
+) -> None:
+    results: Any = json.loads((run / "eval.json").read_text())
+    results["labels"] = {"map": 0.7, "map_interval": interval, "chance_map": 0.3}
+
+    facts = facts_of_run(None, results)
+
+    assert facts["mean_ap"] == 0.7
+    assert facts.get("mean_ap_interval") == interval
+    assert ("mean_ap_interval" in facts) is (interval is not None)
+    assert facts["images"] == 12
+    assert facts_of_run(None, None) == {}

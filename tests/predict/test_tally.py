@@ -26,6 +26,8 @@ def test_the_most_probable_classes_are_counted_most_frequent_first() -> None:
     found = lines(prediction("rose", "tulip"), prediction("tulip", "rose"), prediction("tulip"))
 
     assert found == ["predicted: tulip 2 and rose 1"]
+    tied = lines(prediction("tulip"), prediction("rose"), prediction("aster"))
+    assert tied == ["predicted: aster 1, rose 1 and tulip 1"]
 
 
 def test_notes_and_unreadable_images_are_counted_as_far_as_the_colon() -> None:

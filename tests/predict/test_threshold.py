@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitft.metrics.intervals import wilson_interval
 from vitft.predict.threshold import (
     Answers,
     Threshold,
@@ -58,7 +59,9 @@ def test_a_single_image_is_no_evidence_for_a_threshold() -> None:
     assert smallest_cover(answers, 0.75) == 43
 
 
-@pytest.mark.parametrize(("precision", "images"), [(0.99, 100), (0.97, 34), (0.95, 20)])
+@pytest.mark.parametrize(
+    ("precision", "images"), [(0.99, 100), (0.97, 34), (0.95, 20), (0.75, 4), (0.5, 2)]
+)
 def test_certain_and_correct_predictions_need_one_spare_mistake(
     precision: float, images: int
 ) -> None:
@@ -74,6 +77,110 @@ def test_the_number_of_needed_images_is_rounded_up_to_two_digits() -> None:
     answers = Answers.sorted([0.9908] * 100, [True] * 100)  # 0.08 spare mistakes of the one needed
 
     assert needed_images(answers, 0.99) == 1300  # of 1,250
+
+
+@pytest.mark.parametrize(
+    ("images", "precision", "needed"),
+    [
+        (2, 0.7, 4),  # of 3.3
+        (3, 1 - 1 / 4.1, 5),  # of 4.1
+        (3, 1 - 1 / 4.03, 4),  # of 4.03, which is 4 to two digits
+        (9, 1 - 1 / 12.1, 13),
+        (50, 0.9959, 250),  # of 244
+    ],
+)
+def test_few_needed_images_are_rounded_to_whole_ones(
+    images: int, precision: float, needed: int
+) -> None:
+    answers = Answers.sorted([1.0] * images, [True] * images)
+
+    assert needed_images(answers, precision) == needed
+
+
+def test_more_images_do_not_help_where_none_are_missing() -> None:
+    as_probable = Answers.sorted([0.75], [True])
+    refuted = Answers.sorted([1.0] * 4, [False] * 4)  # enough images, and all of them wrong
+
+    assert needed_images(as_probable, 0.75) is None
+    assert needed_images(as_probable, 0.9) is None
+    assert smallest_cover(refuted, 0.75) == 0
+    assert needed_images(refuted, 0.75) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "images", "precision", "accepted"),
+    [
+        (10, 300, 0.98, True),  # 10 or more of 300 mistakes at 2%: probability 0.08
+        (11, 300, 0.98, False),  # 0.04
+        (2, 20, 0.95, True),  # 0.26
+        (3, 20, 0.95, True),  # 0.08
+        (4, 20, 0.95, False),  # 0.02
+    ],
+)
+def test_a_precision_is_rejected_if_so_many_mistakes_have_a_probability_below_5_percent(
+    wrong: int, images: int, precision: float, accepted: bool
+) -> None:
+    answers = Answers.sorted([1.0] * images, [False] * wrong + [True] * (images - wrong))
+
+    assert smallest_cover(answers, precision) == (images if accepted else 0)
+
+
+def test_equal_probabilities_keep_the_order_in_which_they_were_given() -> None:
+    answers = Answers.sorted([0.5, 0.9, 0.5], [True, True, False])
+
+    assert answers.probability.tolist() == [0.9, 0.5, 0.5]
+    assert answers.correct.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("probability", "correct", "precision", "reason"),
+    [
+        ([1.0] * 200, [True] * 200, 1.0, "no number of images can prove that mistakes never"),
+        (
+            [0.85, 0.8, 0.75, 0.7],
+            [True, False, False, True],
+            0.9,
+            "predictions with probabilities of up to 80.0% were wrong",
+        ),
+        ([0.6, 0.55], [True, True], 0.9, "none of the 2 predictions has a probability above 60.0%"),
+    ],
+)
+def test_the_reason_why_no_threshold_reaches_a_precision_is_stated(
+    probability: list[float], correct: list[bool], precision: float, reason: str
+) -> None:
+    problem = unreachable(Answers.sorted(probability, correct), precision).problem
+
+    assert problem.startswith(f"no threshold reaches a precision of {100 * precision:.1f}%: ")
+    assert reason in problem
+
+
+def test_the_expected_precision_is_stated_only_if_it_is_higher() -> None:
+    facts = {"value": 0.5, "interval": (0.3, 0.9), "covered": 4, "validation": 1200}
+
+    same = Threshold(precision=0.75, expected=0.75, **facts)  # type: ignore[arg-type]
+    less = Threshold(precision=0.75, expected=0.8, **facts)  # type: ignore[arg-type]
+
+    stated = "threshold 50.0%: precision 75.0% (95% interval 30.0 to 90.0%) on 4 of 1,200"
+    assert str(same) == f"{stated} validation images"
+    assert str(less) == f"{stated} validation images, 80.0% expected from the probabilities"
+
+
+def test_a_threshold_covers_the_predictions_at_or_above_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 60)
+    arrays = dict(np.load(run / "validation.npz"))
+    arrays["train_probability"] = np.linspace(0.5, 0.99, 60)
+    arrays["train_correct"] = np.arange(60) >= 20
+    RunDir(run).write_arrays("validation.npz", **arrays)
+    probability = np.sort([*arrays["train_probability"], *[1 / (1 + np.exp(-18.0))] * 40])[::-1]
+
+    found = choose_threshold(run, 0.95)
+
+    assert 40 < found.covered < 100
+    assert found.value == pytest.approx(probability[found.covered - 1])
+    assert found.expected == pytest.approx(probability[: found.covered].mean())
+    right = int((arrays["train_correct"] & (arrays["train_probability"] >= found.value)).sum())
+    assert found.precision == (right + 40) / found.covered
+    assert found.interval == wilson_interval(right + 40, found.covered)
 
 
 @pytest.mark.parametrize(

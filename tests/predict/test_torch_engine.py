@@ -14,8 +14,13 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.predict import torch_engine
-from vitft.predict.torch_engine import Predictor, prediction_precision
-from vitft.system.errors import DataError, RunError
+from vitft.predict.torch_engine import (
+    Predictor,
+    gap_change,
+    local_device,
+    prediction_precision,
+)
+from vitft.system.errors import DataError, RunError, UsageError
 
 
 @pytest.fixture
@@ -124,3 +129,94 @@ def test_a_model_with_a_large_error_in_bf16_settles_more_images_in_float32(
 
     assert (changed > 1e-5).any()
     assert np.abs(careful.scores(views).logits - exact).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "gpus", "found"),
+    [
+        ("auto", "", 4, "auto"),
+        ("auto", "5", 4, "cuda:1"),
+        ("auto", "1", 2, "cuda:1"),
+        ("auto", "1", 1, "auto"),
+        ("auto", "1", 0, "auto"),
+        ("cpu", "1", 4, "cpu"),
+        ("auto", "x", 4, "auto"),
+    ],
+)
+def test_processes_of_a_job_have_a_gpu_each(
+    monkeypatch: pytest.MonkeyPatch, device: str, rank: str, gpus: int, found: str
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+
+    assert local_device(device) == found
+
+
+def test_the_change_of_a_gap_is_that_of_a_random_change_of_the_features(
+    predictor: Predictor,
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(1, 32, generator=random)
+    pairs = torch.tensor([[2, 0]])
+    noise = torch.randn(20_000, 32, generator=random)
+    noise *= features.norm() / noise.norm(dim=1, keepdim=True)
+
+    expected = gap_change(predictor.model, features, pairs).item()
+    logits = predictor.model.classify(features + noise) - predictor.model.classify(features)
+    gaps = logits[:, 2] - logits[:, 0]
+
+    assert gaps.square().mean().sqrt().item() == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(("factor", "is_close"), [(3.9, True), (4.1, False)])
+def test_a_gap_of_less_than_four_typical_errors_is_a_close_call(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch, factor: float, is_close: bool
+) -> None:
+    rough = Predictor(predictor.model, predictor.card, device="cpu", precision="bf16")
+    assert rough.bf16_prefix is not None
+    inputs = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    _, logits, _ = rough.bf16_scores(inputs, rough.bf16_prefix)
+    best = logits.topk(2, dim=1).values
+    typical = (best[:, 0] - best[:, 1]) / factor / rough.bf16_error
+    monkeypatch.setattr(torch_engine, "gap_change", lambda *_: typical)
+
+    _, _, close = rough.bf16_scores(inputs, rough.bf16_prefix)
+
+    assert close.tolist() == [is_close] * 5
+
+
+def test_a_predictor_on_a_cpu_scores_16_images_per_core(predictor: Predictor) -> None:
+    assert (predictor.batch, predictor.in_workers, predictor.precision) == (16, True, "fp32")
+    assert predictor.bf16_prefix is None
+    assert (predictor.workers, predictor.feature_size) == (1, 32)
+    torch.set_num_threads(2)
+    with predictor.running():
+        predictor.enter_worker()
+        assert torch.get_num_threads() == 1
+        predictor.in_workers = False
+        torch.set_num_threads(2)
+        predictor.enter_worker()
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_model_of_several_labels_is_not_computed_in_bf16(predictor: Predictor) -> None:
+    several = replace(predictor.card, thresholds=(0.5, 0.5, 0.5))
+
+    assert Predictor(predictor.model, several, device="cpu").thresholds == (0.5, 0.5, 0.5)
+    with pytest.raises(UsageError, match="--dtype bf16"):
+        Predictor(predictor.model, several, device="cpu", precision="bf16")
+
+
+def test_scores_are_float32_in_the_order_of_the_images(predictor: Predictor) -> None:
+    views = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+
+    whole = predictor.scores(views)
+    predictor.limit.images = 2
+    parts = predictor.scores(views)
+
+    assert (whole.logits.shape, whole.features.shape) == ((5, 3), (5, 32))
+    assert whole.logits.dtype == whole.features.dtype == np.float32
+    assert parts.logits == pytest.approx(whole.logits, abs=1e-5)
+    assert parts.features == pytest.approx(whole.features, abs=1e-5)

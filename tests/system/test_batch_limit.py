@@ -67,3 +67,39 @@ def test_another_error_is_not_repeated() -> None:
 
 def test_without_images_an_empty_part_is_computed() -> None:
     assert BatchLimit(8).join(lambda part: torch.ones(0, 3)[part], 0).shape == (0, 3)
+
+
+def test_a_batch_smaller_than_the_limit_is_halved_itself() -> None:
+    limit, error = BatchLimit(32), RuntimeError("CUDA out of memory")
+
+    limit.halve(5, error)
+    assert limit.images == 3
+    limit.halve(8, error)  # tried before the limit was reduced, by another thread
+    assert limit.images == 2
+    limit.halve(2, error)
+    assert limit.images == 1
+    with pytest.raises(ResourceError, match="one image at a time") as caught:
+        limit.halve(4, error)
+    assert "--image-size" in caught.value.fix
+
+
+def test_the_new_limit_is_stated(caplog: pytest.LogCaptureFixture) -> None:
+    BatchLimit(4).halve(4, RuntimeError("out of memory"))
+    BatchLimit(2).halve(2, RuntimeError("out of memory"))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "out of memory: continuing with 2 images at a time",
+        "out of memory: continuing with 1 image at a time",
+    ]
+
+
+def test_parts_cover_all_images_once() -> None:
+    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 10) == [
+        (0, 4),
+        (4, 8),
+        (8, 10),
+    ]
+    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 8) == [(0, 4), (4, 8)]
+    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 0) == [(0, 0)]
+    one = torch.ones(3, 2)
+    assert BatchLimit(4).join(lambda _: one, 3) is one

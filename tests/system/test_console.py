@@ -268,3 +268,229 @@ def test_lines_on_a_terminal_are_broken_between_words(text: str, lines: list[str
 
     assert console.between_words(text, terminal).split("\n") == lines
     assert console.between_words(text, pipe) == text
+
+
+def test_lines_are_broken_only_if_they_are_longer_than_the_terminal() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=10)
+
+    assert console.between_words("12345 7890", terminal) == "12345 7890"
+    assert console.between_words("12345 78901", terminal) == "12345\n  78901"
+    assert console.between_words("12345 78901", terminal, indent="    ") == "12345\n    78901"
+    assert console.between_words("a-b-c d-e-f", terminal) == "a-b-c\n  d-e-f"
+    one_word = "next: vitft a b and more words that follow"
+    assert console.between_words(one_word, terminal) == one_word
+    assert console.between_words("or next: vitft a b", terminal) == "or next:\n  vitft a b"
+
+
+def test_messages_are_shown_from_the_level_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("vitft.data")
+
+    shown = {}
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        console.show_log(level)
+        log.debug("detail")
+        log.info("note\x1b")
+        log.warning("warned")
+        shown[level] = capsys.readouterr().err.splitlines()
+        assert console.shows_notes() is (level <= logging.INFO)
+
+    warned = "warning: warned"
+    assert shown == {
+        logging.DEBUG: ["detail", r"note\x1b", warned],
+        logging.INFO: [r"note\x1b", warned],
+        logging.WARNING: [warned],
+    }
+    handlers = logging.getLogger("vitft").handlers
+    assert sum(isinstance(one, console.LogHandler) for one in handlers) == 1
+    assert not logging.getLogger("vitft").propagate
+
+
+def test_the_library_alone_shows_no_notes() -> None:
+    logger = logging.getLogger("vitft")
+    for handler in [h for h in logger.handlers if isinstance(h, console.LogHandler)]:
+        logger.removeHandler(handler)
+
+    assert not console.is_shown()
+    assert not console.shows_notes()
+    console.show_log()
+    assert console.is_shown()
+
+
+def test_a_silent_process_logs_nothing_but_on_a_terminal_rich_is_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, messages = Console(file=io.StringIO()), Console(file=io.StringIO())
+    monkeypatch.setattr(console, "stdout", lambda: results)
+    monkeypatch.setattr(console, "stderr", lambda: messages)
+    monkeypatch.setattr(console.LogHandler, "is_silent", False)
+
+    console.silence()
+    logging.getLogger("vitft.data").warning("not shown")
+
+    assert (results.quiet, messages.quiet) == (True, True)
+    assert capsys.readouterr().err == ""
+
+
+def test_results_in_a_pipe_are_not_wrapped_and_have_no_emoji() -> None:
+    found = console.stdout.__wrapped__()
+
+    assert found.width == 4096  # the output of a test is no terminal
+    with found.capture() as capture:
+        found.print(f":smile: {'x ' * 100}")
+    assert capture.get() == f":smile: {'x ' * 100}\n"
+    assert console.stderr.__wrapped__().stderr
+
+
+def terminal_of(monkeypatch: pytest.MonkeyPatch, width: int = 120) -> io.StringIO:
+    """Make stderr a terminal, and return what is shown on it."""
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=width, highlight=False)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    return shown
+
+
+def test_warnings_on_a_terminal_are_yellow_and_markup_is_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal_of(monkeypatch)
+
+    logging.getLogger("vitft.data").info("a [b]note[/b]")
+    plain = shown.getvalue()
+    logging.getLogger("vitft.data").warning("a [b]problem[/b]")
+
+    assert plain == "a [b]note[/b]\n"
+    assert "\x1b[33m" in shown.getvalue()[len(plain) :]
+    assert "a [b]problem[/b]" in shown.getvalue()
+
+
+def test_without_stderr_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+
+    assert not console.has_terminal()
+    logging.getLogger("vitft.data").warning("lost")
+
+
+def test_a_bar_shows_the_count_and_the_last_line_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal_of(monkeypatch)
+
+    with console.Progress("training", 8, done=2) as progress:
+        progress.advance(3)
+        time.sleep(0.3)
+        drawn = shown.getvalue()
+
+    assert progress.live
+    assert "training" in drawn
+    assert "5/8" in drawn
+    assert "images/s" in drawn
+    assert "training: 5/8" in shown.getvalue()
+    monkeypatch.setattr(console, "shows_notes", lambda: False)
+    assert not console.Progress("training", 8).live
+
+
+def test_no_line_is_logged_at_the_end_if_nothing_was_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with console.Progress("training", 8, done=2):
+        pass
+
+    assert capsys.readouterr().err == ""
+
+
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, total: int | None, steps: list[tuple[float, int]]
+) -> console.Progress:
+    """Return progress after steps, given as times and numbers of units."""
+    clock = [0.0]
+    monkeypatch.setattr("vitft.system.console.time.monotonic", lambda: clock[0])
+    progress = console.Progress("training", total)
+    for clock[0], units in steps:
+        progress.advance(units)
+    return progress
+
+
+def test_lines_are_at_least_five_seconds_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocked(monkeypatch, 100, [(4.9, 1), (5.0, 1), (9.9, 1), (10.0, 1), (15.0, 96)])
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        "2/100",
+        "4/100",
+    ]  # the last one comes at the end
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ([], ""),
+        ([(0.0, 10)], ""),
+        ([(0.0, 10), (2.9, 10)], ""),
+        ([(0.0, 10), (3.0, 10)], "24 s left"),
+        ([(0.0, 10), (4.0, 0)], ""),
+        ([(50.0, 10), (54.0, 40)], "5 s left"),
+        ([(0.0, 10), (4.0, 90)], "0 s left"),
+    ],
+)
+def test_the_time_left_rests_on_three_seconds_after_the_first_units(
+    monkeypatch: pytest.MonkeyPatch, steps: list[tuple[float, int]], left: str
+) -> None:
+    assert clocked(monkeypatch, 100, steps).time_left() == left
+    assert clocked(monkeypatch, None, steps).time_left() == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([(1.0, 0)], "0 images/s"),
+        ([(2.0, 19)], "9.5 images/s"),
+        ([(2.0, 20)], "10 images/s"),
+        ([(1.0, 12_345)], "12,345 images/s"),
+    ],
+)
+def test_a_speed_below_ten_has_a_decimal_place(
+    monkeypatch: pytest.MonkeyPatch, steps: list[tuple[float, int]], text: str
+) -> None:
+    assert clocked(monkeypatch, 100, steps).metrics_text() == text
+
+
+def test_progress_is_complete_once_the_known_total_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress = clocked(monkeypatch, 3, [(0.0, 2)])
+    assert not progress.is_complete
+    progress.advance()
+    assert progress.is_complete
+    progress.advance()
+    assert progress.is_complete
+    assert not clocked(monkeypatch, None, [(0.0, 2)]).is_complete
+
+
+def test_skipped_units_do_not_make_the_rate_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = clocked(monkeypatch, 10, [(0.0, 2), (1.0, 1)])
+
+    progress.skip(5)
+
+    assert (progress.before, progress.skipped) == (3, 5)
+    assert "0 of them new" in progress.line(final=True)
+    assert "of them new" not in clocked(monkeypatch, 10, [(0.0, 2)]).line(final=True)
+
+
+@pytest.mark.parametrize(("width", "shows_speed"), [(99, False), (100, True)])
+def test_the_speed_is_beside_the_metrics_from_100_columns_on(
+    monkeypatch: pytest.MonkeyPatch, width: int, shows_speed: bool
+) -> None:
+    terminal_of(monkeypatch, width)
+    progress = console.Progress("training", 8)
+    assert "images/s" in progress.metrics_beside_bar()
+
+    progress.metrics = {"loss": "0.5", "accuracy": "90%"}
+
+    assert progress.metrics_beside_bar().startswith("loss 0.5  accuracy 90%")
+    assert ("images/s" in progress.metrics_beside_bar()) is shows_speed

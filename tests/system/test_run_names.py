@@ -1,13 +1,23 @@
 """Names suggested for a run that does not exist, and names of files refused for folders."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from vitft.cli.main import main
 from vitft.system.errors import UsageError
-from vitft.system.run_names import suggest_runs
-from vitft.system.rundir import plan_run
+from vitft.system.files import write_json
+from vitft.system.run_names import (
+    has_settings,
+    is_unfinished,
+    resume_command,
+    runs_in,
+    similar_names_of_runs,
+    suggest_runs,
+    unfinished_run,
+)
+from vitft.system.rundir import environment, plan_run
 
 FLOWERS, LEAVES = "20261123-101500-Bl\u00fcten", "20261123-103000-leaves"
 
@@ -112,3 +122,113 @@ def test_only_the_listed_runs_are_counted(here: Path) -> None:
     (export / "model.safetensors").touch()
 
     assert suggest_runs("birds", otherwise="").split(",")[0] == listed.split(",")[0]
+
+
+def started(folder: Path, *, status: str = "", time: int = 0) -> Path:
+    """Write the files of a run that has begun, and its status unless it is empty."""
+    folder.mkdir(parents=True)
+    for name in ("config.toml", "split.csv"):
+        (folder / name).touch()
+    os.utime(folder / "config.toml", (time, time))
+    if status:
+        write_json(folder / "environment.json", environment(status, "cpu", "fp32"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("status", "unfinished"),
+    [("", True), ("running", True), ("interrupted", True), ("failed", True), ("finished", False)],
+)
+def test_a_run_without_the_status_finished_is_unfinished(
+    tmp_path: Path, status: str, unfinished: bool
+) -> None:
+    run = started(tmp_path / "run", status=status)
+
+    assert is_unfinished(run) is unfinished
+    (run / "environment.json").write_text("{")
+    assert not is_unfinished(run)  # damaged
+    for name in ("config.toml", "split.csv"):
+        other = started(tmp_path / name)
+        assert has_settings(other)
+        (other / name).unlink()
+        assert not has_settings(other)
+        assert not is_unfinished(other)
+
+
+def test_the_unfinished_run_that_started_last_is_found(tmp_path: Path) -> None:
+    assert unfinished_run(tmp_path / "none") is None
+    started(tmp_path / "c", time=100)
+    second = started(tmp_path / "a", time=300, status="interrupted")
+    started(tmp_path / "b", time=200)
+    started(tmp_path / "d", time=400, status="finished")
+    (tmp_path / "latest").symlink_to("c")
+
+    assert unfinished_run(tmp_path) == second
+    (second / "split.csv").unlink()
+    assert unfinished_run(tmp_path) == tmp_path / "b"
+
+
+def test_the_command_that_continues_a_run_is_quoted() -> None:
+    assert resume_command(Path("runs/a b")) == "vitft finetune --resume 'runs/a b'"
+
+
+def test_a_folder_with_settings_or_a_model_is_a_run_newest_names_first(tmp_path: Path) -> None:
+    for name, file in (("1", "config.toml"), ("2", "model.safetensors"), ("3", "notes.txt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+
+    assert [path.name for path in runs_in(tmp_path)] == ["2", "1"]
+    assert runs_in(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "similar"),
+    [
+        pytest.param("rose", ["a-rose", "rose-b", "c-ROSE"], ["a-rose", "rose-b"], id="contained"),
+        pytest.param("ros", ["a-rose", "x"], ["a-rose"], id="three letters"),
+        pytest.param("ro", ["a-rose-bush", "x"], [], id="two letters say nothing"),
+        pytest.param("flowrs", ["flow", "flower", "flowers"], ["flowers", "flower"], id="near"),
+        pytest.param("abcde", ["abcxx"], ["abcxx"], id="three of five"),
+        pytest.param("abcde", ["abxxx"], [], id="two of five"),
+    ],
+)
+def test_names_that_contain_the_given_one_come_before_near_ones(
+    name: str, known: list[str], similar: list[str]
+) -> None:
+    assert similar_names_of_runs(name, known) == similar
+
+
+def test_an_export_is_suggested_only_as_a_model(here: Path) -> None:
+    export = here / "runs" / "leaves-export"
+    export.mkdir()
+    for name in ("model.safetensors", "README.md"):
+        (export / name).touch()
+
+    assert "leaves-export" in suggest_runs("leaves-exprt", otherwise="")
+    assert "leaves-export" not in suggest_runs("leaves-exprt", option="--resume", otherwise="")
+
+
+def test_the_newest_run_is_the_example_where_none_is_the_latest(here: Path) -> None:
+    (here / "runs" / "latest").unlink()
+
+    assert suggest_runs("birds", otherwise="").startswith(
+        f"choose from 2 runs, e.g. --run runs/{LEAVES}; `ls runs` lists the runs"
+    )
+    assert suggest_runs("birds", option="", otherwise="").startswith(
+        "choose from 2 runs, e.g. runs/"
+    )
+    (here / "runs" / FLOWERS / "config.toml").unlink()
+    assert suggest_runs("birds", otherwise="").startswith("choose from 1 run, e.g. ")
+
+
+def test_runs_beside_the_given_path_are_suggested_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(here / "elsewhere" / "birds-1")
+
+    assert suggest_runs("elsewhere/birds", otherwise="").startswith(
+        "did you mean --run elsewhere/birds-1?"
+    )
+    (here / "runs").rename(here / "old")
+    found = suggest_runs("elsewhere/cats", otherwise="")
+    assert found.startswith("choose from 1 run, e.g. --run elsewhere/birds-1; ")

@@ -1,18 +1,20 @@
 """The run directory and runs/latest."""
 
+import json
 import os
+import platform
 import subprocess
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.support.limits import HANG_S
 from vitft.models.find import find_model
-from vitft.system.errors import RunError
+from vitft.system.errors import ResourceError, RunError, UsageError
 from vitft.system.npz import read_npz
 from vitft.system.rundir import (
     RunDir,
@@ -20,9 +22,13 @@ from vitft.system.rundir import (
     create_run,
     describe_arithmetic,
     environment,
+    loading_step,
+    locked,
     other_arithmetic,
     plan_run,
     point_latest,
+    read_environment,
+    run_path,
 )
 
 
@@ -140,3 +146,219 @@ def test_a_missing_run_is_an_error_with_a_fix(
 
     with pytest.raises(RunError, match=message):
         find_model(run)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_data_without_a_name_gives_the_run_a_name(here: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+
+    assert plan_run(None, "/", now=now) == Path("runs/20260102-030405-data")
+    assert plan_run(None, "a!b.c-d_e", now=now) == Path("runs/20260102-030405-a_b.c-d_e")
+    assert abs(datetime.strptime(plan_run(None, "x").name, "%Y%m%d-%H%M%S-x") - datetime.now()) < (
+        timedelta(minutes=1)
+    )
+
+
+def test_a_home_folder_is_expanded_and_errors_name_the_option(here: Path, own_home: Path) -> None:
+    assert plan_run("~/run", "data") == own_home / "run"
+    (here / "full").mkdir()
+    (here / "full" / "x").touch()
+    with pytest.raises(RunError, match="folder full is not empty") as refused:
+        plan_run("full", "", option="--charts")
+    assert refused.value.fix == "choose a new or empty folder with --charts"
+    (here / "empty").mkdir()
+    assert plan_run("empty", "") == Path("empty")
+
+
+def test_an_existing_folder_may_have_the_name_of_a_file(here: Path) -> None:
+    (here / "results.csv").mkdir()
+
+    assert plan_run("results.csv", "") == Path("results.csv")
+    with pytest.raises(UsageError, match=r"--explain new\.csv names a \.csv file") as refused:
+        plan_run("new.csv", "", option="--explain")
+    assert refused.value.fix == "choose the name of a folder, e.g. --explain new"
+
+
+def test_runs_at_the_same_time_get_different_folders_but_only_in_runs(here: Path) -> None:
+    names = [create_run(Path("runs/a")).path.name for _ in range(3)]
+
+    assert names == ["a", "a-2", "a-3"]
+    assert create_run(here / "b" / "c").path == here / "b" / "c"
+    (here / "b" / "c" / "x").touch()
+    with pytest.raises(RunError, match="is not empty"):
+        create_run(here / "b" / "c")
+
+
+def test_a_process_that_does_not_write_leaves_no_files(here: Path) -> None:
+    for name in ("main", "other"):
+        (here / name).mkdir()
+        run = RunDir(here / name, writes=name == "main")
+        run.write_text("a.txt", "text")
+        run.write_json("b.json", {"x": 1})
+        run.write_arrays("c.npz", x=np.arange(3))
+        run.log({"epoch": 1})
+        (here / name / "metrics.jsonl").touch()
+        run.cut_log(0 if name == "other" else 100)
+
+    written = {path.name for path in (here / "main").iterdir()}
+    assert written == {"a.txt", "b.json", "c.npz", "metrics.jsonl"}
+    assert [path.name for path in (here / "other").iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_log_is_appended_to_and_cut_back(here: Path) -> None:
+    run = RunDir(here)
+    run.cut_log(5)  # there is none yet
+    assert run.log_size() == 0
+    run.log({"epoch": 1})
+    size = run.log_size()
+    run.log({"epoch": 2})
+
+    assert (here / "metrics.jsonl").read_bytes() == b'{"epoch": 1}\n{"epoch": 2}\n'
+    assert (size, run.log_size()) == (13, 26)
+    run.cut_log(26)
+    assert run.log_size() == 26
+    run.cut_log(size)
+    assert (here / "metrics.jsonl").read_bytes() == b'{"epoch": 1}\n'
+    run.cut_log(1000)  # never longer
+    assert run.log_size() == 13
+    with pytest.raises(ValueError, match="Out of range float"):
+        run.log({"loss": float("nan")})
+    RunDir(here, writes=False).cut_log(0)
+    assert run.log_size() == 13
+
+
+def test_a_line_that_could_not_be_written_completely_is_removed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(here)
+    run.log({"epoch": 1})
+    dump = json.dumps
+
+    def torn(fields: object, **options: Any) -> str:
+        with (here / "metrics.jsonl").open("a") as file:
+            file.write(dump(fields, **options)[:4])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vitft.system.rundir.json.dumps", torn)
+    with pytest.raises(ResourceError, match="disk full"):
+        run.log({"epoch": 2})
+
+    assert (here / "metrics.jsonl").read_bytes() == b'{"epoch": 1}\n'
+
+
+def test_a_log_that_is_a_pipe_is_refused(here: Path) -> None:
+    os.mkfifo(here / "metrics.jsonl")
+
+    with pytest.raises(RunError, match=r"metrics\.jsonl is not a regular file"):
+        RunDir(here).log({"epoch": 1})
+
+
+def test_a_run_is_locked_against_other_processes_until_the_end(here: Path) -> None:
+    run = RunDir(here)
+    code = (
+        "import sys; from pathlib import Path; from vitft.system.rundir import RunDir, locked\n"
+        f"with locked(RunDir(Path({str(here)!r}))): print('free')"
+    )
+
+    def other() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+
+    (here / ".lock").write_text("a longer line that a process left when it was killed " * 5)
+    with locked(run):
+        line = (here / ".lock").read_text()
+        refused = other()
+    assert line.startswith(f"process {os.getpid()} on {platform.node()} since 20")
+    assert line.count("\n") == 1
+    assert len(line) < 150
+    assert f"{here} is in use by process {os.getpid()} on" in refused.stderr
+    assert not (here / ".lock").exists()
+    assert other().stdout == "free\n"
+    with pytest.raises(ZeroDivisionError), locked(run):
+        1 / 0  # noqa: B018
+    assert not (here / ".lock").exists()
+
+
+def test_latest_may_be_a_file_with_the_name_of_the_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise OSError(1, "A required privilege is not held by the client")
+
+    monkeypatch.setattr(Path, "symlink_to", forbidden)
+    for name in ("one", "two"):
+        point_latest(create_run(Path("runs") / name))
+
+    assert Path("runs/latest").read_text() == "two\n"
+    assert run_path(None) == run_path("runs/latest") == Path("runs/two")
+    assert [path.name for path in Path("runs").iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("text", ["a/b", "", "x" * 1001])
+def test_a_file_latest_with_anything_but_a_name_is_the_path_itself(here: Path, text: str) -> None:
+    Path("latest").write_text(text)
+
+    assert run_path("latest") == Path("latest")
+
+
+def test_the_longest_name_in_a_file_latest_is_read(here: Path) -> None:
+    Path("latest").write_text("x" * 200 + " " * 800)
+
+    assert run_path("latest") == Path("x" * 200)
+    Path("other").write_text("two")
+    assert run_path("other") == Path("other")
+    assert run_path("~/run") == Path.home() / "run"
+
+
+def test_only_runs_in_the_folder_runs_become_the_latest(here: Path) -> None:
+    (here / "runs").mkdir()
+    point_latest(create_run(here / "elsewhere"))
+    assert not os.path.lexists("runs/latest")
+    assert not os.path.lexists("latest")
+    (here / "runs" / "latest").mkdir()
+    point_latest(create_run(Path("runs/a")))
+
+    assert not (here / "runs" / "latest").is_symlink()
+    (here / "runs" / "latest").rmdir()
+    (here / "runs" / "latest").symlink_to("gone")
+    point_latest(RunDir(Path("runs/a")))
+    assert (here / "runs" / "latest").readlink() == Path("a")
+
+
+def test_the_loading_of_a_model_names_the_run() -> None:
+    assert loading_step(None) == f"loading the model of {Path('runs/latest')}"
+    assert loading_step("a") == "loading the model of a"
+
+
+def test_the_environment_of_a_run_has_the_versions_that_influence_it(here: Path) -> None:
+    found = environment("running", "cpu", "fp32")
+
+    assert (found["status"], found["device"], found["precision"]) == ("running", "cpu", "fp32")
+    assert (found["processes"], found["instructions"]) == (1, "")
+    assert found["packages"]["torch"].startswith("2.")
+    assert "vitft" in found["packages"]
+    assert read_environment(here / "environment.json") is None
+    RunDir(here).write_json("environment.json", found)
+    assert read_environment(here / "environment.json") == found
+
+
+def test_the_arithmetic_of_one_process_without_instructions_is_described_briefly() -> None:
+    plain = environment("running", "cpu", "fp32")
+    many = environment("running", "cpu", "fp32", processes=2, instructions="AVX2")
+    version = plain["packages"]["torch"]
+    plain["packages"] = {}
+
+    assert describe_arithmetic(many) == f"cpu in fp32, AVX2, 2 processes, torch {version}"
+    assert describe_arithmetic(plain) == "cpu in fp32, torch unknown"
+    bare = {key: plain[key] for key in ("device", "precision", "packages")}
+    assert describe_arithmetic(cast("RunEnvironment", bare)) == "cpu in fp32, torch unknown"

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from vitft.system.structure import Range, StructureError, parse_json, structured
+from vitft.system.errors import UsageError
+from vitft.system.structure import (
+    Natural,
+    Range,
+    Share,
+    StructureError,
+    check_ranges,
+    is_encodable,
+    parse_json,
+    structured,
+)
 
 
 class Inner(TypedDict):
@@ -99,3 +109,125 @@ def test_a_range_is_described_as_it_is_checked(
     assert str(limits) == words
     assert all(value in limits for value in inside)
     assert not any(value in limits for value in outside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    size: Annotated[int, Range(ge=1)]
+    shares: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name == "odd":
+            raise UsageError("the name is odd", fix="use another")
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (int, [0, -(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 1.0, True, "1", None]),
+        (float, [0, 1.5, 2**53, float(2**53) ** 19], [10**400, True, "1", None]),
+        (bool, [True, False], [0, 1, None, "true"]),
+        (str, ["", "\u00e4", "raw\udcff"], ["\ud800", 1, None, b""]),
+        (None.__class__, [None], [0, False, ""]),
+        (int | None, [None, 3], ["x", 1.5]),
+        (int | str, [3, "x"], [1.5, None]),
+        (Literal["a", 1], ["a", 1], ["b", 2, None, 1.5, ["a"]]),
+        (Share, [0, 1, 1 + 1e-10], [-1e-6, 1 + 1e-6]),
+        (Natural, [0, 5], [-1]),
+        (Annotated[list[float], Range(ge=0)], [[0, 1.5], []], [[0, -1]]),
+        (Annotated[float | None, Range(ge=0)], [None, 0], [-1]),
+        (tuple[int, ...], [[], [1, 2, 3]], [["x"], {}, 1, "12"]),
+        (list[int], [[], [1, 2]], [[1.5], {}, None]),
+        (dict[str, int], [{}, {"a": 1}], [[], {"a": "x"}, None]),
+        (Any, [None, {"a": [float("inf")]}], []),
+    ],
+)
+def test_each_kind_of_value_is_accepted_and_others_are_not(
+    kind: Any, good: list[Any], bad: list[Any]
+) -> None:
+    for value in good:
+        found = structured(value, kind)
+        assert found == (tuple(value) if kind == tuple[int, ...] else value)
+    for value in bad:
+        with pytest.raises(StructureError):
+            structured(value, kind)
+
+
+def test_the_last_of_several_types_is_named_in_the_error() -> None:
+    with pytest.raises(StructureError, match=r"^x is 1\.5 instead of text$"):
+        structured(1.5, int | str, "x")
+    with pytest.raises(StructureError, match=r"^x is 'a' instead of an integer$"):
+        structured("a", int | None, "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("x" * 50, "'" + "x" * 39),
+        ({"a": 1}, "an object"),
+        ([1], "a list"),
+        (None, "None"),
+        (True, "True"),
+    ],
+)
+def test_the_wrong_value_is_shown_as_far_as_it_is_short(value: Any, found: str) -> None:
+    with pytest.raises(StructureError) as refused:
+        structured(value, int, "a")
+
+    assert str(refused.value) == f"a is {found} instead of an integer"
+
+
+def test_a_long_key_is_cut() -> None:
+    with pytest.raises(StructureError) as refused:
+        structured({"k" * 100: "x"}, dict[str, int])
+
+    assert str(refused.value).startswith("k" * 60 + " is 'x'")
+    with pytest.raises(StructureError, match=rf"^a\.{'k' * 60} is 'x'"):
+        structured({"a": {"k" * 100: "x"}}, dict[str, dict[str, int]])
+
+
+def test_checks_of_a_class_are_reported_at_their_place() -> None:
+    assert structured({"size": 1}, Checked) == Checked(size=1)
+    assert structured(Checked(size=1), Checked) == Checked(size=1)
+    with pytest.raises(StructureError, match=r"^the name is odd$"):
+        structured({"size": 1, "name": "odd"}, Checked)
+    with pytest.raises(StructureError, match=r"^\[0\]: the name is odd$"):
+        structured([{"size": 1, "name": "odd"}], list[Checked])
+    with pytest.raises(StructureError, match=r"^Checked is incomplete$"):
+        structured({}, Checked)
+    with pytest.raises(StructureError, match=r"^\[0\] is incomplete$"):
+        structured([{}], list[Checked])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": 0}, "size is 0 instead of a number of 1 or more"),
+        ({"size": 1, "shares": (0.5, 1.0)}, "shares is 1.0 instead of a number above 0 and below"),
+    ],
+)
+def test_numbers_of_an_instance_are_checked_like_those_of_a_file(
+    settings: dict[str, Any], message: str
+) -> None:
+    check_ranges(Checked(size=1, shares=(0.5,)))
+    with pytest.raises(UsageError, match=f"^{message}") as refused:
+        check_ranges(Checked(**settings))
+    assert refused.value.fix.startswith("use a number ")
+
+
+def test_bytes_of_file_names_can_be_encoded_and_other_surrogates_cannot() -> None:
+    assert is_encodable("a\udcff")
+    assert not is_encodable("a\ud800")
+
+
+def test_the_first_key_that_appears_twice_is_named() -> None:
+    with pytest.raises(ValueError, match="the key 'b' appears twice"):
+        parse_json('{"a": 1, "b": 2, "c": 3, "b": 4, "c": 5}')
+    assert parse_json(b'{"a": [1, null]}') == {"a": [1, None]}
+
+
+def test_infinity_is_in_no_range() -> None:
+    assert math.inf not in Range()
+    assert -math.inf not in Range()
+    assert 1e300 in Range()

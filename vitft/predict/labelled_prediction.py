@@ -26,13 +26,12 @@ class LabelledPrediction(NamedTuple):
 
     def to_csv(self) -> str:
         """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
-        path, _, _, notes, error = self.prediction.to_cells(1)[-5:]
+        one = self.prediction
         found: tuple[str | float | None, ...] = (None, None, None, None)
-        if self.prediction.classes:
-            one = self.prediction
+        if one.classes:
             is_correct = str(int(self.is_correct))
             found = (one.answer, one.probability, one.target_probability, is_correct)
-        cells = (path, self.label, *found, notes, error)
+        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error)
         return csv_line([format_csv_cell(cell) for cell in cells])
 
 

@@ -82,7 +82,7 @@ class RowWriter:
     def align(self) -> None:
         """Determine the width of the first column from the rows held back, and write them."""
         rows, self.unaligned = self.unaligned or [], None
-        self.width = max((len(path) for path, _ in rows), default=0)
+        self.width = max(len(path) for path, _ in rows)
         for path, text in rows:
             self.write_table_row(path, text)
 

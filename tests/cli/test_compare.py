@@ -1,0 +1,89 @@
+"""The command `vitft compare`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_files import make_run
+from vitft.cli.compare import disputed_text
+from vitft.cli.main import main
+from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.run_files import read_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate("abc"):
+        make_run(Path(name), per_class=30, held_back=20, hardness=2, seed=i)
+    return ["a", "b", "c"]
+
+
+def compared(*names: str) -> RunComparison:
+    return compare_runs([read_run(Path(name)) for name in names])
+
+
+def test_a_table_of_two_runs_has_one_test(
+    runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a").rename("flowers")
+    assert main(["compare", "flowers", "b"]) == 0
+
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == compared("flowers", "b").conclusions()[0]
+    assert "validation images compared: 60" in lines
+    assert "exact McNemar test on the shared images" in lines
+    assert lines.count("settings in which the runs differ") == 0
+    (row,) = (line for line in lines if line.startswith("B b    "))  # names are on the left
+    assert row.endswith("%")  # and numbers on the right
+    assert (
+        f"add --out compare.html for a page{disputed_text(compared('flowers', 'b'))}" in printed.err
+    )
+
+
+def test_several_tests_are_corrected(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *runs]) == 0
+
+    title = (
+        "exact McNemar test on the shared images, p-values corrected for multiple testing (Holm)"
+    )
+    assert title in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("page.html", "page"), ("f.PNG", "figure")])
+def test_a_page_or_a_figure_is_written_by_its_name(
+    runs: list[str], capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    if kind == "figure":
+        pytest.importorskip("matplotlib")
+
+    assert main(["compare", "a", "b", "--out", name]) == 0
+
+    printed = capsys.readouterr()
+    assert f"{kind}: {name}" in printed.err
+    assert "add --out" not in printed.err
+    content = Path(name).read_bytes()
+    assert content.startswith(b"\x89PNG" if kind == "figure" else b"<!")
+
+
+def test_json_has_no_table(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a", "b", "--format", "json"]) == 0
+
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+
+
+def test_disputed_images_are_those_on_which_the_runs_disagree(runs: list[str]) -> None:
+    found = compared("a", "b")
+    disputed = [image for image in found.images if image.disputed]
+    wrong = [i for i in disputed if not i.is_correct(0) and not i.is_correct(1)]
+
+    assert disputed
+    assert wrong
+    assert disputed_text(found) == (
+        f" with the {len(disputed)} images on which the runs disagree "
+        f"({len(wrong)} of them with different wrong predictions)"
+    )
+    make_run(Path("d"), per_class=30, held_back=20, hardness=2)
+    assert disputed_text(compared("a", "d")) == ""

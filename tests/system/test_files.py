@@ -1,0 +1,198 @@
+"""Bundled files, bounded reads and atomic writes."""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from vitft.system import files
+from vitft.system.errors import ResourceError, RunError
+from vitft.system.files import (
+    atomic_folder,
+    flush_files,
+    free_name,
+    open_regular,
+    read_regular,
+    resource,
+    temporary_file,
+    write_atomically,
+    write_json,
+    writing,
+)
+
+
+def test_bundled_files_are_in_the_package_or_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resource("recipes").is_dir()
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "vitft")
+    (tmp_path / "vitft").mkdir()
+    (tmp_path / "recipes").mkdir()
+
+    assert resource("recipes") == tmp_path / "recipes"
+    (tmp_path / "vitft" / "recipes").mkdir()
+    assert resource("recipes") == tmp_path / "vitft" / "recipes"
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+
+    assert read_regular(tmp_path / "a", limit=5) == b"12345"
+    with pytest.raises(OSError, match="it has 5 bytes, more than the limit of 4") as refused:
+        read_regular(tmp_path / "a", limit=4)
+    assert refused.value.errno == errno.EFBIG
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / "pipe", limit=5)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path, os.O_RDONLY)
+
+
+def test_a_refused_file_is_closed(tmp_path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(tmp_path, os.O_RDONLY)
+
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+@pytest.mark.parametrize("content", ["a\u00e4", b"a\xc3\xa4", [b"a", memoryview(b"\xc3\xa4")]])
+def test_a_file_is_replaced_as_a_whole(
+    tmp_path: Path, content: str | bytes | list[bytes | memoryview]
+) -> None:
+    (tmp_path / "a").write_text("old and longer")
+
+    write_atomically(tmp_path / "a", content)
+
+    assert (tmp_path / "a").read_bytes() == b"a\xc3\xa4"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failed_write_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)  # before the file has its name
+    with pytest.raises(ResourceError, match="disk full while writing"):
+        write_atomically(tmp_path / "a", "new")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_json_is_indented_strict_and_ends_with_a_line_break(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"x": [1], "y": "\u00e4"})
+
+    text = (tmp_path / "a").read_text()
+    assert text == '{\n  "x": [\n    1\n  ],\n  "y": "\\u00e4"\n}\n'
+    assert json.loads(text) == {"x": [1], "y": "\u00e4"}
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_json(tmp_path / "a", {"x": float("nan")})
+    assert (tmp_path / "a").read_text() == text
+
+
+def test_a_temporary_file_is_hidden_private_to_its_process_and_removed(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with (
+            temporary_file(tmp_path / "a") as (one, first),
+            temporary_file(tmp_path / "a") as (
+                other,
+                second,
+            ),
+        ):
+            os.close(one)
+            os.close(other)
+            assert first != second
+            assert first.name.startswith(".a.")
+            assert first.parent == tmp_path
+            assert stat.S_IMODE(first.stat().st_mode) == 0o640  # as the umask allows
+            second.rename(tmp_path / "kept")
+    finally:
+        os.umask(before)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (errno.ENOSPC, ResourceError, "disk full while writing x\n"),
+        (errno.EFBIG, ResourceError, "disk full while writing x\n"),
+        (errno.EDQUOT, ResourceError, "disk full while writing x\n"),
+        (errno.EIO, ResourceError, "I/O error while writing x\n"),
+        (errno.EACCES, RunError, r"cannot write x: permission denied\n.*folder with --charts"),
+    ],
+)
+def test_errors_of_writing_are_told_apart(number: int, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message), writing(Path("x"), option="--charts"):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "new"
+
+    with atomic_folder(out) as folder:
+        (folder / "x").write_text("1")
+        assert not out.exists()
+    assert (out / "x").read_text() == "1"
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "b") as folder:
+        (folder / "x").write_text(str(1 / 0))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
+
+
+def test_an_empty_folder_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine").touch()
+
+    for name in ("empty", "used"):
+        try:
+            with atomic_folder(tmp_path / name) as folder:
+                (folder / "x").touch()
+        except RunError:
+            assert name == "used"
+
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["x"]
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(("number", "synced"), [(1000, 0), (1001, 1)])
+def test_many_files_are_flushed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, synced: int
+) -> None:
+    (tmp_path / "a").touch()
+    calls: list[str] = []
+    monkeypatch.setattr(os, "sync", lambda: calls.append("sync"))
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+
+    flush_files([tmp_path / "a"] * number)
+
+    assert calls == (["sync"] if synced else ["fsync"] * number)
+
+
+def test_the_first_free_name_has_the_smallest_number_from_two_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.b.html"
+
+    assert free_name(path, suffix=".html") == path
+    path.touch()
+    assert free_name(path, suffix=".html") == tmp_path / "a.b-2.html"
+    assert free_name(path) == tmp_path / "a.b.html-2"
+    (tmp_path / "a.b-2.html").touch()
+    (tmp_path / "a.b-4.html").touch()
+    assert free_name(path, suffix=".html") == tmp_path / "a.b-3.html"

@@ -1,0 +1,149 @@
+"""Headers of safetensors files, and views of their tensors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from vitft.system import safetensors_file
+from vitft.system.safetensors_file import (
+    TensorFacts,
+    map_tensors,
+    read_header,
+    with_sorted_metadata,
+)
+
+TENSORS: dict[str, Any] = {
+    "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a": np.ones(2, np.float16),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "m.safetensors").write_bytes(save(TENSORS, metadata={"x": "1"}))
+    return tmp_path / "m.safetensors"
+
+
+def test_the_header_has_types_shapes_and_metadata(path: Path) -> None:
+    header = read_header(path)
+
+    assert header.tensors == {"b": TensorFacts("F32", (2, 3)), "a": TensorFacts("F16", (2,))}
+    assert header.metadata == {"x": "1"}
+    assert header.size == path.stat().st_size - 6 * 4 - 2 * 2
+    path.write_bytes(save(TENSORS))
+    assert read_header(path).metadata == {}
+
+
+def test_tensors_are_mapped_in_the_order_of_their_names(path: Path) -> None:
+    found = map_tensors(path, read_header(path))
+
+    assert [*found] == ["a", "b"]
+    assert np.frombuffer(found["b"], np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.frombuffer(found["a"], np.float16).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("change", [b"x", None])
+def test_a_file_whose_size_has_changed_is_refused(path: Path, change: bytes | None) -> None:
+    header, content = read_header(path), path.read_bytes()
+    path.write_bytes(content + change if change else content[:-1])
+
+    with pytest.raises(ValueError, match="its size has changed"):
+        map_tensors(path, header)
+
+
+def test_a_file_without_tensors_has_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "empty.safetensors"
+    path.write_bytes(save({}, metadata={"x": "1"}))
+
+    header = read_header(path)
+
+    assert (header.tensors, header.metadata) == ({}, {"x": "1"})
+    assert map_tensors(path, header) == {}
+
+
+def written(path: Path, fields: dict[str, Any] | bytes, data: bytes = b"") -> Path:
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    entry = b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    path = written(tmp_path / "a", b'{"x":' + entry + b',"x":' + entry + b"}", b"1")
+
+    with pytest.raises(ValueError, match="'x' appears twice"):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}},
+        {"x": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}},
+        {"x": {"dtype": "odd", "shape": [1], "data_offsets": [0, 1]}},
+        b"[]",
+        b"{",
+    ],
+)
+def test_damaged_headers_are_refused(tmp_path: Path, fields: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_header(written(tmp_path / "a", fields, b"1"))
+
+
+def test_a_name_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
+    for text in (
+        b'{"\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b'{"__metadata__":{"a":"\\ud800"},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            read_header(written(tmp_path / "a", text, b"1"))
+
+
+def test_the_length_and_the_number_of_tensors_are_limited(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = read_header(path).size - 8
+    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", length)
+    monkeypatch.setattr(safetensors_file, "MAX_TENSORS", 2)
+    assert read_header(path).tensors
+    monkeypatch.setattr(safetensors_file, "MAX_TENSORS", 1)
+    with pytest.raises(ValueError, match="too many tensors"):
+        read_header(path)
+    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", length - 1)
+    with pytest.raises(ValueError, match="its header is too long"):
+        read_header(path)
+
+
+def test_a_real_model_is_far_below_the_limits() -> None:
+    assert 2**24 <= safetensors_file.MAX_HEADER_BYTES <= 2**26
+    assert 10_000 <= safetensors_file.MAX_TENSORS <= 100_000
+
+
+def test_metadata_is_sorted_and_tensors_begin_at_a_multiple_of_8(tmp_path: Path) -> None:
+    for names in (["z", "y", "\u00e4"], ["\u00e4", "z", "y"]):
+        content = save(TENSORS, metadata={name: name * 2 for name in names})
+
+        header, data = with_sorted_metadata(content)
+
+        whole = header + bytes(data)
+        length = int.from_bytes(whole[:8], "little")
+        assert len(header) == 8 + length
+        assert length % 8 == 0
+        fields = json.loads(whole[8 : 8 + length])
+        assert [*fields["__metadata__"].items()] == [
+            ("y", "yy"),
+            ("z", "zz"),
+            ("\u00e4", "\u00e4" * 2),
+        ]
+        assert next(iter(fields)) == "__metadata__"
+        assert "\u00e4".encode() in header  # not escaped
+        assert b": " not in header
+        for name, array in load(whole).items():
+            assert (array == TENSORS[name]).all()
+        (tmp_path / "a").write_bytes(whole)
+        assert read_header(tmp_path / "a").metadata["z"] == "zz"
+    assert with_sorted_metadata(save(TENSORS))[0].count(b'"__metadata__":{}') == 1
