@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from vitft.explain.method import Method, check_picture_side, chosen_method
+from vitft.explain.heatmaps import enlarged
+from vitft.explain.method import MIN_SIDE_PX, Method, check_picture_side, chosen_method
 from vitft.system.errors import UsageError
 
 
@@ -120,6 +122,10 @@ def test_an_unknown_fusion_is_not_answered_with_a_method() -> None:
 @pytest.mark.parametrize("side", [None, 1, 224, 4096])
 def test_pictures_have_sides_of_1_to_4096_pixels(side: int | None) -> None:
     check_picture_side(side)
+
+
+def test_a_picture_has_by_default_a_shorter_side_of_at_least_224_pixels() -> None:
+    assert MIN_SIDE_PX == min(enlarged(Image.new("RGB", (1, 3))).size) == 224
 
 
 @pytest.mark.parametrize("side", [-5, 0, 4097])

@@ -273,5 +273,5 @@ def test_what_timm_cannot_build_is_reported_with_its_image_size(
         raise error("why")
 
     monkeypatch.setattr("vitft.models.checkpoint.TimmModel", refuse)
-    with pytest.raises(RunError, match="timm cannot build resnet18 for 17x33 pixels: '?why"):
+    with pytest.raises(RunError, match=r"timm cannot build resnet18 for 17x33 pixels: '?why"):
         timm_on_meta(TimmConfig(timm="resnet18", image_size=(17, 33)))

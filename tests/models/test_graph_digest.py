@@ -92,3 +92,13 @@ def test_the_digest_covers_the_file_of_the_weights(tmp_path: Path) -> None:
     data_file(graph).write_bytes(b"Weights")
     assert not has_changed(graph)
     assert contradicts_metadata(graph, metadata)
+
+
+def test_a_file_of_nothing_but_a_digest_has_one(tmp_path: Path) -> None:
+    graph = tmp_path / "model.onnx"
+    graph.write_bytes(b"")
+
+    add_graph_digest(graph)
+
+    assert recorded_digest(graph) == hashlib.sha256(b"").hexdigest().encode()
+    assert not has_changed(graph)
