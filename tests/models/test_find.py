@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitft.models.find import begins_like_safetensors, find_model, inner_models, model_files
+from vitft.models.pretrained.fetch import Fetched
 from vitft.system.errors import RunError
 
 HEADER = (2).to_bytes(8, "little") + b"{}"
@@ -45,7 +46,8 @@ def test_graphs_are_refused_unless_a_command_can_run_them(name: str) -> None:
     put(f"run/{name}")
     kind = "a torch.export program" if name.endswith("pt2") else "an ONNX graph"
 
-    assert f"run/{name} is {kind}" in refusal(f"run/{name}").problem
+    with pytest.raises(RunError, match=f"run/{name} is {kind}"):
+        find_model(f"run/{name}")
     if kind == "an ONNX graph":
         assert find_model(f"run/{name}", graphs=True) == Path(f"run/{name}")
     else:
@@ -150,9 +152,12 @@ def test_an_empty_folder_is_no_misspelling() -> None:
 
 
 def test_names_of_the_hub_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitft.models.find.fetch_model", lambda name: Path("cache", name[3:]))
+    monkeypatch.setattr(
+        "vitft.models.find.fetch",
+        lambda entry: Fetched(path=Path("cache", entry.repo, entry.revision), sha256=""),
+    )
 
-    assert find_model("hf:owner/roses") == Path("cache/owner/roses")
+    assert find_model("hf:owner/roses@v2") == Path("cache/owner/roses/v2")
 
 
 def test_published_weights_are_told_from_runs() -> None:
