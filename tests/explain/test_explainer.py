@@ -216,8 +216,10 @@ def test_the_overview_shows_the_first_48_of_several_images(
     [*explainer.images(photos[1:2])]
     assert explainer.finish() is None
 
-    explainer.tiles += [TILE] * 46
-    [*explainer.images(photos[2:4])]
+    [*explainer.images(photos[2:3])]
+    assert explainer.finish() is not None
+    explainer.tiles += [TILE] * 45
+    [*explainer.images(photos[3:5])]
     page = explainer.finish()
 
     assert page == tmp_path / "out" / "sheet.html"

@@ -1,11 +1,13 @@
 """Models to explain, loaded from runs and from pretrained weights."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from vitft.data.transforms import EvalTransform
 from vitft.explain.model import (
@@ -20,7 +22,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import UsageError
+from vitft.system.errors import UsageError, WeightsError
 
 
 def write_model(path: Path, config: ViTConfig, classes: tuple[str, ...] = ()) -> VisionTransformer:
@@ -80,6 +82,30 @@ def test_weights_without_a_head_have_no_classes(tmp_path: Path, tiny_config: ViT
     write_model(tmp_path / "x.safetensors", replace(tiny_config, num_classes=0))
 
     assert load_weights_model(str(tmp_path / "x.safetensors"), device="cpu").classes == ()
+
+
+def test_a_head_for_another_pooling_is_not_explained(
+    tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    save_file(VisionTransformer(tiny_config).state_dict(), tmp_path / "x.safetensors")
+    facts = {"model_args": {"num_heads": 2}, "global_pool": "max"}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+
+    model = load_weights_model(str(tmp_path / "x.safetensors"), device="cpu")
+
+    assert model.classes == ()
+    assert model.net.config.num_classes == 0
+    assert model.net(torch.zeros(1, 3, 16, 16)).shape == (1, 32)
+
+
+def test_a_pickle_is_read_only_if_it_is_allowed(tmp_path: Path, tiny_config: ViTConfig) -> None:
+    path = tmp_path / "x.pth"
+    torch.save(VisionTransformer(tiny_config).state_dict(), path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 2}}))
+
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_weights_model(str(path), device="cpu")
+    assert load_weights_model(str(path), allow_pickle=True, device="cpu").classes == ("0", "1", "2")
 
 
 def test_a_checkpoint_of_a_timm_model_is_refused_as_weights(tmp_path: Path) -> None:

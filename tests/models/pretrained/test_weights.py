@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import CatalogEntry, find_entry
 from vitft.models.pretrained.fetch import Fetched
+from vitft.models.pretrained.load import load_backbone, load_pretrained
+from vitft.models.pretrained.read import read_weights
+from vitft.models.pretrained.report import inspect
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.pretrained.weights import (
     PretrainedWeights,
@@ -25,7 +28,7 @@ from vitft.models.pretrained.weights import (
 )
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import WeightsError
+from vitft.system.errors import UsageError, WeightsError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5,) * 3, (0.5,) * 3)
@@ -190,3 +193,108 @@ def test_a_head_for_another_pooling_cannot_be_used(
     found = opened(tmp_path, tiny_config, facts)
 
     assert found.unusable_head == ("" if is_usable else f"the head expects timm's {pool} pooling")
+
+
+def test_pickles_are_refused_by_default_everywhere(tmp_path: Path, tiny_config: ViTConfig) -> None:
+    path = tmp_path / "x.pth"
+    torch.save(VisionTransformer(tiny_config).state_dict(), path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 2}}))
+
+    for read in (open_pretrained, inspect, load_pretrained, read_weights):
+        with pytest.raises(WeightsError, match="is a Python pickle"):
+            read(path)  # type: ignore[operator]
+        assert read(path, allow_pickle=True)  # type: ignore[operator]
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_backbone(str(path), num_classes=2)
+    model, report = load_backbone(str(path), num_classes=2, allow_pickle=True)
+    assert (model.config.num_classes, report.loaded) == (2, len(model.state_dict()) - 2)
+
+
+def test_a_known_digest_of_the_file_is_compared(tmp_path: Path, tiny_config: ViTConfig) -> None:
+    path = tmp_path / "mine.safetensors"
+    weights = opened(tmp_path, tiny_config, {"model_args": {"num_heads": 2}})
+    digest = weights.provenance["sha256"]
+
+    assert open_pretrained(path, sha256=digest.upper()).provenance == weights.provenance
+    for read in (open_pretrained, load_pretrained):
+        with pytest.raises(WeightsError, match=r"is .*, not 00"):
+            read(path, sha256="00")  # type: ignore[operator]
+
+
+def test_options_of_loading_change_the_model_and_are_reported(
+    tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    path = tmp_path / "mine.safetensors"
+    opened(tmp_path, tiny_config, {"model_args": {"num_heads": 2}})
+
+    model, report = load_pretrained(
+        path, num_classes=5, image_size=(24, 32), patch_size=8, in_channels=1, pool="mean",
+        drop_path=0.25, pos_embed="jax", mean=(0.1,), std=(0.2,),
+    )  # fmt: skip
+
+    assert model.config == replace(
+        tiny_config, num_classes=5, image_size=(24, 32), patch_size=(8, 8), in_channels=1,
+        pool="mean", drop_path=0.25,
+    )  # fmt: skip
+    assert not model.training
+    assert report.transform.image_size == (24, 32)
+    assert (report.transform.mean, report.transform.std) == ((0.1,), (0.2,))
+    assert report.statistics_source == "given by --mean and --std"
+    assert report.positions == "4x4 -> 3x4, jax"
+    assert report.head == "new, 5 classes, initialised to zero"
+    assert (report.pre_logits, report.classes) == ("none", ())
+    assert report.parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("channels", "how"), [(1, "averaged for one"), (4, "repeated for 4")])
+def test_statistics_for_other_channels_say_how_they_were_made(
+    tmp_path: Path, tiny_config: ViTConfig, channels: int, how: str
+) -> None:
+    facts = {"model_args": {"num_heads": 2}, "mean": [0.1, 0.2, 0.6], "std": [0.3, 0.2, 0.1]}
+    opened(tmp_path, tiny_config, facts)
+
+    _, report = load_pretrained(tmp_path / "mine.safetensors", in_channels=channels)
+    _, plain = load_pretrained(tmp_path / "mine.safetensors")
+
+    assert report.transform.mean == pytest.approx((0.3,) if channels == 1 else (0.1, 0.2, 0.6, 0.1))
+    assert report.transform.std == pytest.approx((0.2,) if channels == 1 else (0.3, 0.2, 0.1, 0.3))
+    assert how in report.statistics_source
+    assert plain.statistics_source == f"from {tmp_path / 'config.json'}"
+
+
+def test_a_kept_head_with_another_pooling_or_of_zeros_is_noted(
+    tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    opened(tmp_path, tiny_config, {"model_args": {"num_heads": 2}})  # a new head is zero
+
+    _, zero = load_pretrained(tmp_path / "mine.safetensors")
+    _, other = load_pretrained(tmp_path / "mine.safetensors", pool="mean")
+    _, new = load_pretrained(tmp_path / "mine.safetensors", num_classes=2, pool="mean")
+    _, none = load_pretrained(tmp_path / "mine.safetensors", num_classes=0, pool="mean")
+
+    assert zero.head == "kept, 3 classes"
+    assert [note.partition(";")[0] for note in zero.notes] == ["the head in the file is all zeros"]
+    pooled = "the head was trained with different pooling"
+    assert pooled in str(other.notes)
+    assert pooled not in str(new.notes) + str(none.notes) + str(zero.notes)
+    assert none.head == "none: the model returns features"
+
+
+def test_random_weights_are_those_of_the_seed_and_timm_models_refuse_some_settings() -> None:
+    name = "random:timm:test_resnet"
+    states = [
+        load_backbone(name, num_classes=2, image_size=32, seed=seed)[0].state_dict()
+        for seed in (0, 0, 1)
+    ]
+    first = next(n for n, t in states[0].items() if t.is_floating_point() and t.ndim == 4)
+
+    assert torch.equal(states[0][first], states[1][first])
+    assert not torch.equal(states[0][first], states[2][first])
+    own = [load_backbone("random:demo", num_classes=2, seed=seed)[0] for seed in (0, 0, 1)]
+    a, b, c = (model.get_parameter("pos_embed") for model in own)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert not own[0].training
+    for options in ({"pre_logits": "keep"}, {"pos_embed": "jax"}):
+        with pytest.raises(UsageError, match="timm models do not support"):
+            load_backbone("timm:test_resnet", num_classes=2, **options)
