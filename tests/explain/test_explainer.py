@@ -56,8 +56,8 @@ def explained_model(config: ViTConfig, classes: tuple[str, ...] = CLASSES) -> Ex
 
 
 def explainer_for(model: ExplainedModel, out: Path, **options: Any) -> Explainer:
-    options = {"method": Method(), "postprocess": Postprocess(classes=model.classes)} | options
-    return Explainer(model=model, out=out, **options)
+    given: dict[str, Any] = {"postprocess": Postprocess(classes=model.classes)}
+    return Explainer(model=model, out=out, **{"method": Method()} | given | options)
 
 
 @pytest.fixture
@@ -129,6 +129,7 @@ def test_arrays_are_the_map_and_the_logits_of_the_chosen_class(
 
     inputs = model.inputs(pixels_of(model, photos[1])[None])
     expected = explain(model.net, inputs, Method(), torch.tensor([2]))
+    assert isinstance(model.net, VisionTransformer)
     maps, _ = attention_maps(model.net, inputs)
     with np.load(tmp_path / "out" / "001-1.npz") as arrays:
         assert arrays["heat"] == pytest.approx(expected.values[0], rel=1e-4)
@@ -275,9 +276,9 @@ def test_pictures_have_the_size_and_the_legend_that_were_asked_for(
     assert sizes[224, False][1] == (224, 224)
     assert sizes[300, False][1] == (304, 304)
     assert min(sizes[300, False][0]) >= 300
-    for plain, legend in zip(sizes[300, False], sizes[300, True], strict=True):
-        assert legend[0] == plain[0]
-        assert legend[1] > plain[1]
+    for without, with_bar in zip(sizes[300, False], sizes[300, True], strict=True):
+        assert with_bar[0] == without[0]
+        assert with_bar[1] > without[1]
 
 
 @pytest.mark.parametrize(

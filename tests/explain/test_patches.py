@@ -97,12 +97,8 @@ def test_each_readable_image_has_a_numbered_figure(
 
 
 def test_a_model_without_patches_is_refused_at_once(tmp_path: Path) -> None:
-    model = ExplainedModel(
-        name="x",
-        net=torch.nn.Linear(1, 1),
-        transform=EvalTransform(),
-        classes=(),  # type: ignore[arg-type]
-    )
+    net: Any = torch.nn.Linear(1, 1)
+    model = ExplainedModel(name="x", net=net, transform=EvalTransform(), classes=())
 
     with pytest.raises(UsageError, match="--patches"):
         [*write_patch_figures(model, [], tmp_path)]

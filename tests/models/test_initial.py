@@ -176,7 +176,7 @@ def test_a_sample_of_the_images_is_inspected(
     monkeypatch: pytest.MonkeyPatch, colours: Path, number: int, sampled: int
 ) -> None:
     folder = scan(colours)
-    files = tuple(f"{i}" for i in range(number))
+    files: Any = tuple(f"{i}" for i in range(number))
     inspected: list[str] = []
 
     def inspect(_: str, file: str, *__: object, max_pixels: int) -> tuple[tuple[int, int], bool]:

@@ -1,12 +1,13 @@
 """Assumptions about huggingface_hub beyond its public interface, and what is said of its errors."""
 
 import errno
+import logging
 from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import logging
+from huggingface_hub.utils import logging as hub_logging
 
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.hub import (
@@ -54,14 +55,14 @@ def test_a_connection_without_data_is_given_up_after_eight_seconds(
     monkeypatch: pytest.MonkeyPatch, timeout: int
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", timeout)
-    level = logging.get_verbosity()
+    level = hub_logging.get_verbosity()
 
     with plain_http():
         assert min(timeout, 8) == constants.HF_HUB_DOWNLOAD_TIMEOUT
-        assert logging.get_verbosity() == logging.ERROR
+        assert hub_logging.get_verbosity() == logging.ERROR
 
     assert timeout == constants.HF_HUB_DOWNLOAD_TIMEOUT
-    assert logging.get_verbosity() == level
+    assert hub_logging.get_verbosity() == level
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -199,6 +199,6 @@ def test_only_timm_models_get_timms_metadata(monkeypatch: pytest.MonkeyPatch) ->
     )
     path = put("vit.pth")
 
-    assert locate_entry("timm:resnet18") == "full timm:resnet18"
+    assert str(locate_entry("timm:resnet18")) == "full timm:resnet18"
     assert locate_entry("demo") == locate("demo")
     assert locate_entry("vit.pth") == path
