@@ -252,6 +252,15 @@ def test_keys_of_configurations_differ_where_outputs_do() -> None:
     assert "{'embed_norm': True}" in keys[2]
 
 
+def test_the_key_of_an_architecture_from_before_the_later_fields_does_not_change() -> None:
+    assert PLAIN.key == (
+        "ViTConfig(image_size=(32, 48), patch_size=(8, 8), in_channels=3, width=24, depth=3, "
+        "heads=3, mlp_ratio=4.0, qkv_bias=True, num_classes=1000, pre_logits=False, pool='cls', "
+        "drop_path=0.0, norm='pre', norm_eps=1e-06, layer_scale=0.0, registers=0, "
+        "prefix_positions=True, distilled=False, stem=None, convs=())"
+    )
+
+
 def test_without_a_head_nothing_after_the_encoder_and_no_noise_is_left() -> None:
     config = replace(PLAIN, pre_logits=True, drop_path=0.3, num_classes=5)
 

@@ -299,3 +299,14 @@ def test_random_weights_are_those_of_the_seed_and_timm_models_refuse_some_settin
     for options in refused:
         with pytest.raises(UsageError, match="timm models do not support"):
             load_backbone("timm:test_resnet", num_classes=2, **options)
+
+
+def test_a_tensor_that_the_architecture_lacks_is_refused(
+    tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    state = VisionTransformer(tiny_config).state_dict()
+    save_file({**state, "head_dist.bias": torch.zeros(3)}, tmp_path / "x.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 2}}))
+
+    with pytest.raises(WeightsError, match=r"unexpected: head_dist\.bias"):
+        open_pretrained(tmp_path / "x.safetensors")
