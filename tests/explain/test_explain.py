@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.explain.attribution import (
+    attention_maps,
+    batch_images,
     discard_weakest,
     explain,
+    map_title,
     relevance,
     relevance_map,
     rollout,
@@ -330,7 +333,111 @@ def test_maps_are_scaled_to_0_1_and_a_constant_map_to_0() -> None:
     assert not shown[1:].any()
 
 
-# heat maps ---------------------------------------------------------------------------------------
+def test_maps_that_differ_by_rounding_alone_are_constant() -> None:
+    values = np.array([[[1, 1 + 5e-7]], [[1, 1 + 2e-6]], [[1000, 1000 + 5e-4]]], np.float32)
+
+    assert scale_maps(values).tolist() == [[[0, 0]], [[0, 1]], [[0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        pytest.param({}, 11_534, id="three blocks of two heads and 17 tokens"),
+        pytest.param(
+            {"image_size": (224, 224), "patch_size": (16, 16), "depth": 12, "width": 768,
+             "heads": 12},
+            3,
+            id="ViT-B/16",
+        ),
+        pytest.param(
+            {"image_size": (512, 512), "depth": 24, "heads": 16}, 1, id="more than fits"
+        ),
+    ],
+)  # fmt: skip
+def test_attention_weights_of_a_batch_take_at_most_80_mb(
+    fields: dict[str, Any], count: int
+) -> None:
+    with torch.device("meta"):
+        model = VisionTransformer(replace(TINY, **fields))
+
+    config = model.config
+    tokens = config.num_prefix + config.grid[0] * config.grid[1]
+    size = 4 * config.depth * config.heads * tokens**2  # bytes for an image, in float32
+    assert batch_images(model) == count
+    assert count == 1 or count * size <= 80e6 < (count + 1) * size
+
+
+def test_the_title_of_a_map_names_the_last_block() -> None:
+    assert (
+        map_title(random_model(), Method(name="attention")) == "attention, block 2, mean of heads"
+    )
+    assert map_title(nn.Identity(), Method()) == "relevance"
+
+
+@pytest.mark.parametrize("name", ["rollout", "attention"])
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        pytest.param({}, slice(0, 1), id="class token"),
+        pytest.param({"distilled": True}, slice(0, 2), id="both tokens"),
+        pytest.param({"registers": 2}, slice(0, 1), id="registers are not read"),
+        pytest.param({"pool": "mean", "registers": 2}, slice(3, None), id="patches"),
+    ],
+)
+@torch.no_grad()
+def test_a_map_is_the_mean_of_the_rows_of_the_tokens_that_the_head_reads(
+    name: Any, options: dict[str, Any], rows: slice
+) -> None:
+    model = random_model(**options)
+    pixels, first = images_for(model), model.config.num_prefix
+
+    found = explain(model, pixels, Method(name=name, fusion="max")).values
+
+    if name == "rollout":
+        matrix, _ = rollout(model, pixels, fusion="max")
+    else:
+        matrix = attention_maps(model, pixels)[0][-1].amax(dim=1)
+    expected = matrix[:, rows, first:].mean(dim=1)
+    assert found.reshape(2, -1) == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="class token"),
+        pytest.param({"distilled": True}, id="distilled"),
+        pytest.param({"registers": 2}, id="registers"),
+        pytest.param({"pool": "mean"}, id="mean"),
+        pytest.param({"read_blocks": 2}, id="two blocks"),
+    ],
+)
+def test_relevance_is_the_product_of_matrices_of_the_paper(options: dict[str, Any]) -> None:
+    model = random_model(**options)
+    pixels, config = images_for(model, 1), model.config
+
+    found, logits = relevance(model, pixels, torch.tensor([1]))
+
+    tokens = model.embed(pixels).detach().requires_grad_()
+    steps = [*trace_attention(model, tokens)]
+    read = [x.view_as(x) for _, x in steps[-config.read_blocks :]]
+    *earlier, last = read
+    score = model.classify(model.pool(last, earlier))[0, 1]
+    slopes = torch.autograd.grad(score, [*(maps for maps, _ in steps), *read])
+    product, products = torch.eye(tokens.shape[1]), []
+    for (maps, _), slope in zip(steps, slopes, strict=False):
+        product = product + (maps * slope)[0].clamp(min=0).mean(dim=0) @ product
+        products.append(product.detach())
+    if config.pool == "cls" and config.read_blocks == 1:
+        rows = (products[-1] - torch.eye(tokens.shape[1]))[: config.num_read]
+        expected = rows.mean(dim=0)
+    else:
+        weights = [(x * slope)[0].sum(dim=-1).clamp(min=0).detach()
+                   for x, slope in zip(read, slopes[len(steps) :], strict=True)]  # fmt: skip
+        expected = torch.stack(
+            [w @ p for w, p in zip(weights, products[-len(read) :], strict=True)]
+        ).sum(dim=0)
+    assert found[0].tolist() == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
+    assert logits[0, 1].item() == pytest.approx(score.item(), abs=1e-5)
 
 
 # model figures -----------------------------------------------------------------------------------

@@ -130,12 +130,50 @@ def test_the_map_lies_where_the_only_evidence_is() -> None:
         ((1, 16, 196, 128), (224, 224), None),
         ((1, 768), (224, 224), None),
         ((1, 3, 384), (224, 224), None),
+        ((1, 512, 3, 2), (224, 224), Layout(1, 0, (3, 2))),  # 1.5 times as high
+        ((1, 512, 2, 3), (224, 224), Layout(1, 0, (2, 3))),
+        ((1, 512, 8, 5), (224, 224), None),
+        ((1, 512, 5, 8), (224, 224), None),
+        ((1, 6, 6, 6), (224, 224), Layout(1, 0, (6, 6))),
+        ((1, 2, 384), (64, 64), Layout(2, 1, (1, 1))),
+        ((1, 1, 384), (64, 64), Layout(2, 0, (1, 1))),
+        ((1, 9, 384), (32, 64), Layout(2, 1, (2, 4))),
     ],
 )
 def test_positions_are_found_by_the_aspect_of_the_image(
     shape: tuple[int, ...], size: tuple[int, int], layout: Layout | None
 ) -> None:
     assert find_layout(shape, size, (1, 0)) == layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (Layout(1, 0, (2, 3)), (2, 4, 2, 3)),
+        (Layout(3, 0, (2, 3)), (2, 2, 3, 4)),
+        (Layout(2, 0, (2, 3)), (2, 6, 4)),
+        (Layout(2, 1, (2, 3)), (2, 7, 4)),
+    ],
+)
+def test_channels_are_summed_and_positions_averaged_in_every_layout(
+    layout: Layout, shape: tuple[int, ...]
+) -> None:
+    channels_last = torch.randn(2, 6, 4)
+    values = channels_last if layout.channels == 2 else channels_last.view(2, 2, 3, 4)
+    values = values.permute(0, 3, 1, 2) if layout.channels == 1 else values
+    values = (
+        torch.cat([torch.full((2, layout.prefix, 4), 9.0), values], 1)
+        if len(shape) == 3
+        else values
+    )
+
+    assert values.shape == shape
+    assert torch.allclose(
+        layout.sum_channels(values), channels_last.sum(2).view(2, 2, 3), atol=1e-6
+    )
+    mean = layout.mean_position(values)
+    assert mean.ndim == values.ndim
+    assert torch.allclose(mean.view(2, 4), channels_last.mean(dim=1), atol=1e-6)
 
 
 def test_a_structure_without_positions_is_refused() -> None:

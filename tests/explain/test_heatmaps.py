@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitft.explain.heatmaps import apply_colour_map, enlarged, heads_sheet, overlay, png_bytes
+from vitft.explain.heatmaps import (
+    SheetLayout,
+    apply_colour_map,
+    colour_bar,
+    enlarged,
+    heads_sheet,
+    overlay,
+    png_bytes,
+    with_legend,
+)
 
 
 def test_an_overlay_is_bright_where_the_map_is_high_and_keeps_the_image() -> None:
@@ -82,3 +91,141 @@ def test_a_png_carries_no_metadata_of_its_source() -> None:
 )
 def test_small_overlays_are_enlarged(size: tuple[int, int], shown: tuple[int, int]) -> None:
     assert enlarged(Image.new("RGB", size)).size == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "colour", "opacity"), [(0.0, (20, 8, 48), 0.45), (1.0, (252, 250, 160), 0.75)]
+)
+def test_the_ends_of_a_map_have_their_colour_and_opacity(
+    value: float, colour: tuple[int, int, int], opacity: float
+) -> None:
+    image = Image.new("RGB", (6, 4), (100, 200, 0))
+
+    shown = overlay(image, np.full((2, 3), value, np.float32))
+
+    mixed = [
+        round((1 - opacity) * own + opacity * other)
+        for own, other in zip((100, 200, 0), colour, strict=True)
+    ]
+    assert np.abs(np.asarray(shown, int) - mixed).max() <= 1
+
+
+def test_a_value_halfway_is_more_opaque_than_the_lowest() -> None:
+    white = Image.new("RGB", (2, 2), (255, 255, 255))
+
+    shown = np.asarray(overlay(white, np.full((1, 1), 0.5, np.float32)), int)[0, 0]
+
+    middle = np.array([(168, 44, 96), (226, 92, 48)]).mean(
+        axis=0
+    )  # between the third and fourth of 6
+    assert np.abs(shown - (255 * 0.4 + 0.6 * middle)).max() <= 1
+
+
+def test_colours_are_interpolated_between_six_stops() -> None:
+    found = apply_colour_map(np.array([0, 0.1, 0.2, 0.9, 1], np.float32))
+
+    assert found.tolist() == pytest.approx(
+        np.array([(20, 8, 48), (56, 14, 79), (92, 20, 110), (251, 208, 94), (252, 250, 160)]),
+        abs=1e-3,
+    )
+    bar = np.asarray(colour_bar())
+    assert bar.shape == (12, 256, 3)
+    assert bar[0, 0].tolist() == [20, 8, 48]
+    assert bar[11, 255].tolist() == [252, 250, 160]
+
+
+@pytest.mark.parametrize(("side", "is_square"), [(63, True), (64, False)])
+def test_only_images_below_64_pixels_show_their_pixels_as_squares(
+    side: int, is_square: bool
+) -> None:
+    image = Image.new("L", (side, side))
+    image.putpixel((5, 5), 255)
+
+    large = enlarged(image)
+
+    colours = {colour for _, colour in large.getcolors(100_000) or ()}
+    assert (colours == {0, 255}) == is_square
+    assert large.width == -(-224 // side) * side
+
+
+@pytest.mark.parametrize(("side_px", "shown"), [(16, 16), (17, 32), (32, 32), (33, 48)])
+def test_the_smallest_integer_factor_enlarges_an_image(side_px: int, shown: int) -> None:
+    assert enlarged(Image.new("RGB", (16, 20)), side_px).size == (shown, shown * 20 // 16)
+
+
+def test_a_legend_has_a_bar_from_the_lowest_to_the_highest_colour_and_a_name() -> None:
+    picture = Image.new("RGB", (400, 50), (1, 2, 3))
+
+    short = with_legend(picture, "relevance", 20)
+    long = with_legend(picture, "a name that is too long for one line of text with its ends", 20)
+
+    assert short.crop((0, 0, 400, 50)).tobytes() == picture.tobytes()
+    assert (short.size, long.size) == ((400, 50 + 30 + 40), (400, 50 + 30 + 60))
+    pixels = np.asarray(short)
+    assert pixels[60, 10].tolist() == pixels[79, 10].tolist() == [20, 8, 48]
+    assert pixels[60, 389].tolist() == [252, 250, 160]
+    assert pixels[59, 100].tolist() == pixels[80, 100].tolist() == [255, 255, 255]
+    assert pixels[70, 9].tolist() == pixels[70, 390].tolist() == [255, 255, 255]
+    ink = (pixels[81:].sum(axis=-1) < 300).any(axis=0).nonzero()[0]
+    assert ink.min() < 20
+    assert ink.max() > 380
+    assert ((ink > 150) & (ink < 250)).any()
+    below = (np.asarray(long)[81:].sum(axis=-1) < 300).any(axis=1).nonzero()[0]
+    assert below.max() > 30  # a second line
+    assert with_legend(Image.new("RGB", (560, 9)), "x").height == 9 + 30 + 40  # 560 / 28 = 20
+    assert with_legend(Image.new("RGB", (100, 9)), "x").height == 9 + 18 + 36  # at least 12
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "cell", "size"),
+    [
+        ((3, 3, 14, 14), 1.0, (112, 112), (66 + 3 * 116, 24 + 3 * 116)),
+        ((2, 6, 14, 14), 1.0, (112, 112), (66 + 6 * 116, 24 + 2 * 116)),
+        ((2, 7, 14, 14), 1.0, (98, 98), (66 + 7 * 102, 24 + 2 * 102)),
+        ((2, 12, 14, 14), 1.0, (56, 56), (66 + 12 * 60, 24 + 2 * 60)),
+        ((1, 24, 14, 7), 1.0, (28, 56), (66 + 24 * 32, 24 + 60)),
+        ((1, 1, 10, 20), 1.0, (240, 120), (66 + 244, 24 + 124)),
+        ((1, 1, 14, 14), 1.5, (168, 168), (99 + 174, 36 + 174)),
+    ],
+)
+def test_lengths_of_a_sheet(
+    shape: tuple[int, ...], scale: float, cell: tuple[int, int], size: tuple[int, int]
+) -> None:
+    layout = SheetLayout.of(shape, scale)
+
+    assert (layout.cell, layout.size) == (cell, size)
+    assert layout.font == round(12 * scale)
+    assert layout.corner(0, 0) == (layout.left, layout.top)
+    right, bottom = layout.corner(shape[0] - 1, shape[1] - 1)
+    assert (right + cell[0] + layout.gap, bottom + cell[1] + layout.gap) == size
+
+
+@pytest.mark.parametrize(("blocks", "heads"), [(2, 3), (3, 3), (4, 3)])
+def test_each_map_of_a_sheet_is_in_the_row_and_column_of_its_block_and_head(
+    blocks: int, heads: int
+) -> None:
+    maps = np.linspace(0, 1, blocks * heads, dtype=np.float32).reshape(blocks, heads, 1, 1)
+    maps = np.ascontiguousarray(np.broadcast_to(maps, (blocks, heads, 2, 2)))
+
+    pixels = np.asarray(heads_sheet(maps), int)
+
+    shape = (heads, blocks) if blocks > heads else (blocks, heads)
+    layout = SheetLayout.of((*shape, 2, 2), 1.0)
+    for block in range(blocks):
+        for head in range(heads):
+            place = (head, block) if blocks > heads else (block, head)
+            left, top = layout.corner(*place)
+            colour = apply_colour_map(maps[block, head, :1, :1])[0, 0]
+            width, height = layout.cell
+            shown = pixels[top : top + height, left : left + width].reshape(-1, 3)
+            assert np.abs(shown - colour).max() <= 1
+            gap = pixels[top : top + height, left + width : left + width + layout.gap]
+            assert (gap == 255).all()
+    for row in range(shape[0]):
+        top = layout.corner(row, 0)[1]
+        names = pixels[top : top + layout.cell[1], : layout.left - 1]
+        assert (names.sum(axis=-1) < 300).any()
+    for column in range(shape[1]):
+        left = layout.corner(0, column)[0]
+        assert (pixels[: layout.top, left : left + layout.cell[0]].sum(axis=-1) < 300).any()
+    assert (pixels[: layout.top, : layout.left] == 255).all()

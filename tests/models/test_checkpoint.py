@@ -12,7 +12,17 @@ from safetensors.torch import save_file
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
-from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.checkpoint import (
+    build_model,
+    facts_of,
+    holds_timm,
+    load_checkpoint,
+    save_checkpoint,
+    state_digest,
+    timm_on_meta,
+)
+from vitft.models.checkpoint_file import content_digest, lacks_card, open_checkpoint
+from vitft.models.timm_config import TimmConfig
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import ResourceError, RunError
@@ -137,3 +147,131 @@ def test_a_full_disk_keeps_the_previous_file(
 
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_both_engines_compute_the_digest_that_was_written(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    path, card = tmp_path / "model.safetensors", card_of(tiny_vit.config)
+
+    written = save_checkpoint(path, tiny_vit.state_dict(), card)
+
+    opened = open_checkpoint(path)
+    assert opened.digest() == written == opened.metadata["vitft.sha256"]
+    assert opened.card == card
+    assert [*opened.tensors] == sorted(tiny_vit.state_dict())
+    assert opened.path == path
+    assert load_checkpoint(path, digest=lambda: written)[1] == card
+    with pytest.raises(RunError, match="sha256 of the contents differs"):
+        load_checkpoint(path, digest=lambda: "0" * 64)
+
+
+def test_a_digest_covers_the_type_shape_name_and_values_of_each_tensor() -> None:
+    zero = torch.zeros(2, 3)
+    states = [
+        {"a": zero},
+        {"b": zero},
+        {"a": zero.T},
+        {"a": zero.int()},
+        {"a": zero + 1},
+        {"a": zero, "b": zero},
+    ]
+
+    digests = {state_digest("card", state) for state in states} | {state_digest("", states[0])}
+
+    assert len(digests) == 7
+    assert state_digest("x", {"a": zero, "b": zero + 1}) == state_digest(
+        "x", {"b": zero + 1, "a": zero}
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ],
+)
+def test_every_type_of_tensor_has_the_name_and_digest_of_its_file(
+    tmp_path: Path, kind: str
+) -> None:
+    from vitft.system.safetensors_file import map_tensors, read_header
+
+    state = {"x": torch.ones(2, 2, dtype=getattr(torch, kind))}
+    save_file(state, tmp_path / "x.safetensors")
+
+    header = read_header(tmp_path / "x.safetensors")
+    data = map_tensors(tmp_path / "x.safetensors", header)
+
+    assert facts_of(state) == dict(header.tensors)
+    assert content_digest("card", header.tensors, data) == state_digest("card", state)
+
+
+def test_a_tensor_of_an_unknown_type_is_named(tmp_path: Path) -> None:
+    complex_numbers = {"x": torch.ones(2, dtype=torch.complex64)}
+
+    assert facts_of(complex_numbers)["x"].dtype == "torch.complex64"
+
+
+def test_what_kind_of_model_a_file_holds_is_read_from_its_header(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    ours, theirs, other = (tmp_path / f"{name}.safetensors" for name in ("ours", "timm", "other"))
+    save_checkpoint(ours, tiny_vit.state_dict(), card_of(tiny_vit.config))
+    config = TimmConfig(timm="test_resnet", image_size=(16, 16))
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(theirs, {"x": torch.zeros(1)}, card)
+    save_file({"x": torch.zeros(1)}, other)
+    (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
+    theirs.with_suffix(".SAFETENSORS").write_bytes(theirs.read_bytes())
+    theirs.with_suffix(".bin").write_bytes(theirs.read_bytes())
+
+    found = {path.name: holds_timm(path) for path in tmp_path.iterdir()}
+
+    assert [name for name in sorted(found) if found[name]] == [
+        "timm.SAFETENSORS",
+        "timm.safetensors",
+    ]
+    assert not holds_timm(tmp_path / "missing.safetensors")
+    lacking = [path.name for path in sorted(tmp_path.iterdir()) if lacks_card(path)]
+    assert lacking == ["other.safetensors"]
+    assert not lacks_card(tmp_path / "missing.safetensors")
+
+
+def test_a_timm_model_is_built_from_its_tensors_in_eval_mode() -> None:
+    config = TimmConfig(timm="test_resnet", image_size=(16, 16), num_classes=3)
+    empty = timm_on_meta(config)
+    assert all(tensor.is_meta for tensor in empty.state_dict().values())
+    state = {name: torch.ones(t.shape, dtype=t.dtype) for name, t in empty.state_dict().items()}
+
+    model = build_model(state, config)
+
+    assert not model.training
+    assert all(
+        tensor is not None and bool((tensor == 1).all()) for tensor in model.state_dict().values()
+    )
+    with pytest.raises(RunError, match="weights do not match the architecture: missing"):
+        build_model({}, config)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, AssertionError, KeyError])
+def test_what_timm_cannot_build_is_reported_with_its_image_size(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    with pytest.raises(RunError, match="nonesuch"):
+        timm_on_meta(TimmConfig(timm="nonesuch", image_size=(32, 32)))
+
+    def refuse(_: TimmConfig) -> None:
+        raise error("why")
+
+    monkeypatch.setattr("vitft.models.checkpoint.TimmModel", refuse)
+    with pytest.raises(RunError, match=r"timm cannot build resnet18 for 17x33 pixels: '?why"):
+        timm_on_meta(TimmConfig(timm="resnet18", image_size=(17, 33)))

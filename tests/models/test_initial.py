@@ -13,16 +13,27 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.config.run import Config, config_from_table
+from vitft.config.sections import WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.data.scan import scan
+from vitft.data.transforms import EvalTransform
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
 from vitft.metrics.calibration import softmax
 from vitft.models.checkpoint import load_checkpoint
-from vitft.models.initial import new_model
+from vitft.models.initial import (
+    checked_size,
+    checked_statistics,
+    fitted,
+    log_model,
+    new_model,
+    sample_facts,
+    sinusoidal_positions,
+)
 from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.weights import UNSTATED
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
@@ -158,6 +169,123 @@ def test_grey_images_make_a_model_of_one_channel(digits: Path, tmp_path: Path) -
         assert initial_for(settings(data), scan(data))[0].config.in_channels == 1
     of_three, _ = initial_for(settings(digits, model={"channels": 3}), scan(digits))
     assert of_three.config.in_channels == 3
+
+
+@pytest.mark.parametrize(("number", "sampled"), [(1, 1), (32, 32), (63, 63), (64, 32), (97, 33)])
+def test_a_sample_of_the_images_is_inspected(
+    monkeypatch: pytest.MonkeyPatch, colours: Path, number: int, sampled: int
+) -> None:
+    folder = scan(colours)
+    files: Any = tuple(f"{i}" for i in range(number))
+    inspected: list[str] = []
+
+    def inspect(_: str, file: str, *__: object, max_pixels: int) -> tuple[tuple[int, int], bool]:
+        assert max_pixels == 99
+        inspected.append(file)
+        return (8, 9), file != "0"
+
+    monkeypatch.setattr("vitft.models.initial.inspect_file", inspect)
+
+    assert sample_facts(replace(folder, files=files), 99) == ((8, 9), False)
+    assert len(inspected) == sampled
+    assert inspected == [*files[:: int(inspected[1]) if number > 1 else 1]]
+
+
+def test_images_without_any_colour_are_grey_and_one_in_colour_counts(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        Image.new("RGB", (9, 7), (5, 5, 5)).save(tmp_path / "a" / f"{i}.png")
+    (tmp_path / "b").mkdir()
+    Image.new("RGB", (9, 7), (5, 5, 5)).save(tmp_path / "b" / "0.png")
+
+    assert sample_facts(scan(tmp_path), 1000) == ((7, 9), True)
+    Image.new("RGB", (9, 7), (5, 5, 6)).save(tmp_path / "b" / "1.png")
+    assert sample_facts(scan(tmp_path), 1000) == ((7, 9), False)
+    Image.new("RGB", (7, 9), (5, 6, 5)).save(tmp_path / "b" / "2.png")
+    assert sample_facts(scan(tmp_path), 1000) == (None, False)
+
+
+def test_a_folder_without_a_readable_image_is_refused_with_the_last_reason(colours: Path) -> None:
+    with pytest.raises(DataError, match=r"no readable image found in .* after trying 24 images"):
+        sample_facts(scan(colours), 1)
+
+
+def test_images_of_at_most_256_pixels_set_the_input_size(colours: Path) -> None:
+    folder = scan(colours)
+
+    assert checked_size(folder, (256, 256)) == (256, 256)
+    assert checked_size(folder, (1, 2)) == (1, 2)
+    for size in ((257, 8), (8, 257)):
+        with pytest.raises(DataError, match=f"are {size[1]}x{size[0]} pixels, .* too large"):
+            checked_size(folder, size)
+
+
+def test_statistics_are_one_half_unless_they_are_given() -> None:
+    assert checked_statistics(None, 2) == (0.5, 0.5)
+    assert checked_statistics((0.1, 0.2), 2) == (0.1, 0.2)
+    with pytest.raises(DataError, match="got 1 mean or std value, but the model has 2 channels"):
+        checked_statistics((0.1,), 2)
+
+
+def test_positions_of_a_patch_are_waves_of_lengths_from_2_pi_to_200_pi() -> None:
+    table = sinusoidal_positions((3, 4), 12)  # three frequencies: 1, 1/10 and 1/100
+
+    expected = [
+        [f(place / scale) for place in (x, y) for f in (np.sin, np.cos) for scale in (1, 10, 100)]
+        for y in range(3)
+        for x in range(4)
+    ]
+    assert table.numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fit", "crop"),
+    [
+        ({}, "crop", 0.9),
+        ({"fit": "crop"}, "crop", 0.9),
+        ({"fit": "squash"}, "squash", 1.0),
+        ({"fit": "pad"}, "pad", 1.0),
+        ({"crop": 0.5}, "crop", 0.5),
+    ],
+)
+def test_settings_of_the_view_replace_those_of_the_weights(
+    settings: dict[str, Any], fit: str, crop: float
+) -> None:
+    found = fitted(EvalTransform(crop=0.9), WeightsSpec(**settings))
+
+    assert (found.fit, found.crop) == (fit, crop)
+
+
+def test_assumed_statistics_are_announced_and_random_weights_named(
+    colours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, report = initial_for(settings(colours), scan(colours))
+
+    log_model(WeightsSpec(name="none"), report)
+    assert "do not state mean" not in (shown := capsys.readouterr().err)
+    assert "none: random initialisation" in shown
+    log_model(WeightsSpec(name="x"), replace(report, statistics_source=UNSTATED))
+    assert "the weights do not state mean and std; assuming 0.5" in capsys.readouterr().err
+    log_model(WeightsSpec(name="random:demo"), replace(report, statistics_source=UNSTATED))
+    assert "random weights instead of demo" in (shown := capsys.readouterr().err)
+    assert "do not state" not in shown
+
+
+def test_the_report_of_a_new_model_counts_its_parameters_and_names_its_statistics(
+    colours: Path,
+) -> None:
+    given = {"name": "none", "mean": [0.1, 0.2, 0.3], "std": [0.3, 0.2, 0.1]}
+    model, report = initial_for(settings(colours), scan(colours))
+    _, stated = initial_for(settings(colours, weights=given), scan(colours))
+
+    assert report.parameters == sum(p.numel() for p in model.parameters())
+    assert not model.training
+    assert (report.transform.mean, report.transform.std) == ((0.5,) * 3, (0.5,) * 3)
+    assert report.statistics_source == "default; change with --mean and --std"
+    assert stated.transform.mean == (0.1, 0.2, 0.3)
+    assert stated.transform.std == (0.3, 0.2, 0.1)
+    assert stated.statistics_source == "given by --mean and --std"
+    assert report.head == "new, 3 classes, initialised to zero"
 
 
 def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:

@@ -66,6 +66,57 @@ def test_merging_removes_adapters_and_keeps_the_logits(tiny_vit: VisionTransform
         torch.testing.assert_close(lean, answers, atol=1e-5, rtol=0)
 
 
+def test_new_adapters_are_drawn_from_the_seed(tiny_config: ViTConfig) -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        model = VisionTransformer(tiny_config)
+        torch.manual_seed(99)
+        add_adapters(model, replace(SPEC, seed=seed))
+        drawn.append(model.get_parameter("blocks.1.mlp.fc1.lora_A.default.weight"))
+
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_adapters_are_added_to_the_named_layers_but_never_to_the_head(
+    tiny_config: ViTConfig,
+) -> None:
+    model = VisionTransformer(replace(tiny_config, pre_logits=True))
+
+    add_adapters(model, replace(SPEC, lora_targets="qkv,head,fc"))
+    add_adapters(model, SPEC)  # has adapters already
+
+    assert [path for path, _ in adapted_layers(model)] == [f"blocks.{i}.attn.qkv" for i in range(2)]
+
+
+def test_adapters_are_on_the_device_of_the_model(tiny_config: ViTConfig) -> None:
+    with torch.device("meta"):
+        model = VisionTransformer(tiny_config)
+
+    add_adapters(model, SPEC)
+
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_merged_matrices_are_returned_under_the_names_of_their_layers(
+    tiny_vit: VisionTransformer,
+) -> None:
+    before = tiny_vit.get_parameter("blocks.0.attn.proj.weight").detach().clone()
+    add_adapters(tiny_vit, replace(SPEC, lora_alpha=8.0))
+    place = "blocks.0.attn.proj"
+    down = tiny_vit.get_parameter(f"{place}.lora_A.default.weight").detach().clone()
+    up = torch.randn_like(tiny_vit.get_parameter(f"{place}.lora_B.default.weight"))
+    tiny_vit.get_parameter(f"{place}.lora_B.default.weight").data.copy_(up)
+
+    matrices = merge_adapters(tiny_vit)
+
+    assert len(matrices) == 16
+    assert torch.equal(matrices[f"{place}.lora_A.weight"], down)
+    assert torch.equal(matrices[f"{place}.lora_B.weight"], up)
+    after = tiny_vit.get_parameter(f"{place}.weight")
+    assert torch.allclose(after, before + 8 / 4 * up @ down, atol=1e-5)
+
+
 def test_a_model_without_the_target_layers_is_refused(tiny_vit: VisionTransformer) -> None:
     with pytest.raises(UsageError, match="no linear layers named conv"):
         add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))

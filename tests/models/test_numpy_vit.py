@@ -17,9 +17,17 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint, state_digest
 from vitft.models.checkpoint_file import open_checkpoint
-from vitft.models.numpy_vit import NumpyModel, gelu, normalise
+from vitft.models.numpy_vit import (
+    NumpyModel,
+    gelu,
+    normalise,
+    numpy_model,
+    numpy_supports,
+    strictly,
+)
+from vitft.models.timm_config import TimmConfig
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import RopeConfig, ViTConfig
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.system.errors import RunError
 
@@ -53,6 +61,23 @@ KINDS = [
         id="norm before the mean, no class token, a head that reads three blocks",
     ),
     pytest.param({"mlp_ratio": 3.5, "heads": 4, "depth": 1}, id="other sizes"),
+    pytest.param({"pool": "map", "class_token": False}, id="attention pooling"),
+    pytest.param({"pool": "map", "pool_heads": 8, "gated_mlp": True}, id="its own heads"),
+    pytest.param({"final_norm": False, "embed_norm": True}, id="norm first instead of last"),
+    pytest.param({"norm_layer": "rmsnorm", "patch_norm": True, "proj_bias": False}, id="RMSNorm"),
+    pytest.param({"gated_mlp": True, "mlp_norm": True, "attn_norm": True}, id="SwiGLU, norms"),
+    pytest.param({"activation": "gelu_tanh"}, id="GELU with tanh"),
+    pytest.param({"activation": "quick_gelu"}, id="GELU with a sigmoid"),
+    pytest.param({"rope": RopeConfig(), "positions": False, "registers": 2}, id="DINOv3"),
+    pytest.param(
+        {"rope": RopeConfig(unit=False, base=50.0, offset=1.0, x_first=True, halves=False)},
+        id="rotation by numbers of rows and columns",
+    ),
+    pytest.param(
+        {"rope": RopeConfig(unit=False, grid=(6, 5), x_first=True), "pool": "mean"},
+        id="rotation scaled to another grid",
+    ),
+    pytest.param({"in_channels": 1}, id="one channel"),
 ]
 
 
@@ -61,7 +86,10 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
     model = model_of(**settings)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     views = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), np.uint8)
-    transform = EvalTransform(image_size=(24, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+    channels = model.config.in_channels
+    transform = EvalTransform(
+        image_size=(24, 32), mean=(0.4, 0.5, 0.6)[:channels], std=(0.2, 0.25, 0.3)[:channels]
+    )
 
     ours = NumpyModel(model.config, weights)
     features = ours.features(normalise(views, transform))
@@ -205,3 +233,90 @@ def test_weights_that_may_overflow_are_left_to_torch(
     engine = NumpyEngine.open(tmp_path / "model.safetensors")
 
     assert (engine is not None) == is_supported
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing_but_the_time(threads: int) -> None:
+    model = model_of()
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    pixels = np.random.default_rng(0).normal(size=(5, 24, 32, 3)).astype(np.float32)
+
+    alone, together = (NumpyModel(SMALL, weights, threads=n).features(pixels) for n in (1, threads))
+
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values", [(1e38, 1e38), (np.inf, -np.inf), (1.0, 0.0)], ids=["overflow", "NaN", "division"]
+)
+def test_a_result_that_is_not_finite_is_an_error(values: tuple[float, float]) -> None:
+    first, second = (np.full(2, value, np.float32) for value in values)
+
+    def compute(*, scale: float = 1.0) -> Any:
+        return (first + second) * np.float32(10) * np.float32(scale) + 1 / second
+
+    with pytest.raises(FloatingPointError):
+        strictly(compute)(scale=1.0)
+    assert strictly(np.add)(1, 2) == 3
+
+
+def test_a_token_whose_variance_overflows_is_an_error() -> None:
+    model = model_of()
+    ours = NumpyModel(SMALL, {name: t.numpy() for name, t in model.state_dict().items()})
+    x = np.zeros((1, 2, 32), np.float32)
+    assert np.isfinite(ours.norm(x, "norm.")).all()
+    x[0, 1, 0] = 1e25
+
+    with np.errstate(over="ignore"), pytest.raises(FloatingPointError, match="overflows"):
+        ours.norm(x, "norm.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_supported"),
+    [
+        ({"image_size": (512, 512)}, True),  # 64 x 64 patches
+        ({"image_size": (520, 512)}, False),
+        ({"in_channels": 1}, True),
+        ({"in_channels": 2}, False),
+        ({"in_channels": 4}, False),
+        ({"stem": (), "patch_size": (16, 16), "image_size": (32, 32)}, False),
+        ({"convs": (8,)}, False),
+    ],
+)
+def test_the_card_tells_whether_numpy_can_run_a_model(
+    fields: dict[str, Any], is_supported: bool
+) -> None:
+    config = replace(SMALL, **fields)
+    half = (0.5,) * config.in_channels
+    transform = EvalTransform(image_size=config.image_size, mean=half, std=half)
+    card = Card(architecture=config, transform=transform, classes=tuple("abcde"))
+
+    assert numpy_supports(card) == is_supported
+    assert not numpy_supports(replace(card, classes=()))
+    timm = TimmConfig(timm="resnet18", image_size=config.image_size, num_classes=5)
+    assert not numpy_supports(replace(card, architecture=timm))
+
+
+@pytest.mark.parametrize(("norm", "is_supported"), [(0.99e6, True), (1.01e6, False)])
+def test_the_norm_of_a_tensor_is_at_most_a_million(
+    norm: float, is_supported: bool, tmp_path: Path
+) -> None:
+    model = model_of()
+    weight = model.blocks[1].mlp.fc1.weight.data
+    weight *= norm / weight.norm()
+    card = Card(
+        architecture=SMALL, transform=EvalTransform(image_size=(24, 32)), classes=tuple("abcde")
+    )
+    save_checkpoint(tmp_path / "model.safetensors", model.state_dict(), card)
+
+    found = numpy_model(open_checkpoint(tmp_path / "model.safetensors"), threads=2)
+
+    assert (found is not None) == is_supported
+    assert found is None or found.threads == 2
+
+
+def test_only_the_channels_of_the_model_are_normalised() -> None:
+    views = np.full((1, 2, 2, 3), 255, np.uint8)
+    transform = EvalTransform(image_size=(2, 2), mean=(0.5,), std=(0.25,))
+
+    assert normalise(views, transform).tolist() == [[[[2.0], [2.0]], [[2.0], [2.0]]]]

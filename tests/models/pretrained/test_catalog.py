@@ -391,3 +391,73 @@ def test_a_folder_with_weights_in_it_is_accepted(tmp_path: Path) -> None:
 
     check_weights_name(tmp_path)
     check_weights_name(str(tmp_path))
+
+
+def test_an_entry_is_described_fact_by_fact() -> None:
+    entry = CatalogEntry(
+        name="vit", licence="cc-by-nc-4.0", architecture="vit_base_patch16_224",
+        options={"pool": "mean"}, data="in1k", repo="a/b", file="c", gated_source="d/e",
+        num_classes=5, pre_logits=True, aliases=("x", "y"), note="n", was="w.npz",
+    )  # fmt: skip
+
+    assert entry.lines() == [
+        "name:       vit",
+        "aliases:    x, y",
+        "source:     a/b/c (main)",
+        "gated:      d/e has the same weights and requires an account; the source above does not",
+        "model:      vit_base_patch16_224 pool=mean",
+        "trained on: in1k",
+        "licence:    cc-by-nc-4.0 (non-commercial)",
+        "head:       5 classes",
+        "pre_logits: yes",
+        "pixels:     224x224, bicubic, crop 0.9, mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)",
+        "sha256:     as published on the hub",
+        "formerly:   w.npz",
+        "note:       n",
+    ]
+    plain = CatalogEntry(name="vit", licence="mit", repo="a/b", file="c", sha256="12").lines()
+    shown = [line for line in plain if line.startswith(("head", "pre_logits", "sha256", "gated"))]
+    assert shown == ["head:       none in the file", "pre_logits: no", "sha256:     12"]
+    bundled = CatalogEntry(name="demo", licence="mit", path="demo.safetensors").lines()
+    assert [line.split(":")[0] for line in bundled] == ["name", "source", "licence"]
+
+
+def test_names_tell_what_kind_of_entry_it_is() -> None:
+    hub, timm_model, plain = (
+        CatalogEntry(name=name, licence="mit") for name in ("hf:a/b", "timm:x", "vit")
+    )
+
+    assert [(e.is_hub_repository, e.is_timm) for e in (hub, timm_model, plain)] == [
+        (True, False), (False, True), (False, False),
+    ]  # fmt: skip
+    assert replace(plain, architecture="vit_huge_patch14_224").size == "huge"
+    assert plain.size == ""
+
+
+@pytest.mark.parametrize(
+    ("licence", "wanted", "matches"),
+    [
+        ("mit", "open", True), ("cc-by-nc-4.0", "open", False), ("dinov3-license", "open", False),
+        ("mit", "commercial", True), ("cc-by-nc-4.0", "commercial", False),
+        ("dinov3-license", "commercial", True), ("unknown", "commercial", False),
+        ("MIT", "mit", True), ("mit", "apache-2.0", False),
+    ],
+)  # fmt: skip
+def test_licences_are_matched_by_name_or_terms(licence: str, wanted: str, matches: bool) -> None:
+    assert catalog.has_licence(CatalogEntry(name="x", licence=licence), wanted) == matches
+
+
+def test_entries_are_selected_by_all_filters() -> None:
+    every = catalog.select_entries()
+    large = catalog.select_entries(size="large", licence="OPEN", data="IMAGENET-21K")
+
+    assert every == [*catalog.catalog_entries()]
+    assert large
+    assert large == [
+        entry
+        for entry in every
+        if entry.size == "large"
+        and catalog.has_licence(entry, "open")
+        and "imagenet-21k" in entry.data
+    ]
+    assert len(large) < len(catalog.select_entries(size="large"))

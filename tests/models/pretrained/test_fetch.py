@@ -8,8 +8,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +22,21 @@ from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.hub_server import COMMIT, HubServer, Repo
 from tests.support.limits import HANG_S
+from vitft.models.pretrained import fetch as fetching
+from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.fetch import (
+    delete_cached,
+    download_error,
+    fetch_sidecars,
+    find_damage,
+    log_leftovers,
+    retry_delay,
+    sha256_of,
+    with_existing_file,
+)
 from vitft.models.pretrained.hub import DownloadBar, short_message
 from vitft.system import console
+from vitft.system.errors import WeightsError
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
 META = "facebook/dinov3-vits16-pretrain-lvd1689m"
@@ -354,3 +370,206 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.parametrize("client", ["huggingface_hub", "timm", "transformers"])
 def test_real_clients_take_the_loopback_hub_for_a_real_one(client: str, clients: Answers) -> None:
     assert clients[client]
+
+
+# rules without a hub ------------------------------------------------------------------------------
+
+
+ENTRY = CatalogEntry(name="hf:a/b", licence="", repo="a/b", file="model.safetensors")
+
+
+class Answered(Exception):
+    """An error with the response of a server."""
+
+    def __init__(self, status: int | None, **headers: str) -> None:
+        self.response = SimpleNamespace(status_code=status, headers=headers)
+
+
+class TooManyRedirects(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "seconds"),
+    [
+        (OSError(), 1, 0.5),
+        (OSError(), 2, 1.0),
+        (OSError(), 3, 2.0),
+        (Answered(500), 1, 0.5),
+        (Answered(503), 2, 1.0),
+        (Answered(429), 1, 0.5),
+        (Answered(408), 1, 0.5),
+        (Answered(499), 1, None),
+        (Answered(404), 1, None),
+        (Answered(400), 1, None),
+        (TooManyRedirects(), 1, None),
+        (Answered(429, **{"Retry-After": "7"}), 3, 7.1),
+        (Answered(503, **{"Retry-After": "9999"}), 1, 9999.1),
+        (Answered(503, **{"Retry-After": "10000"}), 1, 0.5),
+        (Answered(503, **{"Retry-After": "soon"}), 1, 0.5),
+    ],
+)
+def test_a_request_is_repeated_only_where_that_may_help(
+    error: Exception, attempt: int, seconds: float | None
+) -> None:
+    assert retry_delay(error, attempt) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_redirects_without_end_and_a_bare_404_do_not_come_from_a_hub() -> None:
+    for error in (TooManyRedirects(), Answered(404)):
+        assert "does not respond like a Hugging Face hub" in download_error(ENTRY, error).problem
+    failed = "download of a/b/model.safetensors failed: "
+    assert download_error(ENTRY, Answered(500)).problem.startswith(f"{failed}HTTP status 500;")
+    assert download_error(ENTRY, None).problem.startswith(failed)
+
+
+def cached(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file as huggingface_hub caches it: a link to content that is named after its ETag."""
+    blob, link = folder / "blobs" / name, folder / "snapshots" / "model.safetensors"
+    for path in (blob, link):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+    blob.write_bytes(content)
+    link.symlink_to(blob)
+    return link
+
+
+def test_a_cached_file_is_compared_with_every_digest_that_is_known(tmp_path: Path) -> None:
+    content = b"weights"
+    sha256 = hashlib.sha256(content).hexdigest()
+    git = hashlib.sha1(b"blob 7\0weights", usedforsecurity=False).hexdigest()
+
+    for name in (sha256, git, "an-etag", sha256[:39], sha256 + "0"):
+        path = cached(tmp_path, name, content)
+        assert sha256_of(path) == sha256
+        assert find_damage(path, sha256, "") == find_damage(path, sha256, sha256) == ""
+        assert "but the publisher states 0" in find_damage(path, sha256, "0" * 64)
+    for name in ("0" * 64, "0" * 40):
+        assert f"but the hub states {name}" in find_damage(
+            cached(tmp_path, name, content), sha256, ""
+        )
+
+
+def test_a_cached_file_is_deleted_with_its_content(tmp_path: Path) -> None:
+    link = cached(tmp_path, "x", b"weights")
+
+    delete_cached(link)
+    delete_cached(link)
+
+    assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_allowed", "result"),
+    [
+        ("", False, "model.safetensors"),
+        ("a/b has no file model.safetensors", True, "pytorch_model.bin"),
+        ("a/b has no file model.safetensors", False, "a/b has no model.safetensors"),
+        ("the hub is busy", True, "the hub is busy"),
+    ],
+)
+def test_a_pickle_is_used_only_where_there_is_nothing_else_and_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, problem: str, is_allowed: bool, result: str
+) -> None:
+    def fetched(_: CatalogEntry) -> Path:
+        if problem:
+            raise WeightsError(problem, fix="x")
+        return Path("x")
+
+    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
+    try:
+        found = with_existing_file(ENTRY, allow_pickle=is_allowed).file
+    except WeightsError as error:
+        found = error.problem
+
+    assert found == result
+
+
+def test_files_beside_the_weights_are_fetched_and_damaged_ones_deleted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def fetched(entry: CatalogEntry) -> Path:
+        asked.append((entry.file, entry.revision))
+        if len(asked) == 1:
+            raise WeightsError("missing", fix="x")
+        return cached(tmp_path, "0" * 64, b"damaged")
+
+    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
+
+    fetch_sidecars(ENTRY, revision="r")
+
+    assert asked == [("config.json", "r"), ("preprocessor_config.json", "r")]
+    assert not [*tmp_path.glob("blobs/*"), *tmp_path.glob("snapshots/*")]
+
+
+@pytest.mark.parametrize(("age", "is_old"), [(590, False), (660, True)])
+def test_partial_downloads_older_than_ten_minutes_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], age: float, is_old: bool
+) -> None:
+    path = cached(tmp_path, "x", b"weights")
+    for i in range(2):
+        part = tmp_path / "blobs" / f"{i}.incomplete"
+        part.write_bytes(b"x" * 1_500_000)
+        os.utime(part, (time.time() - age,) * 2)
+
+    log_leftovers(path)
+
+    shown = " ".join(capsys.readouterr().err.split())
+    assert ("partial downloads that can be deleted (2 files, 3 MB)" in shown) == is_old
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_damaged_copy_is_deleted_and_fetched_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: int
+) -> None:
+    copies = iter([b"damaged"] * bad + [b"weights"])
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    entry = replace(ENTRY, name="vit", sha256=sha256)
+    monkeypatch.setattr(
+        fetching, "cached_or_downloaded", lambda _: cached(tmp_path, "etag", next(copies))
+    )
+
+    if bad < 2:
+        found = fetching.fetch(entry)
+        assert (found.sha256, found.revision) == (sha256, "snapshots")
+        assert found.path.read_bytes() == b"weights"
+    else:
+        with pytest.raises(WeightsError, match=r"a/b/model.safetensors is damaged: sha256 is"):
+            fetching.fetch(entry)
+        assert not [*tmp_path.glob("snapshots/*")]
+
+
+def test_a_copy_that_cannot_be_fetched_again_is_said_to_be_deleted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    copies = iter([b"damaged"])
+
+    def fetched(_: CatalogEntry) -> Path:
+        for content in copies:
+            return cached(tmp_path, "0" * 64, content)
+        raise WeightsError("the hub is away", fix="wait")
+
+    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
+    entry = replace(ENTRY, name="vit")
+
+    with pytest.raises(WeightsError, match=r"cached copy was damaged .* deleted; the hub is away"):
+        fetching.fetch(entry)
+    with pytest.raises(WeightsError, match=r"^the hub is away"):
+        fetching.fetch(entry)
+
+
+@pytest.mark.parametrize(("licence", "warns"), [("cc-by-nc-4.0", True), ("mit", False)])
+def test_weights_for_non_commercial_use_are_fetched_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    licence: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(fetching, "cached_or_downloaded", lambda _: cached(tmp_path, "x", b"w"))
+
+    fetching.fetch(replace(ENTRY, name="vit", licence=licence))
+
+    assert ("licensed for non-commercial use only" in capsys.readouterr().err) == warns

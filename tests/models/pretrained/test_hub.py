@@ -1,9 +1,24 @@
-"""Assumptions about huggingface_hub beyond its public interface."""
+"""Assumptions about huggingface_hub beyond its public interface, and what is said of its errors."""
 
+import errno
+import logging
+from types import SimpleNamespace
+
+import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import logging as hub_logging
 
-from vitft.models.pretrained.hub import http_error, plain_http
+from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.hub import (
+    DownloadBar,
+    check_disk,
+    describe_failure,
+    http_error,
+    plain_http,
+    status_of,
+)
+from vitft.system.errors import ResourceError, WeightsError
 
 
 def test_connection_errors_and_refusals_have_one_base_class() -> None:
@@ -25,3 +40,101 @@ def test_xet_and_timeouts_are_switched_by_constants_and_restored() -> None:
         assert constants.HF_HUB_DOWNLOAD_TIMEOUT <= 8
 
     assert before == (constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+class Refusal(Exception):
+    """An error with the response of a server."""
+
+    def __init__(self, status: int, text: str = "refused") -> None:
+        super().__init__(text)
+        self.response = SimpleNamespace(status_code=status, headers={})
+
+
+@pytest.mark.parametrize("timeout", [3, 8, 60])
+def test_a_connection_without_data_is_given_up_after_eight_seconds(
+    monkeypatch: pytest.MonkeyPatch, timeout: int
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", timeout)
+    level = hub_logging.get_verbosity()
+
+    with plain_http():
+        assert min(timeout, 8) == constants.HF_HUB_DOWNLOAD_TIMEOUT
+        assert hub_logging.get_verbosity() == logging.ERROR
+
+    assert timeout == constants.HF_HUB_DOWNLOAD_TIMEOUT
+    assert hub_logging.get_verbosity() == level
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_not_the_fault_of_the_hub(number: int) -> None:
+    entry = CatalogEntry(name="vit", licence="")
+
+    with pytest.raises(ResourceError, match="the disk is full: vit could not be downloaded"):
+        check_disk(entry, OSError(number, "x"))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_cache_that_may_not_be_written_is_named(number: int) -> None:
+    entry = CatalogEntry(name="vit", licence="")
+
+    with pytest.raises(WeightsError, match="is not writable"):
+        check_disk(entry, OSError(number, "x"))
+    check_disk(entry, OSError(errno.ECONNRESET, "x"))
+    check_disk(entry, ValueError("x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            OSError("file should be of size 100 but has size 30."),
+            "received 30 bytes instead of 100",
+        ),
+        (Refusal(503), "HTTP status 503"),
+        (ValueError("first\nsecond"), "first"),
+        (ValueError("  "), "ValueError"),
+        (ValueError("x" * 300), "x" * 200),
+        (ValueError("token hf_abcDEF-1 and Bearer a.b"), "token hf_*** and Bearer ***"),
+        (None, "None"),
+    ],
+)
+def test_a_failure_is_described_by_size_status_or_its_first_line(
+    error: Exception | None, text: str
+) -> None:
+    assert describe_failure(error) == text
+
+
+def test_the_status_is_that_of_the_response() -> None:
+    assert status_of(Refusal(404)) == 404
+    assert status_of(ValueError()) is None
+
+
+def test_a_download_advances_by_whole_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[object] = []
+
+    class Recorder:
+        def __init__(self, label: str, total: int, *, unit: str) -> None:
+            steps.append((label, total, unit))
+
+        def __enter__(self) -> "Recorder":
+            return self
+
+        def advance(self, count: int) -> None:
+            steps.append(count)
+
+        def __exit__(self, *_: object) -> None:
+            steps.append("end")
+
+    monkeypatch.setattr("vitft.system.console.Progress", Recorder)
+
+    with DownloadBar(desc="a\x1b", total=3_400_000) as bar:
+        for size in (400_000, 700_000, 100_000, 2_200_000):
+            bar.update(size)
+    bar.close()
+    DownloadBar(desc="b", total=10).close()
+    with DownloadBar(desc="c", total=None) as silent:
+        silent.update(10**7)
+
+    assert steps[1:4] == [1, 2, "end"]
+    assert [step[1:] for step in steps if isinstance(step, tuple)] == [(3, "MB"), (1, "MB")]
+    assert "\x1b" not in str(steps)

@@ -11,6 +11,8 @@ from vitft.cli.main import main
 from vitft.models.pretrained import recommended
 from vitft.models.pretrained.catalog import find_entry
 from vitft.models.pretrained.recommended import (
+    Recommendation,
+    affordable,
     cached_alternatives,
     default_weights,
     recommendations,
@@ -18,6 +20,8 @@ from vitft.models.pretrained.recommended import (
 from vitft.models.registry import create_model
 from vitft.system.errors import UsageError
 
+MACHINE_SPEED, IS_CACHED = recommended.machine_speed, recommended.is_cached
+"""The real functions, which the fixture replaces."""
 TINY, SMALL, BASE = (one.name for one in recommendations() if one.default)
 
 
@@ -45,6 +49,68 @@ def test_the_most_accurate_weights_within_five_minutes_are_chosen(images: int, n
     assert chosen == name
     assert "apache-2.0" in why
     assert f"for {images:,} images" in why
+
+
+def test_a_pass_may_take_exactly_five_minutes() -> None:
+    fast, slow = (
+        Recommendation(name=name, tier="fast", megabytes=1, gmacs=gmacs)
+        for name, gmacs in (("fast", 1.0), ("slow", 3.0))
+    )
+
+    assert slow.seconds(6_000, 100.0) == pytest.approx(300)  # 60% of the speed
+    assert affordable([fast, slow], 6_000, 100.0) == slow
+    assert affordable([fast, slow], 6_001, 100.0) == fast
+    assert affordable([fast, slow], 10**9, 100.0) == fast
+    assert not fast.default
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "speed"),
+    [("auto", True, 5.0), ("cuda", True, 5.0), ("cpu", True, 2.0), ("auto", False, 2.0)],
+)
+def test_a_gpu_counts_unless_the_cpu_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, speed: float
+) -> None:
+    monkeypatch.setattr(recommended, "GPU_SPEED", 5.0)
+    monkeypatch.setattr(recommended, "cpu_speed", lambda: 2.0)
+    monkeypatch.setattr(recommended, "has_gpu", lambda: gpu)
+
+    assert MACHINE_SPEED(device) == speed
+    assert MACHINE_SPEED() == (5.0 if gpu else 2.0)
+
+
+def test_only_a_file_that_exists_is_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    asked: list[object] = []
+    (tmp_path / "x").write_bytes(b"")
+    for found, is_there in ((str(tmp_path / "x"), True), (str(tmp_path / "y"), False),
+                            (None, False), (object(), False)):  # fmt: skip
+
+        def look(*names: str, revision: str, found: object = found) -> object:
+            asked.append((*names, revision))
+            return found
+
+        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", look)
+        assert IS_CACHED(find_entry(TINY)) == is_there
+
+    entry = find_entry(TINY)
+    assert {*asked} == {(entry.repo, entry.file, entry.revision)}
+
+
+def test_the_cost_of_the_default_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = next(one for one in recommendations() if one.name == TINY)
+    monkeypatch.setattr(recommended, "is_cached", lambda entry: entry.name == TINY)
+
+    _, cached = default_weights(1, device="cpu")
+    monkeypatch.setattr(recommended, "is_cached", lambda _: False)
+    _, download = default_weights(10**6, device="cpu")
+
+    assert cached.endswith("in the cache; about 1 s for 1 image")
+    hours = tiny.seconds(10**6, 100.0) / 3600
+    assert f"a download of {tiny.megabytes:,} MB; about {hours:.1f} h for 1,000,000" in download
 
 
 def test_weights_in_the_cache_are_preferred_to_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
