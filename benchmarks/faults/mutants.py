@@ -47,6 +47,8 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"),
     ast.BitOr: ("|", "&"),
 }  # fmt: skip
+IGNORED_KEYWORDS = ("strict", "linewidth", "fontsize", "markersize", "labelsize", "frameon")
+"""Arguments without faults: `strict` of zip, an assertion, and the style of figures."""
 IGNORED_CALLS = re.compile(r"^(log\.|print\b|console\.|warnings\.)")
 
 
@@ -115,6 +117,8 @@ class Planter(ast.NodeVisitor):
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
             return  # texts of messages
         if isinstance(node, ast.If) and self.text(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
             return
         if isinstance(node, ast.Call) and IGNORED_CALLS.match(self.text(node.func)):
             return
