@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -41,6 +41,7 @@ from vitft.export.trained import (
     without_paths,
 )
 from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import RunResults
 from vitft.models.pretrained.catalog import catalog_entries
 
 
@@ -100,6 +101,10 @@ def test_the_data_is_described_by_its_name_and_its_sizes(trained: TrainedRun) ->
     split = run / "split.csv"
     split.write_text(split.read_text().replace(",val,", ",test,", 1))
     assert data_sentence(trained, str).endswith("and 5 for validation, plus 1 for testing.")
+    results = cast("RunResults", {"test": {"left_out": 1}})
+    assert data_sentence(trained, str, results).endswith(
+        "plus 0 for testing (1 more is a copy of the others)."
+    )
     split.unlink()
     (run / "config.toml").unlink()
     assert data_name(run) == "images"

@@ -199,6 +199,10 @@ def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
         ratios.append(gain.mean() / sem(gain))
 
         assert is_lower(one, other, y) == (ratios[-1] > 1)
+        described = one.described(y, other)
+        assert described.get("cv_gain") == pytest.approx(gain.mean(), abs=1e-6)
+        assert described.get("cv_gain_error") == pytest.approx(sem(gain), abs=1e-6)
+    assert "cv_gain" not in other.described(y)
     assert any(1 < ratio < 1.1 for ratio in ratios)
     assert any(0.9 < ratio < 1 for ratio in ratios)
 

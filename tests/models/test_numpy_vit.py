@@ -61,6 +61,8 @@ KINDS = [
         id="norm before the mean, no class token, a head that reads three blocks",
     ),
     pytest.param({"mlp_ratio": 3.5, "heads": 4, "depth": 1}, id="other sizes"),
+]
+PARTS = [
     pytest.param({"pool": "map", "class_token": False}, id="attention pooling"),
     pytest.param({"pool": "map", "pool_heads": 8, "gated_mlp": True}, id="its own heads"),
     pytest.param({"final_norm": False, "embed_norm": True}, id="norm first instead of last"),
@@ -81,7 +83,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("settings", KINDS)
+@pytest.mark.parametrize("settings", [*KINDS, *PARTS])
 def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
     model = model_of(**settings)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}

@@ -257,14 +257,16 @@ def test_more_blocks_than_the_model_has_are_refused(home: Path) -> None:
         ),
         (
             0.86,
-            "the head reads the last 4 blocks, because the loss is lower: 0.312 compared with "
-            "0.355 for the last block alone (cross-validated on the training images; accuracy "
+            "the head reads the last 4 blocks, because the loss is lower by more than its "
+            "standard error: 0.312 compared with 0.355 for the last block alone (cross-validated "
+            "on the training images; accuracy "
             "86.0% compared with 87.0%)",
         ),
         (
             0.87,
-            "the head reads the last 4 blocks, because the loss is lower: 0.312 compared with "
-            "0.355 for the last block alone (cross-validated on the training images; accuracy "
+            "the head reads the last 4 blocks, because the loss is lower by more than its "
+            "standard error: 0.312 compared with 0.355 for the last block alone (cross-validated "
+            "on the training images; accuracy "
             "87.0% compared with 87.0%)",
         ),
     ],

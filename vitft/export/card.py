@@ -358,7 +358,7 @@ def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
     return [
         "## Data and classes",
         "",
-        f"{data_sentence(trained, markdown_text)} "
+        f"{data_sentence(trained, markdown_text, results)} "
         f"The images are not included. The {kinds} are listed in the order of the model's outputs."
         f"{' Recall and precision are those on the validation images.' if by_class else ''}",
         "",

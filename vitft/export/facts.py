@@ -94,13 +94,18 @@ def view_sentence(card: Card) -> str:
     )
 
 
-def data_sentence(trained: TrainedRun, literal: Literal) -> str:
-    """Return a sentence about the name and size of the data."""
+def data_sentence(trained: TrainedRun, literal: Literal, results: RunResults | None = None) -> str:
+    """Return a sentence about the name and size of the data, given the contents of eval.json."""
     images = count_images(trained.run)
     sizes = {part: images[part][""] for part in ("train", "val", "test")}
+    test = results.get("test") if results else None
+    left_out = test["left_out"] if test else 0
     counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
     if sizes["test"]:
-        counted += f", plus {sizes['test']} for testing"
+        counted += f", plus {sizes['test'] - left_out} for testing"
+        if left_out:
+            verb = "is a copy" if left_out == 1 else "are copies"
+            counted += f" ({left_out} more {verb} of the others)"
     name = literal(data_name(trained.run))
     return f"The data is {name}{counted if sizes['train'] else ''}."
 

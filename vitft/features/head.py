@@ -6,6 +6,7 @@ and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for 
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -36,6 +37,7 @@ from vitft.features.logistic import (
 )
 from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
+from vitft.metrics.confusions import most_frequent
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import (
     CrossValidation,
@@ -182,9 +184,9 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
         predicted = best[y == label]
         if not len(predicted):
             continue
-        others = torch.bincount(predicted[predicted != label], minlength=len(names))
-        recall = (predicted == label).float().mean().item()
-        taken_for = names[int(others.argmax())] if int(others.sum()) else None
+        wrong = Counter(sorted(predicted[predicted != label].tolist()))
+        recall = int((predicted == label).sum()) / len(predicted)
+        taken_for = most_frequent({names[i]: number for i, number in wrong.items()})
         found.append(
             {"class": name, "recall": recall, "images": len(predicted), "taken_for": taken_for}
         )

@@ -109,13 +109,19 @@ class Candidate(NamedTuple):
         """Return the cross-validated accuracy."""
         return (self.scores.argmax(dim=-1) == y).float().mean().item()
 
-    def described(self, y: Tensor) -> HeadCandidate:
-        """Return the candidate's name, mean loss and accuracy for the results."""
-        return {
+    def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
+        """Return the candidate's name, loss and accuracy for the results.
+
+        The gain over the head on the last block, `today`, is included if that is given.
+        """
+        found: HeadCandidate = {
             "reads": self.name,
             "cv_loss": self.losses(y).mean().item(),
             "cv_top1": self.top1(y),
         }
+        if today is not None:
+            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y)
+        return found
 
 
 def choose_head_method(
@@ -168,7 +174,8 @@ def choose_head_method(
     summed = (one * today.scores + other * several.scores).log_softmax(dim=-1)
     mixture = Candidate(MIXTURE, both, summed)
     chosen = choose_candidate(today, several, mixture, truth)
-    return chosen.method, [c.described(truth) for c in (today, several, mixture)]
+    others = (several.described(truth, today), mixture.described(truth, today))
+    return chosen.method, [today.described(truth), *others]
 
 
 def choose_shrinkage(
@@ -252,12 +259,18 @@ def choose_candidate(
 
 
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
-    """Return whether `one` has a lower loss than `other`, by more than a standard error.
+    """Return whether `one` has a lower loss than `other`, by more than a standard error."""
+    gain, error = gain_and_error(one, other, y)
+    return gain > error
+
+
+def gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
+    """Return by how much the loss of `one` is lower than that of `other`, and its standard error.
 
     The standard error is computed from the differences between each image's two losses.
     """
     gain = other.losses(y) - one.losses(y)
-    return gain.mean().item() > gain.std().item() / len(y) ** 0.5
+    return gain.mean().item(), gain.std().item() / len(y) ** 0.5
 
 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:

@@ -20,6 +20,16 @@ class ConfusionResults(TypedDict):
     """Nonzero entries as (true class, predicted class, images), for more classes than that."""
 
 
+def most_frequent(counts: Mapping[str, int]) -> str | None:
+    """Return the name with the highest count, or two such names as `one or other`.
+
+    The result is None if all counts are 0, or if more than two names share the highest.
+    """
+    highest = max(counts.values(), default=0)
+    names = [name for name, number in counts.items() if number == highest > 0]
+    return " or ".join(names) if 0 < len(names) <= 2 else None
+
+
 def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
     """Return the numbers of images by true and predicted class, omitting zeros.
 

@@ -134,6 +134,8 @@ class HeadCandidate(TypedDict):
     reads: str  # `last block`, `several blocks` or `mixture`
     cv_loss: Loss
     cv_top1: Share
+    cv_gain: NotRequired[float]  # by how much the loss is below that of the last block alone
+    cv_gain_error: NotRequired[Loss]  # its standard error, from the differences of each image
 
 
 class CrossValidation(TypedDict):

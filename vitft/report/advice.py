@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
+from vitft.metrics.confusions import most_frequent
 from vitft.metrics.estimate import best_estimate, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
@@ -275,7 +276,7 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
         if images and recall is not None and bounds is not None:
             top1 = run.results["top1"]
             on = count(images, "validation image")
-            taken_for = confused[name].most_common(1)[0][0] if name in confused else ""
+            taken_for = most_frequent(confused.get(name, {})) or ""
             recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
     return sorted(recalls, key=lambda one: one.recall)
 

@@ -202,9 +202,9 @@ def describe_choice(choice: HeadChoice) -> str:
     if best["cv_top1"] <= last:
         return (
             f"the head reads the last {count(choice['blocks'], 'block')}, because the loss is "
-            f"lower: {best['cv_loss']:.3f} compared with {alone['cv_loss']:.3f} for the last block "
-            f"alone (cross-validated on the training images; accuracy {percent(best['cv_top1'])} "
-            f"compared with {percent(last)})"
+            f"lower by more than its standard error: {best['cv_loss']:.3f} compared with "
+            f"{alone['cv_loss']:.3f} for the last block alone (cross-validated on the training "
+            f"images; accuracy {percent(best['cv_top1'])} compared with {percent(last)})"
         )
     return (
         f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "

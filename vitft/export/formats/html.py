@@ -358,7 +358,7 @@ def page_facts(
         "facts": [
             ("Model", model_sentence(card, str)),
             ("Images", view_sentence(card)),
-            ("Data", data_sentence(trained, str)),
+            ("Data", data_sentence(trained, str, results)),
             ("Accuracy", accuracy),
             ("Images unlike the training images", flagged),
             ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
