@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import huber
+from scipy.special import huber, log_softmax
 from scipy.special import softmax as scipys_softmax
 from scipy.stats import binom
 
@@ -455,3 +455,16 @@ def test_softmax_is_that_of_scipy_in_the_precision_of_the_logits() -> None:
 def test_probabilities_of_zero_and_one_have_infinite_logits() -> None:
     assert logit_of(np.array([0.0, 0.5, 1.0])).tolist() == [-np.inf, 0.0, np.inf]
     assert logit_of(0.9) == pytest.approx(np.log(9))
+
+
+def test_losses_of_large_data_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = np.random.default_rng(0).normal(size=(11, 4))
+    labels = np.arange(11) % 4
+    whole = log_losses(logits, labels)
+
+    monkeypatch.setattr("vitft.metrics.calibration.MAX_LOGITS", 12)
+
+    assert np.array_equal(log_losses(logits, labels), whole)
+    expected = -log_softmax(logits, axis=1)[np.arange(11), labels]
+    np.testing.assert_allclose(whole, expected, atol=1e-14)
+    assert log_losses(logits[:0], labels[:0]).shape == (0,)

@@ -231,9 +231,14 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
 
 def logsumexp(logits: Floats) -> Floats:
-    """Return the log-sum-exp of each image's logits: (n, C) to (n,)."""
-    best = logits.max(axis=1)
-    return np.asarray(best + np.log(np.exp(logits - best[:, None]).sum(axis=1)))
+    """Return the log-sum-exp of each image's logits: (n, C) to (n,).
+
+    The exponentials of at most `MAX_LOGITS` logits are in memory at a time.
+    """
+    best, rows = logits.max(axis=1), max(1, MAX_LOGITS // max(1, logits.shape[1]))
+    parts = [slice(begin, begin + rows) for begin in range(0, max(1, len(logits)), rows)]
+    sums = [np.exp(logits[part] - best[part, None]).sum(axis=1) for part in parts]
+    return np.asarray(best + np.log(np.concatenate(sums)))
 
 
 def log_losses(logits: Floats, labels: Ints) -> Floats:

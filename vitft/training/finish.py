@@ -90,7 +90,8 @@ def evaluate_run(
     heads, confirmed = final_logits(inputs, model, precision, rows)
     logits, labels = heads[:, 0], inputs.data.labels(rows).cpu()
     results = with_last_block(results, heads, labels)
-    validation = ScoredSet(logits.double().numpy(), labels.numpy())
+    exact = logits.double()  # shared: with many classes, it is large
+    validation = ScoredSet(exact.numpy(), labels.numpy())
     fitted, training = inputs.data.group.main_only(
         lambda: calibrate(validation, inputs.data, scored)
     )
@@ -111,7 +112,7 @@ def evaluate_run(
     metrics = {
         **results,
         **rule.described(measured, fitted),
-        **calibrated_metrics(logits, labels, fitted),
+        **calibrated_metrics(exact, labels, fitted),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
         **final_test(inputs, model, precision, fitted.value, rule),
         "seconds": round(time.monotonic() - started, 1),
