@@ -69,6 +69,10 @@ from vitft.cli.main import main
         ),
         ("label --data photos", "images are given without an option: {label photos}"),
         ("check --folder photos", "images are given without an option: {check photos}"),
+        (
+            "predict my photos 2026 --out x.csv",
+            "put a name with spaces in quotes: {predict 'my photos 2026' --out x.csv}",
+        ),
         ("export photos --html", "the model is given with --run: {export --run photos --html}"),
         ("export --format onnx", "use --onnx: {export --onnx}"),
         ("export --format=torch_export", "use --torch-export: {export --torch-export}"),
