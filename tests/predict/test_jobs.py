@@ -183,7 +183,7 @@ def summary(
         rows.add(Prediction(path=str(i), classes=("rose",), probabilities=(0.9,), **labelled))
     rows.add(Prediction(path="x", error="empty file"))
     caplog.clear()
-    with caplog.at_level(level):
+    with caplog.at_level(level, logger="vitft"):
         log_summary(PredictRequest(images=("x",), **options), rows, resumed=resumed)
     return [record.getMessage() for record in caplog.records]
 
