@@ -29,7 +29,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.threshold import choose_threshold
 from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.system.errors import DataError, ImageError, RunError, UsageError
 from vitft.training.run import Result
 
 ROOT = Path(__file__).parents[1]
@@ -501,6 +501,20 @@ def test_a_folder_or_a_pattern_is_answered_with_how_to_list_its_files(
     assert reason in answer.error
     with pytest.raises(ImageError, match=reason):
         trained.explain(path)
+
+
+def test_errors_name_the_arguments_of_python(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "leaves").symlink_to(trained.folder)
+    photos = draw_folder(tmp_path / "photos", per_class=4)
+
+    with pytest.raises(RunError, match=r'did you mean run="runs/leaves"\?'):
+        vitft.load("runs/leavs")
+    with pytest.raises(RunError, match=r"choose a new or empty folder with out$"):
+        vitft.finetune(data=photos, weights="demo", out=photos.parent / "runs")
 
 
 def test_no_images_at_all_are_a_usage_error(trained: Trained) -> None:

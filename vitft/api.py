@@ -151,7 +151,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     named = [*options, *(settings or {}).items()]
     config = requested_config(None if recipe is None else os.fspath(recipe), named)
     config = replace(config, data=demo_data(config.data))
-    config, run = check_request(config, None if out is None else os.fspath(out))
+    config, run = check_request(config, None if out is None else os.fspath(out), spell=parameter)
     result = run_finetuning(config, out=run)
     if result.figures:
         report_of_new_run(result.run)
@@ -171,6 +171,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
         UsageError: The device cannot be used, or onnxruntime is not installed.
     """
     name = None if run is None else os.fspath(run)
+    find_model(name, graphs=True, spell=parameter)
     return Trained(open_engine(name, device), name)
 
 

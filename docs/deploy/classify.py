@@ -27,14 +27,23 @@ def open_rgb(path: str) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-def main(graph: str, *photos: str) -> None:
-    """Print the most probable class or, for several labels per image, the labels of each image."""
+def main(graph: str, *photos: str) -> int:
+    """Print the most probable class or, for several labels per image, the labels of each image.
+
+    Returns the exit code: 3 if an image cannot be read, which is reported on stderr.
+    """
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     if [node.name for node in session.get_inputs()] != ["image"]:
         sys.exit("this program needs a graph made by vitft export --onnx --with-resize")
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
+    exit_code = 0
     for path in photos:
-        pixels = open_rgb(path)[None]  # (1, height, width, 3)
+        try:
+            pixels = open_rgb(path)[None]  # (1, height, width, 3)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            exit_code = 3
+            continue
         logits = session.run(["logits"], {"image": pixels})[0][0]  # (classes,)
         if thresholds := described.get("thresholds"):  # of the labels
             probabilities = 1 / (1 + np.exp(-logits))
@@ -45,9 +54,10 @@ def main(graph: str, *photos: str) -> None:
             found = [probabilities.argmax()]
         names = [f"{described['classes'][i]} {probabilities[i]:.1%}" for i in found]
         print(f"{path}: {', '.join(names) or 'no label'}")
+    return exit_code
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

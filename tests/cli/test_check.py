@@ -1,6 +1,7 @@
 """What `vitft check` prints, and where it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -267,6 +268,10 @@ def test_the_training_command_repeats_what_the_check_used() -> None:
     assert command() == plain
     assert command("--weights", "demo") == [*plain, "--weights", "demo"]
     assert command("--run", "r") == [*plain, "--weights", "demo", "--like", "r"]
+    config = replace(config, data=replace(config.data, group_duplicates=True))
+    together = [*plain, "--weights", "demo", "--like", "r", "--group-duplicates"]
+    assert command("--run", "r") == together
+    assert command() == plain
     assert command(classes="c.csv") == [*plain, "--classes", "c.csv"]
     assert command(label="species") == plain  # a folder has no columns
 

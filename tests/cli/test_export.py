@@ -59,13 +59,15 @@ def test_each_format_is_compared_with_the_run(capsys: pytest.CaptureFixture[str]
 
 def test_noise_and_heads_on_the_last_block_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
     print_export(
-        exported(row("timm", 1e-6, 0, images=0), narrow=("timm", "html")), plan("transformers")
+        exported(row("timm", 1e-6, 0, images=0), narrow=("safetensors", "timm", "html")),
+        plan("transformers"),
     )
 
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1].endswith(
         "0 changed predictions on random noise because the validation images are missing "
-        "(--timm and --html: from the model with a head on the last block, not from the run)"
+        "(--safetensors, --timm and --html: from the model with a head on the last block, "
+        "not from the run)"
     )
     assert printed.err.startswith("next: transformers.pipeline(")
     print_export(exported(row("timm", 1e-6, 0)), plan("timm", "transformers"))

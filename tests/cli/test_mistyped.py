@@ -69,6 +69,10 @@ from vitft.cli.main import main
         ),
         ("label --data photos", "images are given without an option: {label photos}"),
         ("check --folder photos", "images are given without an option: {check photos}"),
+        (
+            "predict new pictures --out x.csv",
+            "put a name with spaces in quotes: {predict 'new pictures' --out x.csv}",
+        ),
         ("export photos --html", "the model is given with --run: {export --run photos --html}"),
         ("export --format onnx", "use --onnx: {export --onnx}"),
         ("export --format=torch_export", "use --torch-export: {export --torch-export}"),
@@ -89,7 +93,7 @@ def test_a_missing_or_superfluous_option_is_answered_with_the_command(
     fix: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("photos", "a=b", "my photos 2026"):
+    for name in ("photos", "a=b", "my photos 2026", "new pictures"):
         (tmp_path / name).mkdir()
 
     assert main(typed.split()) == 2

@@ -375,6 +375,17 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "no excel": ("t.xlsx", b"PK and nothing else", "not a valid Excel file"),
     "no parquet": ("t.parquet", b"PAR1 and nothing else", "not valid Parquet"),
     "no lines": ("t.csv", b"", "line 1: no path column"),
+    "no header": (
+        "t.csv",
+        b"cat/0.png,cat\ncat/1.png,cat\n",
+        "fix: write the names of the columns, such as path and label, into the first line of the",
+    ),
+    "bare names in two folders": (
+        "t.csv",
+        b"path,label\n0.png,cat\n0.png,dog\n",
+        "such as cat/0.png and dog/0.png",
+    ),
+    "old Excel": ("t.xls", b"\xd0\xcf\x11\xe0", "fix: save the table as t.xlsx, or as CSV"),
 }
 
 
@@ -410,6 +421,18 @@ def test_empty_rows_of_an_excel_file_are_skipped_and_the_row_is_named(tmp_path: 
 
     assert list(table) == [["path", "label"], ["cat/1.png", ""]]
     assert "t.xlsx, row 3: odd" in str(table.error("odd"))
+
+
+def test_a_worksheet_without_column_names_is_named(tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    book.active.title = "Notes"
+    book.active.append(["hello"])
+    book.save(tmp_path / "t.xlsx")
+
+    with pytest.raises(DataError, match="no path column in the worksheet Notes; columns") as caught:
+        scan(tmp_path / "t.xlsx")
+
+    assert "path and label, into the first row of the first worksheet;" in caught.value.fix
 
 
 def test_an_excel_file_that_unpacks_to_too_much_is_refused(

@@ -17,14 +17,18 @@ from vitft.export.plan import plan_export
 FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
 
 
-def answer(script: str, *arguments: str) -> str:
-    done = subprocess.run(
+def run_script(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, str(FOLDER / script), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def answer(script: str, *arguments: str) -> str:
+    done = run_script(script, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -103,6 +107,14 @@ def test_the_program_classifies_files_as_predict_does(tmp_path: Path) -> None:
     photos.append(tmp_path / "wide.png")
 
     printed = answer("classify.py", str(done.folder / "model.onnx"), *map(str, photos))
+
+    (tmp_path / "damaged.png").write_bytes(photos[0].read_bytes()[:60])
+    unusable = [str(tmp_path / name) for name in ("damaged.png", "missing.png")]
+    done_with_errors = run_script(
+        "classify.py", str(done.folder / "model.onnx"), *unusable, *map(str, photos)
+    )
+    assert (done_with_errors.returncode, done_with_errors.stdout) == (3, printed)
+    assert len(done_with_errors.stderr.splitlines()) == 2
 
     answers = load(str(run)).predict(photos)
     assert [line.split(": ")[1].split()[0] for line in printed.splitlines()] == [

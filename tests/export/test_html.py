@@ -288,7 +288,7 @@ def test_weights_have_8_bits_if_these_hardly_change_a_probability(
     kinds = {tensor["type"] for tensor in read_page(page)[0]["tensors"]}
     assert kinds == {"f32", "i8" if bits == 8 else "f16"}
     found = {8: "no prediction changes, and prob", 16: "with 8 bits, probabilities would change"}
-    assert re.match(rf"--html: {bits}-bit weights: {found[bits]}.* \(6 validation", done.notes[0])
+    assert re.match(rf"--html: {bits}-bit weights: {found[bits]}.* \(on only 6 val", done.notes[0])
 
 
 @pytest.mark.parametrize(("exact", "rounded", "bits", "why"), [
@@ -306,6 +306,10 @@ def test_8_bits_must_keep_classes_probabilities_and_logits(
 
     assert found.bits == bits
     assert why in found.reason
+    after = ", and 0.0% with 8 bits" * (rounded[0] < rounded[1])
+    assert found.reason.endswith(
+        f"(on only 3 validation images, the model's accuracy is 100.0%{after})"
+    )
 
 
 @pytest.mark.parametrize(("threshold", "bits"), [(0.4, 8), (0.5006, 16)])

@@ -187,6 +187,21 @@ def test_each_format_is_logged_when_it_begins_and_ends(
     assert compared.startswith("comparing with the run: 6/6  ")  # the images
 
 
+def test_comparisons_with_two_heads_name_their_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_run(tmp_path, config=tiny(3, read_blocks=2))
+    arguments = ["export", "--timm", "--onnx", "--torch-export", "--run", str(made)]
+
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+
+    lines = [line.partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in lines if line.startswith("comparing")] == [
+        "comparing --onnx and --torch-export with the run",
+        "comparing --timm with the run",
+    ]
+
+
 @pytest.mark.parametrize("licence", ["", "mit"])
 def test_an_unknown_licence_is_named_with_the_option_that_states_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], licence: str

@@ -76,6 +76,10 @@ def test_the_graphs_answer_as_the_run_does_for_images_of_any_size(
 
 def test_both_graphs_are_compared_and_the_small_one_has_integers(done: Exported) -> None:
     assert [row.name for row in done.rows] == ["transformers-js", "transformers-js, int8"]
+    graphs = [done.folder / "onnx" / f"{name}.onnx" for name in ("model", "model_quantized")]
+    large_bytes, small_bytes = (graph.stat().st_size for graph in graphs)
+    assert done.rows[0].size - done.rows[1].size == large_bytes - small_bytes
+    assert large_bytes < done.rows[0].size < large_bytes + 10_000  # with config.json
     small = onnx.load(done.folder / "onnx" / "model_quantized.onnx")
     assert "MatMulInteger" in {node.op_type for node in small.graph.node}
 

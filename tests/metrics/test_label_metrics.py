@@ -22,8 +22,16 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.intervals import mean_fraction_interval, wilson_interval
 from vitft.metrics.label_metrics import average_precision, label_results
-from vitft.metrics.targets import TrainingLoss, are_right, label_losses, losses, mean_loss
+from vitft.metrics.targets import (
+    TrainingLoss,
+    are_right,
+    fraction_right,
+    label_losses,
+    losses,
+    mean_loss,
+)
 from vitft.metrics.thresholds import best_threshold, fit_thresholds
+from vitft.system.text import percent
 
 Array = np.ndarray[Any, Any]
 
@@ -332,3 +340,12 @@ def test_an_image_is_right_only_if_all_labels_are() -> None:
     strict = np.array([0.99, 0.5])
     assert are_right(logits, truth, strict).tolist() == [False, False, True]
     assert logit_of(sigmoid(np.array([-3.0]))) == pytest.approx(-3.0)
+
+
+def test_an_accuracy_is_rounded_as_the_fraction_of_two_integers() -> None:
+    right = torch.arange(80) < 71
+
+    accuracy = fraction_right(right)
+
+    assert accuracy == 71 / 80
+    assert percent(accuracy) == "88.8%"  # in float32, 88.7%

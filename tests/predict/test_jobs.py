@@ -168,7 +168,12 @@ def test_a_number_of_classes_has_no_effect_on_several_labels() -> None:
 
 
 def summary(
-    caplog: pytest.LogCaptureFixture, number: int, *, resumed: int = 0, **options: Any
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    *,
+    resumed: int = 0,
+    level: int = logging.INFO,
+    **options: Any,
 ) -> list[str]:
     """Return what is logged after `number` rows, one of which is an error."""
     labels = options.pop("labels", ())
@@ -178,7 +183,7 @@ def summary(
         rows.add(Prediction(path=str(i), classes=("rose",), probabilities=(0.9,), **labelled))
     rows.add(Prediction(path="x", error="empty file"))
     caplog.clear()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(level, logger="vitft"):
         log_summary(PredictRequest(images=("x",), **options), rows, resumed=resumed)
     return [record.getMessage() for record in caplog.records]
 
@@ -186,6 +191,13 @@ def summary(
 def test_rows_that_are_all_in_view_are_not_summarised(caplog: pytest.LogCaptureFixture) -> None:
     assert summary(caplog, 20) == []
     assert summary(caplog, 21) == ["predicted: rose 20", "marked: 1 unreadable"]
+
+
+def test_unreadable_images_are_counted_even_if_the_log_is_quiet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for out in (None, "o.csv"):
+        assert summary(caplog, 3, level=logging.WARNING, out=out) == ["1 image could not be read"]
 
 
 def test_rows_in_a_file_are_counted_and_summarised(caplog: pytest.LogCaptureFixture) -> None:

@@ -205,7 +205,7 @@ def test_an_export_is_suggested_only_as_a_model(here: Path) -> None:
         (export / name).touch()
 
     assert "leaves-export" in suggest_runs("leaves-exprt", otherwise="")
-    assert "leaves-export" not in suggest_runs("leaves-exprt", option="--resume", otherwise="")
+    assert "leaves-export" not in suggest_runs("leaves-exprt", name="resume", otherwise="")
 
 
 def test_the_newest_run_is_the_example_where_none_is_the_latest(here: Path) -> None:
@@ -214,9 +214,7 @@ def test_the_newest_run_is_the_example_where_none_is_the_latest(here: Path) -> N
     assert suggest_runs("birds", otherwise="").startswith(
         f"choose from 2 runs, e.g. --run runs/{LEAVES}; `ls runs` lists the runs"
     )
-    assert suggest_runs("birds", option="", otherwise="").startswith(
-        "choose from 2 runs, e.g. runs/"
-    )
+    assert suggest_runs("birds", name="", otherwise="").startswith("choose from 2 runs, e.g. runs/")
     (here / "runs" / FLOWERS / "config.toml").unlink()
     assert suggest_runs("birds", otherwise="").startswith("choose from 1 run, e.g. ")
 

@@ -169,7 +169,7 @@ def test_a_home_folder_is_expanded_and_errors_name_the_option(here: Path, own_ho
     (here / "full").mkdir()
     (here / "full" / "x").touch()
     with pytest.raises(RunError, match="folder full is not empty") as refused:
-        plan_run("full", "", option="--charts")
+        plan_run("full", "", name="charts")
     assert refused.value.fix == "choose a new or empty folder with --charts"
     (here / "empty").mkdir()
     assert plan_run("empty", "") == Path("empty")
@@ -180,7 +180,7 @@ def test_an_existing_folder_may_have_the_name_of_a_file(here: Path) -> None:
 
     assert plan_run("results.csv", "") == Path("results.csv")
     with pytest.raises(UsageError, match=r"--explain new\.csv names a \.csv file") as refused:
-        plan_run("new.csv", "", option="--explain")
+        plan_run("new.csv", "", name="explain")
     assert refused.value.fix == "choose the name of a folder, e.g. --explain new"
 
 

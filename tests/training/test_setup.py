@@ -292,6 +292,19 @@ def test_a_run_that_is_resumed_says_what_it_is_about(
     assert counts == [0, 1, 0]
 
 
+def test_the_number_of_parameters_is_a_limit_until_the_blocks_of_the_head_are_chosen(
+    image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for blocks in (0, 1):
+        config = settings_of(image_folder, tiny_weights, train={"head_blocks": blocks})
+        with caplog.at_level("INFO", "vitft"):
+            load_data_and_model(config, ProcessGroup())
+
+    lines = [line for line in caplog.messages if line.startswith("training:")]
+    assert lines[0].startswith("training:   the head (up to 291 parameters) on cpu")
+    assert lines[1].startswith("training:   the head (99 parameters) on cpu")
+
+
 def test_settings_for_one_class_are_refused_for_several_labels(
     image_folder: Path, tiny_weights: Path
 ) -> None:

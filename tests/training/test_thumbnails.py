@@ -76,13 +76,13 @@ def test_images_named_by_the_audit_have_thumbnails(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
-    train = manifest.train[0]
+    train, odd = manifest.train[:2]
     member = {"path": "gone", "label": "blue", "split": "train"}
     odds = {"given_probability": 0.01, "suggested_probability": 0.99}
     audit = {
         "images": 30,
         "bad": [],
-        "odd": [],
+        "odd": [{"path": odd.path, "reason": "a JPEG with the suffix .HEIC"}],
         "duplicates": [
             {"kind": "near", "members": [member], "across_split": False, "labels_differ": False}
         ],
@@ -94,6 +94,7 @@ def test_images_named_by_the_audit_have_thumbnails(
     keep(run, manifest, tiny_vit)
 
     assert (run.path / "thumbs" / thumb_name(train.sha256)).is_file()
+    assert (run.path / "thumbs" / thumb_name(odd.sha256)).is_file()
 
 
 def test_networks_that_cannot_be_explained_have_thumbnails_without_overlays(
@@ -273,17 +274,18 @@ def test_up_to_60_unsure_predictions_are_shown(monkeypatch: pytest.MonkeyPatch) 
 def test_images_that_the_audit_names_are_shown_within_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = [f"m{i:03}" for i in range(100)] + [f"d{i}" for i in range(8)]
+    names = [f"m{i:03}" for i in range(100)] + [f"d{i}" for i in range(8)] + ["o"]
     members = [{"path": f"d{i}"} for i in range(8)]
 
     def shown(mislabels: int) -> list[str]:
         audit = {
             "mislabels": [{"path": name} for name in [*names[:mislabels], "not in the split"]],
             "duplicates": [{"members": members}],
+            "odd": [{"path": "o"}],
         }
         return selected(monkeypatch, [], audit, *names)[1]
 
-    assert shown(3) == ["m000", "m001", "m002", "d0", "d1", "d2", "d3", "d4", "d5"]
+    assert shown(3) == ["m000", "m001", "m002", "d0", "d1", "d2", "d3", "d4", "d5", "o"]
     assert len(shown(100)) == 80
     assert shown(76)[76:] == ["d0", "d1", "d2"]  # 80 with the one that is not in the split
 

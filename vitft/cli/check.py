@@ -171,6 +171,8 @@ def training_command(
         command += ["--weights", config.weights.name]
     if args.run and config.data.split == "content":
         command += ["--like", args.run]
+    if args.run and config.data.group_duplicates:
+        command += ["--group-duplicates"]
     return command
 
 
@@ -259,8 +261,14 @@ def print_next_steps(
     output.note(
         f"next: review the fixes on the page or in the file"
         f"{empty * bool(outcome.folder.empty.content)}, then run {words}"
-        f"{' --group-duplicates' * outcome.groups_help}"
+        f"{grouping_option(outcome, command)}"
     )
+
+
+def grouping_option(outcome: "CheckResult", command: Collection[str]) -> str:
+    """Return ` --group-duplicates` if it has an effect and the command does not have it yet."""
+    option = "--group-duplicates"
+    return f" {option}" if outcome.groups_help and option not in command else ""
 
 
 def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:

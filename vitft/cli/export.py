@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.export.plan import EXPORT_FORMATS, FOREIGN_FORMATS, NUM_COMPARED, ExportPlan, plan_export
+from vitft.export.plan import (
+    EXPORT_FORMATS,
+    FOREIGN_FORMATS,
+    NUM_COMPARED,
+    ExportPlan,
+    format_options,
+    plan_export,
+)
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
@@ -175,7 +182,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
         ],
         numbers=5,
     )
-    heads = " and ".join(f"--{name}" for name in done.narrow)
+    heads = format_options(done.narrow)
     output.result(
         f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
         f"{count(done.changed, 'changed prediction')} on {on}"

@@ -132,6 +132,18 @@ class Parser(argparse.ArgumentParser):
                     return f"put a name with spaces in quotes: {shell_join(['vitft', *words])}"
         return ""
 
+    def refuse_unquoted(self, args: argparse.Namespace) -> None:
+        """Raise a UsageError if inputs are the words of an existing path with spaces.
+
+        None of the inputs may exist; otherwise they were probably meant as they are.
+        """
+        for action in self._get_positional_actions():
+            words = getattr(args, action.dest, None)
+            if not isinstance(words, list) or len(words) < 2 or any(map(os.path.lexists, words)):
+                continue
+            if quoted := next(filter(None, map(self.with_quotes, words)), ""):
+                raise UsageError(f"{listing(words)} do not exist", fix=quoted)
+
     def without_pairs(self) -> str:
         """Return a fix if arguments are written as KEY=VALUE, or ""."""
         from vitft.cli.pairs import translate_pairs

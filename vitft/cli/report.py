@@ -35,7 +35,7 @@ def report_command(args: argparse.Namespace) -> int:
     run = find_run(args.run)
     out = new_page(args.out) if args.out else None
     if args.charts:
-        folder = plan_run(args.charts, "", option="--charts")
+        folder = plan_run(args.charts, "", name="charts")
         for name in write_charts(run, folder):
             output.result(f"chart: {folder / name}")
     if out is not None or not args.charts:

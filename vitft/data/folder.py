@@ -18,7 +18,7 @@ from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.parts import PART_NAMES, Part
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.table import TABLE_SUFFIXES, quote_cell
+from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
@@ -193,6 +193,11 @@ def check_is_folder(root: Path) -> None:
         raise DataError(
             f"{root} contains a single array, without labels",
             fix="save images and labels together: numpy.savez('data.npz', x=images, y=labels)",
+        )
+    if exists and root.suffix.lower() in OTHER_EXCEL:
+        raise DataError(
+            f"{root} is in an Excel format that vitft does not read",
+            fix=f"save the table as {root.with_suffix('.xlsx').name}, or as CSV",
         )
     if exists:
         raise DataError(

@@ -12,7 +12,7 @@ from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.label_sets import JOINER, join_labels
 from vitft.data.table import TableReader
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
 from vitft.system.text import listing, shell_quote
 
 SEVERAL_NAMES = ("labels", "tags")
@@ -56,6 +56,31 @@ def label_places(
             )
         found.append(names.index(wanted))
     return tuple(found)
+
+
+def missing_column(
+    reader: TableReader, header: Sequence[str], role: str, setting: str, *, has_names: bool
+) -> DataError | RunError:
+    """Return the error for a table without a column for a role.
+
+    `setting` names the column, and `has_names` is whether any column has a usual name.
+    """
+    if len(header) == 1 and "\t" in header[0]:
+        return reader.error(
+            "the cells are separated by tabs",
+            fix=f"name the file {reader.path.with_suffix('.tsv').name}, or use commas",
+        )
+    shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
+    sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
+    choose = f"choose it with --set {setting}=NAME"
+    first = f"the first {reader.unit} of the {'first worksheet' if sheet else 'table'}"
+    return reader.error(
+        f"no {role} column{sheet}; columns found: {shown}",
+        fix=f"rename the column that contains the {role} to {role}, or {choose}"
+        if has_names
+        else f"write the names of the columns, such as path and label, into {first}; if the "
+        f"column of the {role} has another name there, {choose}",
+    )
 
 
 def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:

@@ -21,9 +21,11 @@ from vitft.data.label_columns import (
     is_predicted,
     label_places,
     label_texts,
+    missing_column,
     refuse_decisions,
 )
 from vitft.data.label_sets import label_names, normal_form
+from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
@@ -244,16 +246,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix=f"choose one with --set {setting}=NAME",
             )
         if not places and role in ("path", "label"):
-            if len(header) == 1 and "\t" in header[0]:
-                raise reader.error(
-                    "the cells are separated by tabs",
-                    fix=f"name the file {reader.path.with_suffix('.tsv').name}, or use commas",
-                )
-            raise reader.error(
-                f"no {role} column; columns found: {shown}",
-                fix=f"rename the column that contains the {role} to {role}, or choose it with "
-                f"--set {setting}=NAME",
-            )
+            known = any(cell in usual for usual in USUAL_NAMES.values() for cell in names)
+            raise missing_column(reader, header, role, setting, has_names=known)
         if places:
             found[role] = places[0]
     return found
@@ -345,8 +339,14 @@ class RowParser:
                     f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                     f"{first.line}) and {new or 'nothing'} (here)",
                     role,
-                    fix="keep one of the two lines",
+                    fix=self.fix_of_repeated(row.path),
                 )
+
+    def fix_of_repeated(self, path: str) -> str:
+        """Return the fix for a path with different rows; it may stand for different files."""
+        if len(found := same_names_below(self.root, path)) < 2:
+            return "keep one of the two lines"
+        return f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
 
     def cell(self, cells: Sequence[str], role: str) -> str:
         """Return the checked cell of a role, or an empty string if the role has no column."""

@@ -11,7 +11,7 @@ from vitft.data.download.web_image import is_url
 from vitft.data.unused import is_surely_no_image
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
-from vitft.system.near_paths import near_paths
+from vitft.system.near_paths import folded, namesakes, near_paths
 from vitft.system.redaction import redacted
 from vitft.system.text import listing, shell_quote
 
@@ -79,6 +79,15 @@ def probably_meant(name: str) -> list[str]:
         wants_file = bool(Path(name).suffix)
         return [str(path) for path in near if path.is_file() or not wants_file]
     return []
+
+
+def same_names_below(root: Path, name: str) -> list[str]:
+    """Return the relative paths of files of a name in the subfolders of a folder, at most three."""
+    if os.sep in name:
+        return []
+    found = namesakes(root, folded(name), os.DirEntry.is_file)
+    inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
+    return [str(path.relative_to(root)) for path in inside]
 
 
 def may_be_image(entry: "os.DirEntry[str]") -> bool:

@@ -22,6 +22,8 @@ MAX_TABLE_BYTES = 2**32
 MAX_EXCEL_BYTES = 2**30
 """Maximum size of an Excel file once it is unpacked."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
+OTHER_EXCEL = (".xls", ".xlsm", ".xlsb")
+"""Suffixes of Excel formats that are neither read nor written; `.xlsx` is suggested instead."""
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -149,6 +151,8 @@ class TableReader:
         self.line = 1
         """Line number (in Parquet, row number) of the row read last, or 0 before the first row."""
         self.unit = "line"
+        self.sheet = ""
+        """Name of the worksheet, in Excel files, once its first row is read."""
         suffix = path.suffix.lower()
         if suffix == ".parquet":
             require_extra("parquet", feature=f"reading {path.name}")
@@ -260,8 +264,9 @@ class TableReader:
                 if sum(entry.file_size for entry in archive.infolist()) > MAX_EXCEL_BYTES:
                     raise self.error("the file is too large once it is unpacked")
             book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
-            width = 0
-            for number, values in enumerate(book.worksheets[0].values, start=1):
+            width, sheet = 0, book.worksheets[0]
+            self.sheet = sheet.title
+            for number, values in enumerate(sheet.values, start=1):
                 cells = [cell_text(value) for value in values]
                 if not (filled := last_filled(cells)):
                     continue

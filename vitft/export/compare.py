@@ -47,7 +47,7 @@ class ExportComparison:
     correct: tuple[int, int]
     """Numbers of images classified correctly by the original and by the export."""
     size: int
-    """Total size of the export's files in bytes."""
+    """Total size in bytes of the files that the export needs; of two graphs, only its own."""
     speed: float
     """Images per second, excluding preprocessing."""
     original_speed: float
@@ -90,7 +90,7 @@ def compare_exports(
         original: Model of the run.
         exports: Opened exports by name.
         samples: Images with their labels.
-        sizes: Size of each export in bytes.
+        sizes: Size of each export in bytes (see `ExportComparison.size`).
         done: Function that is called with the number of images after each batch.
 
     Raises:

@@ -21,7 +21,7 @@ from vitft.export.formats.html import MAX_ERROR_ROUNDED
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import timm_obstacle
-from vitft.export.plan import ExportPlan, plan_export
+from vitft.export.plan import ExportPlan, format_options, plan_export
 from vitft.export.trained import (
     TrainedRun,
     comparison_images,
@@ -97,9 +97,10 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         opened, sizes = write_formats(trained, formats, fresh)
         rows: list[ExportComparison] = []
         for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
-            names = {n for n, one in formats.items() if one.source(trained) is source}
+            names = [n for n, one in formats.items() if one.source(trained) is source]
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
-            rows += compare_with(source, group, sizes, plan)
+            which = f"{format_options(names)} " if len(names) < len(formats) else ""
+            rows += compare_with(source, group, sizes, plan, which=which)
         refused = remove_refused(rows, plan, fresh)
         rows = [row for row in rows if format_of(row) not in refused]
         plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
@@ -167,7 +168,9 @@ def write_formats(
             small = each.open_int8(folder)
         sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
         if small:
-            opened[f"{name}, int8"], sizes[f"{name}, int8"] = small, sizes[name]
+            opened[f"{name}, int8"] = small
+            whole, graphs = sizes[name], each.graph_sizes(folder)
+            sizes[name], sizes[f"{name}, int8"] = (whole - graphs[i] for i in (1, 0))
     return opened, sizes
 
 
@@ -184,14 +187,19 @@ def compare_with(
     opened: Mapping[str, OpenedModel],
     sizes: Mapping[str, int],
     plan: ExportPlan,
+    *,
+    which: str,
 ) -> list[ExportComparison]:
-    """Compare each export with the original model on the same images."""
+    """Compare each export with the original model on the same images.
+
+    `which` names the exports in the progress line, followed by a space; empty for all of them.
+    """
     if not opened:
         return []
     original = open_module(source.model, source.card, by="vitft")
     images = comparison_images(source, plan.images)
     total = num_comparison_images(source, plan.images)
-    with console.Progress("comparing with the run", total) as progress:
+    with console.Progress(f"comparing {which}with the run", total) as progress:
         return compare_exports(original, opened, images, sizes, done=progress.advance)
 
 
@@ -208,10 +216,9 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             f"`{resume_command(trained.run)}` first"
         )
     if narrow := narrow_formats(trained, plan):
-        options = " and ".join(f"--{name}" for name in narrow)
         notes.append(
-            f"the head of {options} reads only the last block, {last_block_reason(trained.run)}; "
-            "the other formats keep the run's head"
+            f"the head of {format_options(narrow)} reads only the last block, "
+            f"{last_block_reason(trained.run)}; the other formats keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:

@@ -1,7 +1,7 @@
 """Plan of an export, validated before torch is imported."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from vitft.system.errors import UsageError
 from vitft.system.files import free_name
 from vitft.system.imports import require_extra
 from vitft.system.rundir import plan_run
+from vitft.system.text import listing
 
 EXPORT_FORMATS = {
     "safetensors": "one self-describing file, with a config.json for timm",
@@ -131,6 +132,11 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         if name in NEEDED_EXTRAS:
             require_extra(NEEDED_EXTRAS[name], feature=f"export --{name}")
     return plan
+
+
+def format_options(names: Iterable[str]) -> str:
+    """Return the options of formats as text, such as `--onnx, --timm and --html`."""
+    return listing((f"--{name}" for name in names), most=len(EXPORT_FORMATS))
 
 
 def check_push(plan: ExportPlan) -> None:

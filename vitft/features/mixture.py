@@ -21,6 +21,7 @@ from vitft.features.discriminant import solve_discriminant
 from vitft.features.lbfgs import minimise
 from vitft.features.logistic import held_out_logits, rough_fit
 from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadCandidate
+from vitft.metrics.targets import are_right, fraction_right
 
 SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
@@ -107,7 +108,7 @@ class Candidate(NamedTuple):
 
     def top1(self, y: Tensor) -> float:
         """Return the cross-validated accuracy."""
-        return (self.scores.argmax(dim=-1) == y).float().mean().item()
+        return fraction_right(are_right(self.scores, y))
 
     def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
         """Return the candidate's name, loss and accuracy for the results.

@@ -19,7 +19,7 @@ from vitft.features.folds import (
     training_weights,
 )
 from vitft.features.logistic import Standardizer, held_out_logits, rough_fit
-from vitft.metrics.targets import are_right, label_losses, mean_loss
+from vitft.metrics.targets import are_right, fraction_right, label_losses, mean_loss
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def choose_penalty(
         l2 = relative * scale
         start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
         logits = held_out_logits(x[:images], start, fold_id)
-        top1 = are_right(logits, first).float().mean().item()
+        top1 = fraction_right(are_right(logits, first))
         path.append(PenaltyScore(l2, top1, mean_loss(logits, first).item()))
         if y.ndim == 2:
             by_label.append(label_losses(logits, first))

@@ -77,6 +77,15 @@ def are_right(logits: Tensor, targets: Tensor, thresholds: Floats | float = 0.5)
     return (chosen(logits, thresholds) == targets.bool()).all(dim=-1)
 
 
+def fraction_right(right: Tensor) -> float:
+    """Return the accuracy, given which predictions are right (n,).
+
+    It is computed in float64, so that every place rounds it in the same way: in float32, 71 of 80
+    is less than 0.8875.
+    """
+    return int(right.sum()) / len(right)
+
+
 def chosen(logits: Tensor, thresholds: Floats | float = 0.5) -> Tensor:
     """Return whether each label reaches its threshold (n, C).
 

@@ -17,7 +17,8 @@ from vitft.system.run_names import (
     unfinished_run,
 )
 from vitft.system.rundir import BASE, MODEL, run_path
-from vitft.system.text import listing, shell_quote
+from vitft.system.spelling import Spelling, option
+from vitft.system.text import listing
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
@@ -54,7 +55,7 @@ MOST_SUGGESTED = 9
 """Maximum number of folders named in an error."""
 
 
-def find_model(run: str | None, *, graphs: bool = False) -> Path:
+def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = option) -> Path:
     """Return the path of a trained model's file.
 
     Args:
@@ -62,6 +63,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
             `hf:owner/name[@revision]`, which is downloaded and verified like pretrained weights
             (default: the latest run).
         graphs: Whether the file may also be an .onnx file.
+        spell: Function that spells the option in errors.
 
     Raises:
         RunError: The run does not exist, contains no model or several folders with models, or the
@@ -79,7 +81,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         if found.parent == path / "onnx" and len(inner := inner_models(path, graphs=True)) > 1:
             raise RunError(
                 f"{path} contains several models: {listing(folder.name for folder in inner)}",
-                fix=choose_folder(inner),
+                fix=choose_folder(inner, spell),
             )
         path = found
     kind = path.suffix.lower()
@@ -99,35 +101,39 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
             f"no finished run in {BASE}/",
             fix=f"finish the run that was stopped with `{resume_command(stopped)}`"
             if stopped
-            else "run `vitft finetune --data DIR --weights NAME` first, or choose a run with --run",
+            else "run `vitft finetune --data DIR --weights NAME` first, or choose a run with "
+            f"{spell('run')}",
         )
     if has_settings(path):
         raise RunError(
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
         )
-    raise missing_model(run, path, graphs=graphs)
+    raise missing_model(run, path, graphs=graphs, spell=spell)
 
 
-def missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
+def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry = entries_by_name().get(run)
     if entry is not None and entry.num_classes and entry.repo:
         return RunError(
             f"no model in {run}, which is the name of pretrained weights",
-            fix=f"use them as they are with --run hf:{entry.repo}, or fine-tune them first",
+            fix=f"use them as they are with {spell('run', f'hf:{entry.repo}')}, or "
+            "fine-tune them first",
         )
     inner = inner_models(path, graphs=graphs)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
     return RunError(
         f"no model in {run}",
-        fix=choose_folder(inner)
+        fix=choose_folder(inner, spell)
         if inner
-        else f"did you mean --run {shell_quote(str(near[0]))}?"
+        else f"did you mean {spell('run', str(near[0]))}?"
         if near
         else suggest_runs(
-            run, otherwise=f"use a run directory that contains {MODEL}, or the file itself"
+            run,
+            otherwise=f"use a run directory that contains {MODEL}, or the file itself",
+            spell=spell,
         ),
     )
 
@@ -141,9 +147,9 @@ def inner_models(path: Path, *, graphs: bool) -> list[Path]:
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
 
 
-def choose_folder(inner: Sequence[Path]) -> str:
+def choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
     """Return the fix that names the folders with models in a given folder."""
-    *others, last = (f"--run {shell_quote(str(folder))}" for folder in inner)
+    *others, last = (spell("run", str(folder)) for folder in inner)
     if len(inner) > MOST_SUGGESTED:
         return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
     return f"use {'one of the folders' if others else 'the folder'} in it: " + " or ".join(

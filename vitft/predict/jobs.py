@@ -75,7 +75,7 @@ def run_prediction(
     checkpoint = find_model(request.run, graphs=True)
     pictures = None
     if request.explain is not None:
-        pictures = plan_run(request.explain, "", option="--explain")
+        pictures = plan_run(request.explain, "", name="explain")
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     engine, images = choose_engine(request, checkpoint, images)
@@ -156,6 +156,8 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
         has_threshold = bool(request.threshold or request.precision) and not rows.labels
         for line in rows.tally.lines(beginning, has_threshold=has_threshold):
             log.info(line)
+    if rows.errors and request.shard.world == 1 and not log.isEnabledFor(logging.INFO):
+        log.warning(f"{count(rows.errors, 'image')} could not be read")
 
 
 def check_top_k(top_k: int, engine: Engine) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitft.data.table import OTHER_EXCEL
 from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
@@ -18,8 +19,6 @@ ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".xlsx": "xlsx",
                     ".txt": "table"}  # fmt: skip
-OLD_EXCEL = (".xls", ".xlsm", ".xlsb")
-"""Suffixes of Excel formats that are not written; `.xlsx` is suggested instead."""
 BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
 """Formats that are not text, with their name and the extra that writes them."""
 ENGINES = ("auto", "numpy", "torch")
@@ -201,7 +200,7 @@ def choose_format(wanted: str | None, out: str | None) -> str:
     style = wanted or (
         "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
     )
-    if out is not None and Path(out).suffix.lower() in OLD_EXCEL and not style:
+    if out is not None and Path(out).suffix.lower() in OTHER_EXCEL and not style:
         xlsx = shell_quote(str(Path(out).with_suffix(".xlsx")))
         raise UsageError(
             f"--out {out} names an Excel format that vitft does not write",

@@ -182,7 +182,7 @@ def find_run(run: str | None) -> Path:
             fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
     otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
-    fix = suggest_runs(run, option="", otherwise=otherwise)
+    fix = suggest_runs(run, name="", otherwise=otherwise)
     raise RunError(f"{run} is not a run directory", fix=fix)
 
 

@@ -7,36 +7,43 @@ from pathlib import Path
 
 from vitft.system.errors import RunError
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import count, listing, shell_quote
 
 RUN_FILES = ("config.toml", MODEL)
 """A folder with one of these files is a run."""
 
 
-def suggest_runs(run: str | os.PathLike[str], *, option: str = "--run", otherwise: str) -> str:
+def suggest_runs(
+    run: str | os.PathLike[str], *, name: str = "run", otherwise: str, spell: Spelling = option
+) -> str:
     """Return the fix for a run that does not exist: similar names, and how to list all runs.
 
     Runs are searched for in `runs` and in the folder of the given path; exports, which
     have a README.md, count with the option --run only. If there are none, `otherwise` is returned.
+    `name` is the option that names the run, or empty for an argument without one.
     """
+
+    def spelled(path: Path) -> str:
+        return spell(name, str(path)) if name else shell_quote(str(path))
+
     given = Path(run)
     known = {
         child.name: child
         for folder in dict.fromkeys((BASE, given.parent))
         for child in runs_in(folder)
-        if child != given and (option == "--run" or not (child / "README.md").is_file())
+        if child != given and (name == "run" or not (child / "README.md").is_file())
     }
     if not known:
         return otherwise
-    prefix = f"{option} " if option else ""
     list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
     if near := similar_names_of_runs(given.name, list(known)):
-        names = (f"{prefix}{shell_quote(str(known[name]))}" for name in near)
+        names = (spelled(known[one]) for one in near)
         return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
-    example = shell_quote(str(known.get(LATEST) or next(iter(known.values()))))
+    example = spelled(known.get(LATEST) or next(iter(known.values())))
     listed = {child.name for child in known.values() if child.parent == BASE} or {*known}
     number = count(len(listed - {LATEST}) or 1, "run")
-    return f"choose from {number}, e.g. {prefix}{example}; {list_all}"
+    return f"choose from {number}, e.g. {example}; {list_all}"
 
 
 def runs_in(folder: Path) -> list[Path]:

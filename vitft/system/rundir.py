@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
 from vitft.system.run_content import read_run_json
-from vitft.system.text import shell_quote
+from vitft.system.spelling import Spelling, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,40 +166,46 @@ class RunDir:
 
 
 def plan_run(
-    out: str | None, data: str, *, now: datetime | None = None, option: str = "--out"
+    out: str | None,
+    data: str,
+    *,
+    now: datetime | None = None,
+    name: str = "out",
+    spell: Spelling = option,
 ) -> Path:
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
+
+    `name` is the option that chooses the path, which errors spell with `spell`.
 
     Raises:
         RunError: The folder is not empty, or it cannot be created or written to.
         UsageError: The name is that of a file, such as `results.csv`.
     """
     if out is None:
-        name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
+        short = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
-        path = free_name(BASE / f"{stamp}-{name}")
+        path = free_name(BASE / f"{stamp}-{short}")
     else:
         path = Path(out).expanduser()
-        check_folder_name(path, option)
-    check_empty(path, option)
+        check_folder_name(path, name, spell)
+    check_empty(path, name, spell)
     parent = path
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not is_writable(parent):
         raise RunError(
             f"cannot write {path}: {parent} is not a writable folder",
-            fix=f"choose a writable folder with {option}",
+            fix=f"choose a writable folder with {spell(name)}",
         )
     return path
 
 
-def check_folder_name(path: Path, option: str = "--out") -> None:
+def check_folder_name(path: Path, name: str = "out", spell: Spelling = option) -> None:
     """Raise a UsageError if a new folder would have the name of a file, such as `results.csv`."""
     if FILE_NAME.search(path.name) and not path.exists():
         raise UsageError(
-            f"{option} {path} names a {path.suffix} file, but this command writes a folder",
-            fix="choose the name of a folder, e.g. "
-            f"{option} {shell_quote(str(path.with_suffix('')))}",
+            f"{spell(name)} {path} names a {path.suffix} file, but this command writes a folder",
+            fix=f"choose the name of a folder, e.g. {spell(name, str(path.with_suffix('')))}",
         )
 
 
@@ -271,11 +277,12 @@ def locked(run: RunDir) -> Iterator[None]:
                 path.unlink()
 
 
-def check_empty(path: Path, option: str = "--out") -> None:
+def check_empty(path: Path, name: str = "out", spell: Spelling = option) -> None:
     """Raise a RunError if the folder is not empty."""
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
-            f"folder {path} is not empty", fix=f"choose a new or empty folder with {option}"
+            f"folder {path} is not empty",
+            fix=f"choose a new or empty folder with {spell(name)}",
         )
 
 

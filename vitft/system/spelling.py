@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from vitft.system.text import shell_quote
+
 
 class Spelling(Protocol):
     """Function that spells an option, and its value if there is one, as the user writes it."""
@@ -11,12 +13,13 @@ class Spelling(Protocol):
 
 def option(name: str, value: str | float = "") -> str:
     """Spell an option of the command line, e.g. `--method rollout`."""
-    shown = value if isinstance(value, str) else f"{value:g}"
-    return f"--{name} {shown}".rstrip()
+    if value == "":
+        return f"--{name}"
+    return f"--{name} {shell_quote(value) if isinstance(value, str) else f'{value:g}'}"
 
 
 def parameter(name: str, value: str | float = "") -> str:
-    """Spell a parameter of the methods of `vitft.load(...)`, e.g. `method="rollout"`."""
+    """Spell a parameter of a Python function or method, e.g. `method="rollout"`."""
     name = "about" if name == "class" else name
     if value == "":
         return name

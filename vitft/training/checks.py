@@ -31,6 +31,7 @@ from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
+from vitft.system.spelling import Spelling, option
 from vitft.system.text import count, listing
 from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
@@ -55,10 +56,13 @@ images.
 """
 
 
-def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
+def check_request(
+    config: Config, out: str | None, *, spell: Spelling = option
+) -> tuple[Config, Path]:
     """Check data, weights, trackers and run directory; return the settings and the run directory.
 
-    If the settings do not name any weights, the returned settings name default weights.
+    If the settings do not name any weights, the returned settings name default weights. `spell`
+    spells the option of the run directory in errors.
 
     Raises:
         UsageError: The data is missing, no weights can be chosen, settings cannot be combined, the
@@ -96,12 +100,12 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Path]:
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
         )
     check_trackers(config.train.trackers)
-    check_not_begun(out)
-    planned = plan_run(out, short_name(config.data.path))
+    check_not_begun(out, spell)
+    planned = plan_run(out, short_name(config.data.path), spell=spell)
     if data.resolve() in planned.resolve().parents:  # never true of a table
         raise UsageError(
             f"the run directory {planned} is inside the data directory",
-            fix="choose another run directory with --out",
+            fix=f"choose another run directory with {spell('out')}",
         )
     return config, planned
 
@@ -115,14 +119,14 @@ def log_data(folder: Folder, name: str) -> None:
     log.info(f"data:       {name}, {files} {kinds}")
 
 
-def check_not_begun(out: str | None) -> None:
+def check_not_begun(out: str | None, spell: Spelling) -> None:
     """Raise a RunError if the run directory contains an unfinished run, which can be resumed."""
     path = Path(out or "").expanduser()
     if out and is_unfinished(path):
         raise RunError(
             f"folder {path} is not empty: it contains a run that has not finished",
             fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
-            "--out",
+            f"{spell('out')}",
         )
 
 
@@ -188,7 +192,7 @@ def check_resume(
             f"cannot resume: {path} is not a run directory",
             fix=suggest_runs(
                 path,
-                option="--resume",
+                name="resume",
                 otherwise="use the directory of a stopped run, which contains config.toml and "
                 "split.csv",
             ),

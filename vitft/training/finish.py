@@ -30,7 +30,7 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.intervals import Floats
 from vitft.metrics.results import FinalTestResults, Metrics, RunResults
-from vitft.metrics.targets import are_right
+from vitft.metrics.targets import are_right, fraction_right
 from vitft.metrics.thresholds import fit_thresholds
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
@@ -134,7 +134,7 @@ def with_last_block(results: RunResults, heads: Tensor, labels: Tensor) -> RunRe
     """
     if heads.shape[1] == 1:
         return results
-    top1 = are_right(heads[:, 1], labels).double().mean().item()
+    top1 = fraction_right(are_right(heads[:, 1], labels))
     return {**results, "head": {**results["head"], "last_block_top1": top1}}
 
 

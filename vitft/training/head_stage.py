@@ -19,7 +19,7 @@ from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
-from vitft.metrics.targets import are_right, mean_loss
+from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
@@ -144,7 +144,7 @@ class HeadSolver:
         results: SolvedHeadResults = {
             "first_loss": first_loss,
             "l2": solved.l2,
-            "knn_top1": are_right(logits_of_votes(votes, truth), truth).float().mean().item(),
+            "knn_top1": fraction_right(are_right(logits_of_votes(votes, truth), truth)),
         }
         if isinstance(solved.method.l2, tuple):
             results["label_l2"] = list(solved.method.l2)
@@ -185,7 +185,7 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
         "blocks": blocks,
         "reads": solved.method.name,
         "candidates": list(solved.candidates),
-        "last_block_top1": right.float().mean().item() if blocks > 1 else None,
+        "last_block_top1": fraction_right(right) if blocks > 1 else None,
     }
 
 

@@ -36,7 +36,7 @@ def like_manifest(like: str) -> Manifest:
             f"{like} is not a run directory: config.toml or split.csv is missing",
             fix=suggest_runs(
                 like,
-                option="--like",
+                name="like",
                 otherwise="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
             ),
         )

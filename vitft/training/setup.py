@@ -125,8 +125,11 @@ def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = F
         max_pixels=config.data.max_pixels,
         local_rank=group.local_rank,
     )
+    most = ""
     if config.optim.solver == "lbfgs" and not folder.labels:
-        pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
+        several = read_several_blocks(pipeline, config.train, images=len(folder.files))
+        most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
+        pipeline = several
     model, precision = pipeline.model, pipeline.precision
     if config.optim.solver != "lbfgs":
         images = len(expected_training_labels(folder, config.data))
@@ -137,7 +140,7 @@ def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = F
     trained = count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
     layers = layers_text(config.train.stages[0])
-    share = "" if trained == total else f" ({trained:,} parameters)"
+    share = "" if trained == total else f" ({most}{trained:,} parameters)"
     log.info(f"training:   {layers}{share} on {describe_device(pipeline.device)} in {precision}")
     log.debug(f"trained:    {trained:,} of {total:,} parameters")
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)

@@ -29,7 +29,7 @@ from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
 from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.intervals import paired_interval
-from vitft.metrics.targets import are_right
+from vitft.metrics.targets import are_right, fraction_right
 from vitft.metrics.verdict import describe_start
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.pretrained.recommended import (
@@ -304,8 +304,8 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
         "chosen": bool(gain.mean() > EVIDENCE * error),
         "usual_size": [*usual.inputs.data.transform.image_size],
         "images": len(y),
-        "top1": float(right.float().mean()),
-        "usual_top1": float(usual_right.float().mean()),
+        "top1": fraction_right(right),
+        "usual_top1": fraction_right(usual_right),
         "loss": float(losses.mean()),
         "usual_loss": float(usual_losses.mean()),
         "error": error,

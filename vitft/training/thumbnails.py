@@ -196,6 +196,7 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
     named = [item["path"] for item in audit["mislabels"]] if audit else []
     for group in audit["duplicates"] if audit else ():
         named += [member["path"] for member in group["members"][:6]]
+    named += [item["path"] for item in audit["odd"]] if audit else []
     unsure = least_confident(predictions, per_class=3, most=60)
     by_path = {row.path: row for row in manifest.rows}
     sure = most_confident(predictions, most=8)

@@ -22,6 +22,7 @@ from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
 from vitft.metrics.budget_results import InterpolationResults, TrialResults
 from vitft.metrics.calibration import fit_temperature, log_losses
+from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import epoch_size, training_batches
@@ -320,7 +321,7 @@ class Trial:
             tried.append(
                 {
                     "fraction": fraction,
-                    "top1": float((ours.argmax(dim=1) == labels).float().mean()),
+                    "top1": fraction_right(are_right(ours, labels)),
                     "loss": float(losses.mean()),
                     "error": float((head_losses - losses).std(ddof=1) / len(y) ** 0.5),
                 }
@@ -333,7 +334,7 @@ class Trial:
             "images": len(self.held_out.manifest.train),
             "held_out": len(y),
             "top1": best["top1"],
-            "head_top1": float((heads.argmax(dim=1) == labels).float().mean()),
+            "head_top1": fraction_right(are_right(heads, labels)),
             "loss": best["loss"],
             "head_loss": float(head_losses.mean()),
             "error": best["error"],

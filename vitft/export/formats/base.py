@@ -74,6 +74,10 @@ class ExportFormat(ABC):
         """Open the 8-bit graph in the folder, or return None if the format does not include one."""
         return None
 
+    def graph_sizes(self, folder: Path) -> tuple[int, int]:  # noqa: ARG002 - for subclasses
+        """Return the sizes in bytes of the float32 and the 8-bit graph, if there are both."""
+        return 0, 0
+
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
     """Return an opened model that applies vitft's preprocessing and then runs a module."""

@@ -258,10 +258,11 @@ def measured_precision(
     changed = len(truth) - count_same(before, after)
     moved = float(np.abs(probabilities[0] - probabilities[1]).max())
     error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
-    accuracies = [percent(count_same(each, truth) / len(truth)) for each in (after, before)]
+    accuracies = [percent(count_same(each, truth) / len(truth)) for each in (before, after)]
+    other = f", and {accuracies[1]} with 8 bits" * (accuracies[0] != accuracies[1])
     measured = (
-        f"({count(len(truth), 'validation image')}; accuracy "
-        f"{' instead of '.join(dict.fromkeys(accuracies))})"
+        f"(on only {count(len(truth), 'validation image')}, the model's accuracy is "
+        f"{accuracies[0]}{other})"
     )
     if changed:
         why = f"{count(changed, 'prediction')} would change"

@@ -83,3 +83,7 @@ class TransformersJsFormat(ExportFormat):
 
     def open_int8(self, folder: Path) -> OpenedModel | None:
         return open_onnx(folder / GRAPHS, QUANTIZED_FILE)
+
+    def graph_sizes(self, folder: Path) -> tuple[int, int]:
+        sizes = [(folder / GRAPHS / name).stat().st_size for name in (ONNX_FILE, QUANTIZED_FILE)]
+        return sizes[0], sizes[1]
