@@ -83,4 +83,7 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # outputs then repeat
     parser = argparse.ArgumentParser(description="Execute notebooks and keep their outputs.")
     parser.add_argument("notebooks", nargs="+", metavar="NOTEBOOK")
-    main(*parser.parse_args().notebooks)
+    given = parser.parse_args().notebooks
+    for missing in (name for name in given if not Path(name).is_file()):
+        parser.error(f"there is no notebook {missing}: give the path of an .ipynb file")
+    main(*given)

@@ -32,6 +32,16 @@ def test_the_program_that_executes_notebooks_has_a_help_text() -> None:
     assert "NOTEBOOK" in done.stdout
 
 
+def test_a_missing_notebook_is_one_sentence() -> None:
+    program = [sys.executable, str(ROOT / "examples" / "execute.py"), "nope.ipynb"]
+
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert "there is no notebook nope.ipynb: give the path of an .ipynb file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:
     """Return the types of the outputs of each code cell."""
     return [

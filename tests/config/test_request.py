@@ -35,6 +35,17 @@ def test_an_error_in_a_recipe_names_the_file_and_the_setting(
     assert caught.value.fix
 
 
+@pytest.mark.parametrize("weights", ["demo", ""])
+@pytest.mark.parametrize(("key", "value"), [("model.depth", 6), ("model.depth", 5)])
+def test_a_setting_of_the_model_is_refused_with_pretrained_weights_even_if_it_is_the_default(
+    weights: str, key: str, value: int
+) -> None:
+    with pytest.raises(UsageError, match=r"\[model\] .* have no effect on pretrained weights"):
+        requested_config(None, [("weights.name", weights), (key, value)])
+
+    assert requested_config(None, [("weights.name", "none"), (key, value)]).model.depth == value
+
+
 def test_an_error_in_an_option_does_not_blame_the_recipe(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[optim]\nepochs = 3\n")

@@ -1,6 +1,7 @@
 """Classes renamed, merged and left out by a table: no file is touched."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_classes_are_renamed_merged_and_left_out(flowers: Path) -> None:
 )  # fmt: skip
 def test_a_note_counts_the_changes(flowers: Path, rows: str, note: str) -> None:
     assert f"classes.csv: {note}" in scanned(flowers, HEAD + rows).notes
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_class_is_found_in_another_unicode_form(tmp_path: Path, is_apart: bool) -> None:
+    folder, cell = "G\u00e4nse", unicodedata.normalize("NFD", "G\u00e4nse")
+    if is_apart:
+        folder, cell = cell, folder
+    touch(tmp_path / "data", f"{folder}/1.png", "rose/1.png", "tulip/1.png")
+
+    found = scanned(tmp_path / "data", HEAD + f"{cell},daisy\n")
+
+    assert found.classes == ("daisy", "rose", "tulip")
 
 
 def test_a_class_may_take_the_name_of_another_that_keeps_it(flowers: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,31 @@ def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
     assert found.bad == ()
     assert "1 image left out, 1 relabelled" in found.notes[-1]
     assert spec.fixes == str(table.resolve())
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_paths_and_labels_are_found_in_another_spelling(tmp_path: Path, is_apart: bool) -> None:
+    ours, theirs = "G\u00e4nse", unicodedata.normalize("NFD", "G\u00e4nse")
+    if is_apart:
+        ours, theirs = theirs, ours
+    folder = Folder(
+        root=Path("d"),
+        classes=("b", ours),
+        files=(File("b/1.jpg", 0), File("b/2.jpg", 0), File(f"{ours}/1.jpg", 1)),
+        layout="classes",
+    )
+
+    found = applied(
+        folder,
+        tmp_path / "fixes.csv",
+        f"path,action,new_label\nb\\1.jpg,move,{theirs}\n{theirs}\\1.jpg,move,b\n",
+    )
+
+    assert [(file.path, file.label) for file in found.files] == [
+        (f"{ours}/1.jpg", 0),
+        ("b/2.jpg", 0),
+        ("b/1.jpg", 1),
+    ]
 
 
 def test_what_was_kept_is_counted_apart_from_what_nobody_decided(

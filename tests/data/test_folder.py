@@ -606,9 +606,15 @@ def test_names_that_some_file_systems_treat_as_equal_are_reported(tmp_path: Path
     folder = scan(tmp_path)
 
     assert len(folder.classes) == 4
-    note = next(note for note in folder.notes if "differ only in case or Unicode" in note)
-    assert "Cat and cat" in note
-    assert f"{apart} and {composed}" in note
+    (warning,) = folder.warnings
+    assert warning.startswith("class names that differ only in case or Unicode normalisation: ")
+    assert "Cat and cat" in warning
+    assert f"{apart} and {composed}" in warning
+    assert warning.endswith("the line `class,new_class`, then e.g. `cat,Cat`")
+    table = tmp_path.with_suffix(".csv")
+    table.write_text(f"class,new_class\ncat,Cat\n{apart},{composed}\n")
+    merged = scan(tmp_path, DataSpec(classes=str(table)))
+    assert (merged.classes, merged.warnings) == (("Cat", composed), ())
 
 
 def test_ten_thousand_files_are_found_in_a_second(tmp_path: Path) -> None:

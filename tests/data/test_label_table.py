@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,23 @@ def table(root: Path, text: str, spec: DataSpec | None = None) -> Folder:
 
 
 # ---- what is read
+
+
+def test_accents_of_a_mac_and_separators_of_windows_make_no_difference(tmp_path: Path) -> None:
+    apart, name = unicodedata.normalize("NFD", "G\u00e4nse"), "G\u00e4nse"
+    touch(tmp_path, "x/1.png", "x/2.png", "y/1.png", "y\\2.png")
+    text = f"path,label\nx\\1.png,{name}\nx/2.png,{apart}\ny/1.png,b\ny\\2.png,b\n"
+    (tmp_path / "labels.csv").write_text(text)
+
+    found = scan(tmp_path / "labels.csv")
+
+    assert sorted(listed(found)) == [
+        ("x/1.png", name, "", ""),
+        ("x/2.png", name, "", ""),
+        ("y/1.png", "b", "", ""),
+        ("y\\2.png", "b", "", ""),
+    ]
+    assert found.warnings == ()
 
 
 @pytest.mark.parametrize("name", WRITERS)

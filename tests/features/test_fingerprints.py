@@ -40,6 +40,20 @@ def test_facts_are_read_as_they_were_written() -> None:
         assert decode_facts(row, opened(b"bytes")) == inspected(odd)
 
 
+def test_similar_images_are_compared_even_if_their_hashes_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vitft.features.fingerprints.near_pairs", lambda _: [])
+    found = Fingerprints("none")
+    pictures = [scene(0), read(encoded(scene(0), 60)), scene(1)]
+    found.by_digest = {str(i): fingerprint_of(picture) for i, picture in enumerate(pictures)}
+
+    assert found.duplicate_groups() == {}
+    groups = found.duplicate_groups([(0, 1), (0, 2), (1, 2)])
+    assert groups.keys() == {"0", "1"}
+    assert groups["0"] == groups["1"]
+
+
 def test_facts_that_do_not_fit_into_a_row_are_not_cached() -> None:
     room = 160 - len('[160, 120, [""]]')
 

@@ -313,7 +313,7 @@ def test_a_run_and_its_page_count_the_same_findings(
     page = check_harmless(write_report(run).read_text()).text
 
     (step,) = re.findall(r"decide on (.*) in", " ".join(capsys.readouterr().err.split()))
-    labels, groups = (int(number) for number in re.findall(r"\d+", step))
+    labels, groups = (int(number) for number in re.findall(r"(\d+) [pg]", step))
     beside = f", besides {kept} already decided" * kept
     assert f"Probable label errors ({labels}{beside})" in page
     assert f"Duplicates ({groups}{beside})" in page
@@ -547,6 +547,11 @@ def test_findings_that_earlier_fixes_settle_are_not_counted() -> None:
     assert undecided_findings(audit) == "2 probable label errors and 2 groups of duplicates"
     assert undecided_findings(audit, {"a", "b"}) == "1 group of duplicates"
     assert undecided_findings(audit, {"a", "b", "d"}) == ""
+    audit["duplicates"][0]["across_split"] = True
+    audit["duplicates"][1]["across_split"] = False
+    audit["mislabels"] = []
+    assert undecided_findings(audit) == "2 groups of duplicates (1 across splits)"
+    assert undecided_findings(audit, {"a", "b"}) == "1 group of duplicates"
 
 
 @pytest.mark.parametrize(

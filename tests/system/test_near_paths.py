@@ -1,10 +1,12 @@
 """Suggestions for paths that do not exist."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from vitft.system.near_paths import (
+    EquivalentNames,
     edit_distance,
     entries_of,
     is_misspelling,
@@ -218,6 +220,18 @@ def test_the_fix_names_what_was_meant_or_where_the_path_would_be(photos: Path) -
         "check the path, or choose another"
     )
     assert path_fix(Path("/none/shed.jpg"), lambda _: True) == "check the path"
+
+
+def test_names_are_found_in_other_forms_and_exact_ones_first() -> None:
+    composed, apart = "G\u00e4nse", unicodedata.normalize("NFD", "G\u00e4nse")
+
+    for ours, theirs in ((composed, apart), (apart, composed)):
+        names = EquivalentNames([ours, f"{ours}/1.jpg", "b"])
+        assert names.find(theirs) == ours
+        assert names.find(f"{theirs}\\1.jpg") == f"{ours}/1.jpg"
+        assert names.find("c") == "c"
+    both = EquivalentNames([composed, apart])
+    assert (both.find(composed), both.find(apart)) == (composed, apart)
 
 
 def test_of_equally_long_names_the_most_similar_one_is_meant() -> None:

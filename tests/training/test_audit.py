@@ -18,8 +18,10 @@ from vitft.data.fixes import Fix, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Row
+from vitft.features import near_copies
 from vitft.features.head import HeldOutLogits
 from vitft.features.label_errors import out_of_fold_logits
+from vitft.features.near_copies import most_similar
 from vitft.metrics.results import AuditResults
 from vitft.system.rundir import RunDir
 from vitft.training import audit as module
@@ -27,7 +29,6 @@ from vitft.training.audit import (
     audit_run,
     find_near_copies,
     log_audit,
-    most_similar,
     score_by_default_head,
     score_labels,
 )
@@ -130,7 +131,7 @@ def test_a_tenth_as_many_pairs_as_images_are_candidates_within_limits(
         asked.append(most)
         return []
 
-    monkeypatch.setattr(module, "most_similar", no_pairs)
+    monkeypatch.setattr(near_copies, "most_similar", no_pairs)
     data = data_set([row(str(i), 0) for i in range(images)])
 
     assert find_near_copies(data, torch.zeros(images, 1), cache="none") == []
@@ -143,7 +144,7 @@ def test_copies_are_not_searched_among_too_many_images(
 ) -> None:
     data, x = scenes(tmp_path)
     x[4], x[5] = x[1], x[3]
-    monkeypatch.setattr(module, "CV_IMAGES", limit)
+    monkeypatch.setattr(near_copies, "CV_IMAGES", limit)
 
     assert len(find_near_copies(data, x, cache="none")) == copies
 

@@ -84,7 +84,7 @@ class CheckResult:
     @property
     def notes(self) -> Sequence[str]:
         """Notes on the folder, such as the number of files that are not used."""
-        notes = list(self.folder.notes)
+        notes = [*self.folder.warnings, *self.folder.notes]
         if empty := self.folder.empty.content:
             refused = self.folder.empty.error(self.folder.root, empty)
             notes.append(f"{refused.problem}; finetune refuses them: {refused.fix}")
@@ -134,12 +134,12 @@ def check_folder(
     inspected, features, transform = inspect_for_check(
         folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
     )
-    good, groups = inspected.good, fingerprints.duplicate_groups()
+    good, groups = inspected.good, duplicate_groups_of(fingerprints, features)
     mislabels, probabilities = score_labels_of(inspected, groups, features, seed=train.seed)
     audit = audit_images(
         images_to_audit(inspected, split),
         unused=folder.unused,
-        notes=folder.notes,
+        notes=(*folder.warnings, *folder.notes),
         bad=inspected.bad,
         odd=odd_images(inspected, fingerprints),
         groups=groups,
@@ -156,6 +156,20 @@ def check_folder(
         grey_range=grey_range,
     )
     return for_several_labels(found, inspected) if folder.labels else found
+
+
+def duplicate_groups_of(
+    fingerprints: Fingerprints, features: "Callable[[Sequence[str]], Tensor] | None"
+) -> dict[str, str]:
+    """Map the digest of each image that has near-duplicates to the name of its group.
+
+    With `features`, the most similar images are compared, too, as at the end of a run.
+    """
+    if features is None or not fingerprints.by_digest:
+        return fingerprints.duplicate_groups()
+    from vitft.features.near_copies import similar_images
+
+    return fingerprints.duplicate_groups(similar_images(features([*fingerprints.by_digest])))
 
 
 def score_labels_of(

@@ -92,6 +92,7 @@ def add_label(parser: Parser) -> None:
 def label_command(args: argparse.Namespace) -> int:
     """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
     root, table = Path(args.data).expanduser(), Path(args.out).expanduser()
+    names = class_names(args.classes)
     check_port(args.port)
     if root.is_file():
         is_table = root.suffix.lower() == ".csv"
@@ -127,7 +128,6 @@ def label_command(args: argparse.Namespace) -> int:
             file = stack.enter_context(AnswerFile(table))
         stopper = stack.enter_context(Stopper())
         pool = load_pool(folder, weights=weights, run=args.run, train=train)
-        names = [name for name in args.classes.split(",") if name.strip()]
         session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)
         for text in session.notes:
             output.note(text)
@@ -144,6 +144,20 @@ def label_command(args: argparse.Namespace) -> int:
         )
         print_next(session.answers_by_class(), table, root, args)
     return stopper.exit_code or code
+
+
+def class_names(text: str) -> list[str]:
+    """Return the names of classes separated by commas.
+
+    Raises:
+        UsageError: A name is repeated.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if repeated := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(
+            f"--classes names {repeated} twice", fix="give every class once, separated by commas"
+        )
+    return names
 
 
 def check_table(table: Path, root: Path, *, is_default: bool) -> None:

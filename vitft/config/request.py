@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitft.config.defaults import STEP_SETTINGS, check_effect
-from vitft.config.run import Config, config_from_table, merge_settings, read_recipe
+from vitft.config.run import (
+    Config,
+    config_from_table,
+    merge_settings,
+    model_without_effect,
+    read_recipe,
+)
 from vitft.system.errors import UsageError
 from vitft.system.text import count, listing
 
@@ -32,6 +38,8 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
         if recipe and problem_of(base) == error.problem:
             raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
         raise
+    if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
+        raise model_without_effect(config.weights.name)  # even if the values are the defaults
     check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
     if (note := implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
         log.info(note)

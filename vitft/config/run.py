@@ -56,12 +56,8 @@ class Config:
             f"train.freeze={freeze} would freeze randomly initialised weights",
             fix="use --freeze none with --weights none",
         )
-        require(
-            is_new or not self.weights.name or self.model == ModelSpec(),
-            "settings of the section [model] (model.norm etc.) have no effect on pretrained "
-            f"weights ({self.weights.name})",
-            fix="remove them, or use --weights none",
-        )
+        if not is_new and self.weights.name and self.model != ModelSpec():
+            raise model_without_effect(self.weights.name)
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
             f"train.freeze={freeze} needs the pre_logits layer, but weights.pre_logits=drop "
@@ -163,6 +159,15 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
         f"{patch} x {patch} pixels (model.patch_size)",
         fix=f"use --set model.patch_size={' or '.join(map(str, near or sides))}, or another "
         f"--image-size, a multiple of {patch}",
+    )
+
+
+def model_without_effect(weights: str) -> UsageError:
+    """Return the error for settings of the architecture with pretrained weights."""
+    return UsageError(
+        "settings of the section [model] (model.norm etc.) have no effect on pretrained weights"
+        f"{f' ({weights})' if weights else ''}",
+        fix="remove them, or use --weights none",
     )
 
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitft.data.folder import CLASS_COLUMNS, Folder, similar_names
+from vitft.data.folder import CLASS_COLUMNS, Folder, warnings_on_names
 from vitft.data.table import NotText, TableReader
 from vitft.system.errors import DataError, RunError
-from vitft.system.near_paths import misspelt_name
+from vitft.system.near_paths import EquivalentNames, misspelt_name
 from vitft.system.text import count, listing
 
 ClassChanges = Mapping[str, str]
@@ -51,6 +51,7 @@ def read_class_changes(
             raise reader.error(f"{many} {name}; columns found: {listing(header) or 'none'}")
     places = [names.index(name) for name in CLASS_COLUMNS]
     changes: dict[str, str] = {}
+    names_of_classes = EquivalentNames(known)
     for cells in filter(any, lines):
         if len(cells) != len(header):
             column = header[min(len(cells), len(header) - 1)]
@@ -58,7 +59,8 @@ def read_class_changes(
                 f"found {count(len(cells), 'cell')} instead of {len(header)}", column=column
             )
         old, new = (cells[place] for place in places)
-        old = old if old in known else old.strip()
+        if isinstance(old, str):
+            old = names_of_classes.find(old if old in known else old.strip())
         check_names(reader, old, new)
         if old in changes:
             raise reader.error(f"{old} is listed twice", column="class")
@@ -124,10 +126,9 @@ def change_classes(folder: Folder, table: Path) -> Folder:
     notes = [f"{table.name}: {describe_changes(folder.classes, new)}"]
     if dropped := len(folder.files) - len(kept):
         notes[0] += f" ({count(dropped, 'image')})"
-    if twins := similar_names(classes):
-        notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
     return replace(
         folder,
+        warnings=warnings_on_names(classes),
         classes=tuple(classes),
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         empty=replace(folder.empty, content=unexplained),

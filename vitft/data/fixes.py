@@ -22,6 +22,7 @@ from vitft.data.inspection import readable_now
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
+from vitft.system.near_paths import EquivalentNames
 from vitft.system.text import closest_names, count, escape_formula, listing, shell_quote
 
 log = logging.getLogger(__name__)
@@ -280,12 +281,13 @@ def read_decisions(
     if lacking := [name for name in ("path", "action") if name not in header]:
         raise table.error(f"the header has no {' or '.join(lacking)} column")
     seen: dict[str, str] = {}  # action for each path
+    paths, labels = EquivalentNames(known), EquivalentNames(classes)
     changes: dict[str, str | None] = {}
     unreadable = set[str]()
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
-        name = unescaped(row.get("path", ""), known)
-        new = unescaped(row.get("new_label", ""), classes)
+        name = paths.find(unescaped(row.get("path", ""), known))
+        new = labels.find(unescaped(row.get("new_label", ""), classes))
         action = row.get("action", "").strip().lower()
         unknown = [name] * (name not in known) + [new] * (action == "move" and new not in classes)
         if not all(map(is_utf8, unknown)):  # existing names may be any bytes

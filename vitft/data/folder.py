@@ -86,6 +86,7 @@ class Folder:
     """Paths with an image suffix that are not regular files, with the reasons."""
     unused: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are neither images nor hidden, by suffix."""
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     empty: EmptyClasses = field(default_factory=EmptyClasses)
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
@@ -137,8 +138,6 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
     if empty.content and not allow_empty:
         raise empty.error(root, empty.content)
     notes += walk.notes()
-    if twins := similar_names(classes):
-        notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
     return Folder(
         root=root,
         classes=tuple(classes),
@@ -147,6 +146,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
         reference=reference,
         bad=tuple(walk.bad),
         unused=walk.unused(),
+        warnings=warnings_on_names(classes),
         notes=tuple(notes),
         empty=empty,
     )
@@ -378,9 +378,21 @@ def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:
     return EmptyClasses(content, len(found))
 
 
-def similar_names(names: Iterable[str]) -> str:
-    """Return a description of the names that some file systems treat as equal."""
+def warnings_on_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return a warning about class names that some file systems treat as equal, if there are any.
+
+    They are probably one class, but a table of class changes has to say so.
+    """
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
-    return "; ".join(" and ".join(twins) for twins in by_key.values() if len(twins) > 1)
+    found = [twins for twins in by_key.values() if len(twins) > 1]
+    if not found:
+        return ()
+    twins = "; ".join(" and ".join(twins) for twins in found)
+    first, second = found[0][:2]
+    return (
+        f"class names that differ only in case or Unicode normalisation: {twins}; if they are one "
+        f"class, merge them with --classes TABLE.csv: the line `class,new_class`, then e.g. "
+        f"`{second},{first}`",
+    )

@@ -246,6 +246,8 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
 
 def log_inspection(inspected: InspectedFolder) -> None:
     """Log a folder's notes, its unreadable files and the number of images with each remark."""
+    for text in inspected.folder.warnings:
+        log.warning(text)
     for text in inspected.folder.notes:
         log.info(text)
     for path, reason in inspected.bad[:10]:

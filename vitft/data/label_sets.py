@@ -5,6 +5,7 @@ the label sets, and `Folder.labels` the individual labels, which are the outputs
 module does not import NumPy.
 """
 
+import unicodedata
 from collections.abc import Iterable
 
 JOINER = "|"
@@ -24,3 +25,8 @@ def split_labels(text: str) -> tuple[str, ...]:
 def label_names(sets: Iterable[str]) -> tuple[str, ...]:
     """Return the labels that occur in any of the sets, sorted as strings."""
     return tuple(sorted({label for text in sets for label in split_labels(text)}))
+
+
+def normal_form(label: str) -> str:
+    """Return a label with accents in one form (NFC), in which a Mac and other systems differ."""
+    return label if label.isascii() else unicodedata.normalize("NFC", label)

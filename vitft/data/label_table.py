@@ -24,12 +24,12 @@ from vitft.data.label_columns import (
     missing_column,
     refuse_decisions,
 )
-from vitft.data.label_sets import label_names
+from vitft.data.label_sets import label_names, normal_form
 from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
-from vitft.data.table import NotText, TableReader, base_folder, path_in
+from vitft.data.table import NotText, TableReader, base_folder, path_on_disk
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
 
@@ -200,7 +200,7 @@ def with_labels(
                 fix="fill in the cell, or remove the line; if images may have several labels or "
                 "none, use --set data.labels=several",
             )
-    return tuple(row._replace(label=row.cells[0].strip()) for row in rows), False
+    return tuple(row._replace(label=normal_form(row.cells[0].strip())) for row in rows), False
 
 
 def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
@@ -284,7 +284,7 @@ class RowParser:
                 f"found {count(len(cells), 'cell')} instead of {len(self.header)}",
                 column=self.header[min(len(cells), len(self.header) - 1)],
             )
-        path = path_in(self.root, self.cell(cells, "path"))
+        path = path_on_disk(self.root, self.cell(cells, "path"))
         labels = tuple(self.text(cells[i], i) for i in self.labels)
         label, chosen = " ".join(cell.strip() for cell in labels), self.how_chosen(cells)
         if path and not label and chosen == SKIPPED:

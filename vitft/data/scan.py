@@ -19,7 +19,7 @@ from vitft.data.folder import (
     check_is_folder,
     scan_arrays,
     scan_folder,
-    similar_names,
+    warnings_on_names,
 )
 from vitft.data.label_table import LabelledRow, LabelTable, read_label_table
 from vitft.data.table import is_table, is_utf8, leads_outside
@@ -106,15 +106,14 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         for row in rows
         if row.path not in absent
     ]
-    twins = similar_names(table.labels or classes)
-    note = f"class names that differ only in case or Unicode normalisation: {twins}"
     return Folder(
         root=table.root,
         classes=classes,
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         layout="split" if len(parts) > 1 else "classes",
         bad=tuple(sorted((row.path, reason) for row, reason in missing)),
-        notes=(*table.notes, *([note] if twins else [])),
+        warnings=warnings_on_names(table.labels or classes),
+        notes=table.notes,
         table=source,
         split_column=table.columns["split"].strip() if len(parts) > 1 else "",
         shown=table.copy.data if table.copy else "",

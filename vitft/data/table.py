@@ -90,6 +90,18 @@ def path_in(root: Path, path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
+def path_on_disk(root: Path, path: str) -> str:
+    """Return a path as `path_in` does, with `/` for the backslashes of Windows if need be.
+
+    They are replaced if no file has the name, but a file has the other one.
+    """
+    found = path_in(root, path)
+    if "\\" in found and not (root / found).exists():
+        other = path_in(root, found.replace("\\", "/"))
+        return other if (root / other).exists() else found
+    return found
+
+
 def leads_outside(path: str) -> bool:
     """Return whether a path from `path_in` may lead outside its folder."""
     return path.startswith("/") or ".." in path.split("/")

@@ -101,7 +101,7 @@ def heads_sheet(
     A row is a block, or a head if there are more blocks than heads, so that the sheet is not higher
     than a screen or slide. Maps are 56 to 112 pixels high: with few in a row, they are larger. If
     the shorter side of the sheet would be below `side_px`, everything on it is enlarged. `legend`
-    adds a colour bar, which is that of every map.
+    adds a colour bar for all maps, each of which has its own lowest and highest value.
     """
     of_row, of_column = "block", "head"
     if len(maps) > maps.shape[1]:
@@ -122,7 +122,7 @@ def heads_sheet(
             colours = apply_colour_map(values).round().astype(np.uint8)
             scaled = Image.fromarray(colours).resize(layout.cell, Image.Resampling.NEAREST)
             sheet.paste(scaled, (left, top))
-    name = "attention of each block and head"
+    name = "attention, on a scale of its own for each map"
     return with_legend(sheet, name, layout.font) if legend else sheet
 
 

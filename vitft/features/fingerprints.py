@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from vitft.data.duplicates import group_names, near_pairs
+from vitft.data.duplicates import IndexPair, copies_among, group_names, near_pairs
 from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
@@ -124,10 +124,15 @@ class Fingerprints:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
         return np.stack([self.by_digest[digest] for digest in digests])
 
-    def duplicate_groups(self) -> dict[str, str]:
-        """Map the digest of each image that has near-duplicates to the name of its group."""
+    def duplicate_groups(self, similar: Sequence[IndexPair] = ()) -> dict[str, str]:
+        """Map the digest of each image that has near-duplicates to the name of its group.
+
+        `similar` are pairs of indices in `by_digest` to compare even if their hashes differ.
+        """
         digests = list(self.by_digest)
-        return group_names(digests, near_pairs(self.table(digests)))
+        table = self.table(digests)
+        pairs = {*near_pairs(table), *copies_among(table, similar)}
+        return group_names(digests, sorted(pairs))
 
 
 def fingerprint_folder(

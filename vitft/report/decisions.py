@@ -223,9 +223,17 @@ def undecided_numbers(audit: AuditResults, kept: Collection[str] = ()) -> tuple[
 
 
 def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
-    """Return the numbers of label errors and duplicates to decide on, as text; empty if none."""
-    texts = zip(undecided_numbers(audit, kept), (labels_text, groups_text), strict=True)
-    return " and ".join(text(number) for number, text in texts if number)
+    """Return the numbers of label errors and duplicates to decide on, as text; empty if none.
+
+    If only some of the groups of duplicates are across splits, their number is included, because
+    a run logs it.
+    """
+    labels, groups = undecided_numbers(audit, kept)
+    apart = [group for group in audit["duplicates"] if group["across_split"]]
+    _, across = undecided_numbers({**audit, "duplicates": apart}, kept)
+    of_them = f" ({across:,} across splits)" if 0 < across < groups else ""
+    texts = (labels_text(labels) * bool(labels), f"{groups_text(groups)}{of_them}" * bool(groups))
+    return " and ".join(filter(None, texts))
 
 
 def labels_text(number: int) -> str:

@@ -3,7 +3,7 @@
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -60,6 +60,27 @@ def path_fix(path: Path, accept: Accept, *, otherwise: str = "") -> str:
         return f"check the path: did you mean {near}?"
     where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"
     return f"check the path{where}{f', {otherwise}' * bool(otherwise)}"
+
+
+class EquivalentNames:
+    """Known names, also found under spellings that look the same.
+
+    A Mac writes umlauts as two characters (NFD), other systems as one (NFC); Windows writes paths
+    with backslashes.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        self.known = known
+        self.by_form: dict[str, str] | None = None
+
+    def find(self, name: str) -> str:
+        """Return the known name that is meant, or `name` if there is none."""
+        if name in self.known:
+            return name
+        if self.by_form is None:
+            self.by_form = {unicodedata.normalize("NFC", other): other for other in self.known}
+        form = unicodedata.normalize("NFC", name)
+        return self.by_form.get(form) or self.by_form.get(form.replace("\\", "/"), name)
 
 
 def misspelt_name(name: str, known: Iterable[str]) -> str | None:

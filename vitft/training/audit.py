@@ -9,9 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
 from vitft.config.sections import DataSpec
@@ -28,6 +26,7 @@ from vitft.features.label_errors import (
     out_of_fold_logits,
     score_given_labels,
 )
+from vitft.features.near_copies import similar_images
 from vitft.features.penalty import default_penalty
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
@@ -35,11 +34,6 @@ from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.stages import ScoredImages
 
 log = logging.getLogger(__name__)
-
-MIN_SIMILARITY = 0.75
-"""Minimum cosine similarity between the centred features of candidate near-duplicates. Features
-alone cannot tell copies from similar subjects (docs/experiments.md), so candidates are confirmed by
-fingerprints."""
 
 
 def audit_run(
@@ -77,7 +71,7 @@ def audit_run(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
         unused=inspected.folder.unused,
-        notes=inspected.folder.notes,
+        notes=(*inspected.folder.warnings, *inspected.folder.notes),
         bad=inspected.bad,
         odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,
@@ -128,8 +122,7 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     The list is empty if there are more than `CV_IMAGES` images or a candidate file has changed.
     """
     distinct = data.distinct
-    most = min(500, max(100, round(0.1 * len(distinct))))
-    pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
+    pairs = similar_images(features)
     rows = sorted({row for pair in pairs for row in pair})
     digests, fingerprints = (
         [distinct[row].sha256 for row in rows],
@@ -148,27 +141,6 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     table = fingerprints.table(digests)
     copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in copies]
-
-
-def most_similar(x: Tensor, most: int) -> list[IndexPair]:
-    """Return up to `most` index pairs (i < j) of similar features (n, D), most similar first.
-
-    After centring, the cosine similarity of each pair is at least `MIN_SIMILARITY`.
-    """
-    centred = F.normalize(x - x.mean(dim=0))
-    found: list[tuple[float, int, int]] = []
-    for begin in range(0, len(centred), 1024):
-        cosines = centred[begin : begin + 1024] @ centred.T  # (m, n)
-        cosines.masked_fill_(
-            torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
-        )
-        # Few pairs reach the threshold; sorting all pairs would take much longer.
-        near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY).flatten()
-        best = cosines.flatten()[near].topk(min(most, len(near)))
-        places = near[best.indices].tolist()
-        for cosine, place in zip(best.values.tolist(), places, strict=True):
-            found.append((-cosine, begin + place // len(centred), place % len(centred)))
-    return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
 def score_labels(

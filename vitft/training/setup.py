@@ -330,6 +330,8 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
         f"{count(len(folder.files), 'image')} {what}, not opened yet: "
         f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
     )
+    for text in folder.warnings:
+        log.warning(text)
     for note in folder.notes:
         log.info(note)
     if config.train.sampling == "balanced":

@@ -205,6 +205,7 @@ def test_a_table_edited_meanwhile_is_not_overwritten(
         (["empty", "--out", "no/labels.csv"], 2, "does not exist"),
         (["."], 2, "labels.csv would be written to the picture folder"),
         (["empty", "--port", "70000"], 2, "invalid --port 70000"),
+        (["pictures", "--classes", "a, b,a"], 2, "--classes names a twice"),
         (["broken", "--classes", "a|b"], 3, "none of the 1 image in broken can be read"),
         (["empty", "--run", "runs/none", "--weights", "demo"], 2, "not allowed with"),
     ],
