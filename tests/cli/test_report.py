@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.run_files import make_run
 from vitft.cli.main import main
-from vitft.cli.report import new_page
+from vitft.cli.report import new_page, print_report
 from vitft.system.errors import RunError, UsageError
 
 
@@ -76,3 +76,15 @@ def test_with_charts_the_page_is_written_only_on_request(
     assert all(Path(line.removeprefix("chart: ")).is_file() for line in alone)
     assert not (run / "report.html").exists()
     assert both == [*(line.replace("one", "two") for line in alone), "report: page.html"]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_process_writes_the_report_of_a_new_run_and_prints_its_path(
+    run: Path, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+
+    print_report(run)
+
+    assert capsys.readouterr().out == ("report: run/report.html\n" if rank == "0" else "")
+    assert (run / "report.html").exists() == (rank == "0")

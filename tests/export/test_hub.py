@@ -6,6 +6,8 @@ The client reads its environment once, at import, so each user of the hub is a p
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,7 +16,9 @@ from tests.models.pretrained.test_fetch import in_child
 from tests.support.export_run import make_run
 from tests.support.hub_server import HubServer, Repo
 from vitft.export import export_run
-from vitft.export.plan import plan_export
+from vitft.export.hub import push_error
+from vitft.export.job import Exported
+from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import load_trained, without_paths
 
 WRITER = "hf_mayWrite"
@@ -131,3 +135,33 @@ def test_a_published_file_does_not_tell_where_the_weights_lay(tmp_path: Path) ->
     card = load_trained(str(done.folder)).card
     assert card.weights["source"] == "noise.safetensors"
     assert without_paths(card) == card
+
+
+class AnsweredError(OSError):
+    """An error that a response of a hub has caused."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("the library's own words")
+        self.response = SimpleNamespace(status_code=status)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "reason", "fix"),
+    [
+        (AnsweredError(401), OSError("refused"), "HTTP status 401", "set HF_TOKEN to a token"),
+        (AnsweredError(500), OSError("refused"), "HTTP status 500", "upload it later: hf upload"),
+        (RuntimeError("wrapped"), OSError("refused"), "refused", "upload it later: hf upload"),
+        (RuntimeError("alone"), None, "alone", "upload it later: hf upload"),
+    ],
+)
+def test_a_failed_upload_is_reported_by_its_status_or_its_cause(
+    error: Exception, cause: Exception | None, reason: str, fix: str
+) -> None:
+    error.__cause__ = cause
+    done = cast("Exported", SimpleNamespace(folder=Path("export")))
+    plan = cast("ExportPlan", SimpleNamespace(repo="me/flowers"))
+
+    found = push_error(done, plan, error)
+
+    assert found.problem == (f"the upload to me/flowers failed: {reason}; the export is in export")
+    assert (found.fix or "").startswith(fix)
