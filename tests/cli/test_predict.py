@@ -247,6 +247,19 @@ def test_an_interrupted_job_says_how_to_go_on(
         assert Path(out).read_bytes() == whole.read_bytes()
 
 
+def test_a_table_of_nothing_but_missing_files_is_not_written(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict("photo", "--out", "o.csv") == 3
+
+    told = capsys.readouterr().err
+    assert "photo does not exist" in told
+    assert "did you mean photos?" in told
+    assert not Path("o.csv").exists()
+    assert predict("gone.jpg", photos[0], "--out", "o.csv") == 3
+    assert Path("o.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("out", "format", "is_told"),
     [

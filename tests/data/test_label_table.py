@@ -72,6 +72,24 @@ def table(root: Path, text: str, spec: DataSpec | None = None) -> Folder:
 # ---- what is read
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_paths_are_found_in_the_unicode_form_on_disk(tmp_path: Path, is_apart: bool) -> None:
+    ours, theirs = (
+        "G\u00e4nse/Bl\u00fcte.png",
+        unicodedata.normalize("NFD", "G\u00e4nse/Bl\u00fcte.png"),
+    )
+    if is_apart:
+        ours, theirs = theirs, ours
+    mixed = unicodedata.normalize("NFC", ours).split("/")[0] + "/" + theirs.split("/")[1]
+    touch(tmp_path, ours, ours.replace(".png", "2.png"), "b/1.png")
+    second = mixed.replace(".png", "2.png").replace("/", "\\")
+    (tmp_path / "labels.csv").write_text(f"path,label\n{theirs},a\n{second},a\nb/1.png,b\n")
+
+    found = scan(tmp_path / "labels.csv")
+
+    assert {file.path for file in found.files} == {ours, ours.replace(".png", "2.png"), "b/1.png"}
+
+
 def test_accents_of_a_mac_and_separators_of_windows_make_no_difference(tmp_path: Path) -> None:
     apart, name = unicodedata.normalize("NFD", "G\u00e4nse"), "G\u00e4nse"
     touch(tmp_path, "x/1.png", "x/2.png", "y/1.png", "y\\2.png")

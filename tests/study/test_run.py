@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from tests.conftest import draw_folder
 from tests.study.test_study import checked, files
 from vitft.config.sections import DataSpec, TrainSpec
-from vitft.study.plan import check_study
+from vitft.study.plan import BASELINES, FeatureSource, Plan, check_study
 from vitft.study.run import (
     FewShotSplit,
     evaluate_head,
@@ -20,6 +22,7 @@ from vitft.study.run import (
     reduce_dimensions,
     run_study,
     unique_images,
+    warn_of_known_images,
 )
 from vitft.system.errors import DataError
 
@@ -125,3 +128,21 @@ def test_numbers_that_no_longer_fit_join_those_left_out(colours: Path) -> None:
         fit_plan(plan, files(10, 6))
     split = replace(plan, folder=replace(plan.folder, layout="split"))
     assert fit_plan(split, files(6, 6, 6, tests=1)).shots == (2, 4, 6)
+
+
+def test_a_run_that_was_trained_on_the_images_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"0", "1"}
+    monkeypatch.setattr(
+        "vitft.study.run.images_of_weights", lambda name: known if name == "r" else set[str]()
+    )
+    names = ("r", "w", BASELINES[0])
+    sources = [FeatureSource(name=name, weights=name) for name in names]
+    images = [replace(one, sha256=str(i)) for i, one in enumerate(files(3))]
+
+    warn_of_known_images(cast("Plan", SimpleNamespace(sources=tuple(sources))), images)
+
+    assert caplog.messages == [
+        "r was trained on 2 of these 3 images, so its accuracies here tell nothing about new images"
+    ]

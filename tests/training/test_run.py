@@ -343,3 +343,32 @@ def test_the_peak_memory_of_a_run_is_logged_and_written(
     peak = json.loads((done.run / "environment.json").read_text())["peak_memory_mib"]["resident"]
     assert 50 < peak < 100_000  # Python with torch alone holds more than 50
     assert f"peak memory: {peak:,} MiB resident" in caplog.text
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    seed: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    solver, split = {"solver": "lbfgs"}, {"split": "random"}
+    first = run_it(image_folder, tiny_weights, tmp_path / "one", optim=solver, data=split)
+    honest = capsys.readouterr().err
+
+    table: dict[str, Any] = {"optim": solver, "data": {"split": "random", "seed": seed}}
+    second = run_it(image_folder, first.run, tmp_path / "two", **table)
+
+    told = " ".join(capsys.readouterr().err.split())
+    assert "cross_validation" in first.figures
+    assert "were trained on" not in honest
+    assert "cross_validation" not in second.figures
+    assert second.figures["calibration"] is not None
+    assert not second.figures["calibration"].get("cross_validated")
+    if seed:
+        assert "images, " in told
+        assert "of them for validation, so the accuracy on them tells nothing about new" in told
+        assert f"; --like {first.run} holds out the images of that run" in told
+    else:
+        assert "were trained on 24 of these images, so cross-validation would tell nothing" in told

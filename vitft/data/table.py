@@ -7,10 +7,11 @@ import csv
 import io
 import os
 import re
+import unicodedata
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import read_regular
@@ -74,6 +75,9 @@ def base_folder(data: Path, root: str) -> Path:
     return Path(os.path.expanduser(root)) if root else data.parent  # noqa: PTH111 - never raises
 
 
+UNICODE_FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
+
+
 def path_in(root: Path, path: str) -> str:
     """Return a path relative to `root`, without empty or `.` components.
 
@@ -91,15 +95,22 @@ def path_in(root: Path, path: str) -> str:
 
 
 def path_on_disk(root: Path, path: str) -> str:
-    """Return a path as `path_in` does, with `/` for the backslashes of Windows if need be.
+    """Return a path as `path_in` does, in another spelling if only that exists.
 
-    They are replaced if no file has the name, but a file has the other one.
+    The backslashes of Windows become slashes, and accents, which a Mac writes as characters of
+    their own, have the Unicode form of the names on disk.
     """
     found = path_in(root, path)
-    if "\\" in found and not (root / found).exists():
-        other = path_in(root, found.replace("\\", "/"))
-        return other if (root / other).exists() else found
-    return found
+    if ("\\" not in found and found.isascii()) or (root / found).exists():
+        return found
+    other = path_in(root, found.replace("\\", "/"))
+    if not (root / other).exists():
+        parts: list[str] = []
+        for part in other.split("/"):
+            forms = (part, *(unicodedata.normalize(form, part) for form in UNICODE_FORMS))
+            parts.append(next((f for f in forms if root.joinpath(*parts, f).exists()), part))
+        other = "/".join(parts)
+    return other if (root / other).exists() else found
 
 
 def leads_outside(path: str) -> bool:

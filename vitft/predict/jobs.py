@@ -1,6 +1,7 @@
 """Prediction jobs of `vitft predict`; small jobs on a CPU run in NumPy, without torch."""
 
 import contextlib
+import glob
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +10,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.download.web_image import WebLimits
-from vitft.data.sources import ImageSource, sources
+from vitft.data.download.web_image import WebLimits, is_url
+from vitft.data.missing import check_some_exist, is_missing
+from vitft.data.remote.places import place_of
+from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.job_record import (
@@ -122,12 +125,27 @@ def check_destination(request: PredictRequest) -> None:
     """
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
+        check_some_named(request)
     suffix, style = Path(request.out or "").suffix.lower(), request.style
     if request.shard.rank == 0 and FORMAT_OF_SUFFIX.get(suffix, "table") not in ("table", style):
         log.warning(
             f"{request.out} is written as {style}, although {suffix} is the suffix of another "
             "format"
         )
+
+
+def check_some_named(request: PredictRequest) -> None:
+    """Check that at least one input exists, because a table of errors alone is of no use.
+
+    Raises:
+        DataError: None of the inputs exists.
+    """
+    names = request.images
+    elsewhere = (name == STDIN or is_url(name) or place_of(name) for name in names)
+    if request.lists or any(elsewhere) or any(map(glob.has_magic, names)):
+        return
+    if all(map(is_missing, names)):
+        check_some_exist(names)
 
 
 def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:

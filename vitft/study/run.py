@@ -20,6 +20,7 @@ from torch import Tensor
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
+from vitft.data.weights_images import images_of_weights
 from vitft.features.cache import default_folder, prune
 from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
@@ -95,6 +96,17 @@ def few_shot_split(
     return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
 
+def warn_of_known_images(plan: Plan, files: Sequence[InspectedFile]) -> None:
+    """Log a warning for each source whose weights were trained on some of the images."""
+    for one in plan.sources:
+        known = set() if one.is_baseline else images_of_weights(one.weights)
+        if trained := sum(file.sha256 in known for file in files):
+            log.warning(
+                f"{one.name} was trained on {trained:,} of these {count(len(files), 'image')}, so "
+                "its accuracies here tell nothing about new images"
+            )
+
+
 def run_study(
     plan: Plan, *, data: DataSpec, train: TrainSpec, allow_pickle: bool = False
 ) -> StudyResults:
@@ -119,6 +131,7 @@ def run_study(
     )
     log_inspection(inspected)
     files = unique_images(inspected)
+    warn_of_known_images(plan, files)
     plan = fit_plan(plan, files)
     splits = [
         few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)

@@ -69,6 +69,8 @@ class Dataset:
     """Mapping from digests to the names of groups that cross-validation keeps together (see
     `fold_groups`); images without a group may be missing.
     """
+    known_to_weights: int = 0
+    """Number of training and validation images on which the pretrained weights were trained."""
 
     @property
     def distinct(self) -> list[Row]:

@@ -217,7 +217,8 @@ def cross_validate_images(
 ) -> tuple[CrossValidation | None, ScoredImages]:
     """Cross-validate a method of fitting the head, given features (n, D) of the distinct images.
 
-    The results and the logits are None if there are too few images (see `cross_validate`).
+    The results and the logits are None if there are too few images (see `cross_validate`). The
+    results are also None if the weights were trained on some of the images.
     """
     scores = cross_validate(
         distinct,
@@ -229,6 +230,8 @@ def cross_validate_images(
         groups=data.group_ids(data.distinct),
     )
     results, held_out = scores or (None, None)
+    if data.known_to_weights:
+        results = None  # the model has seen the images, although the heads have not
     features = distinct[:, : method.read]
     return results, ScoredImages(features=features, held_out=held_out)
 
@@ -244,6 +247,8 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
     if not is_solved_head or best.head_results is None or config.train.views:
+        return None
+    if first.data.known_to_weights:
         return None
     if context.scored is None and first.data.group.is_main:
         _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])

@@ -24,10 +24,11 @@ from vitft.data.inspection import describe_counts, log_inspection
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import split
+from vitft.data.split import Manifest, split
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
+from vitft.data.weights_images import images_of_weights
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
@@ -44,7 +45,7 @@ from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.device import describe_device
 from vitft.system.rundir import run_path
-from vitft.system.text import count
+from vitft.system.text import count, shell_quote
 from vitft.training.batches import caches_views, training_views
 from vitft.training.checks import log_data
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
@@ -262,7 +263,29 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
         group=group,
         duplicates=duplicates,
         groups=fold_groups(manifest, groups, duplicates),
+        known_to_weights=count_known_images(manifest, config.weights.name),
     )
+
+
+def count_known_images(manifest: Manifest, weights: str) -> int:
+    """Return on how many images the weights, if they are a run's, were trained; log a warning."""
+    known = images_of_weights(weights)
+    parts = [[row.sha256 in known for row in rows] for rows in (manifest.train, manifest.val)]
+    train, val = map(sum, parts)
+    run = Path(weights).parent if Path(weights).is_file() else weights
+    if train or val:
+        held_out = f", {val:,} of them for validation" if val else ""
+        which = (
+            "the accuracy on them tells nothing" if val else "cross-validation would tell nothing"
+        )
+        fix = (
+            "" if not val else f"; --like {shell_quote(str(run))} holds out the images of that run"
+        )
+        log.warning(
+            f"the weights {weights} were trained on {train + val:,} of these images{held_out}, so "
+            f"{which} about new images{fix}"
+        )
+    return train + val
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:

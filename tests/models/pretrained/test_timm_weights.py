@@ -236,7 +236,7 @@ def test_finetune_and_study_take_the_same_names(
     assert (tmp_path / "run" / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["random:demo", "random:timm:test_resnet"])
+@pytest.mark.parametrize("name", ["random:demo", "random:timm:test_resnet", "none"])
 def test_commands_that_need_pretrained_weights_refuse_random_ones_with_the_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -255,4 +255,5 @@ def test_commands_that_need_pretrained_weights_refuse_random_ones_with_the_reaso
         assert reason in capsys.readouterr().err
     with pytest.raises(WeightsError, match=reason) as caught:
         load_pretrained(name)
-    assert caught.value.fix.startswith(f"use {name.removeprefix('random:')}; only vitft finetune")
+    wanted = {"none": "a name from `vitft weights list`"}.get(name, name.removeprefix("random:"))
+    assert caught.value.fix.startswith(f"use {wanted}; only vitft finetune")

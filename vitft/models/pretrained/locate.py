@@ -101,11 +101,12 @@ def parse_prefixed_name(name: str) -> CatalogEntry | None:
     Raises:
         WeightsError: The name is invalid, its file is missing, or it begins with `random:`.
     """
-    if name.startswith(RANDOM):
+    if name == "none" or name.startswith(RANDOM):
+        usual = "a name from `vitft weights list`"
+        other = "" if name == "none" else name.removeprefix(RANDOM)
         raise WeightsError(
             f"{name} means new random weights, but pretrained weights are needed here",
-            fix=f"use {name.removeprefix(RANDOM) or 'a name from `vitft weights list`'}; only "
-            "vitft finetune, study and check accept random weights",
+            fix=f"use {other or usual}; only vitft finetune, study and check accept random weights",
         )
     if name.startswith("hf:"):
         return parse_hub_name(name)
