@@ -23,7 +23,7 @@ from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
 from vitft.models.vit_config import ViTConfig
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
-from vitft.report.comparison import RunComparison, SharedImage, compare_runs
+from vitft.report.comparison import RunComparison, SharedImage, compare_runs, shown_setting
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import (
     curve_charts,
@@ -707,6 +707,22 @@ def test_json_contains_the_conclusions_of_the_terminal(
     more = grown(here / "more", hardness=0.5)
     added = comparison_results(compared(poor, more))["pairs"][0]["added"]
     assert added == {"run": "more", "images": 20, "settings": []}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("model.channels", 0, "auto"),
+        ("model.channels", 1, "1"),
+        ("train.mixup", 0, "0"),
+        ("weights.image_size", None, "–"),
+        ("data.like", "", "–"),
+    ],
+)
+def test_a_value_that_is_chosen_for_the_data_is_called_automatic(
+    key: str, value: object, text: str
+) -> None:
+    assert shown_setting(key, value) == text
 
 
 def test_blocks_that_cross_validation_chose_and_test_images_are_stated(tmp_path: Path) -> None:

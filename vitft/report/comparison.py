@@ -30,6 +30,14 @@ from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
 Proportion = tuple[float, Interval]
+AUTOMATIC = (
+    "model.channels",
+    "optim.l2",
+    "optim.micro_batch",
+    "train.padding",
+    "train.head_blocks",
+)
+"""Settings for which 0 means that the value is chosen for the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,7 @@ class RunComparison:
         return [
             *blocks_row(self.runs),
             *(
-                (key, *("–" if value in (None, "") else setting_text(value) for value in values))
+                (key, *(shown_setting(key, value) for value in values))
                 for key, values in different_settings(self.runs)
             ),
         ]
@@ -278,6 +286,13 @@ class RunComparison:
             f"With {count(self.shared, 'shared image')}, a difference of less than "
             f"{points(needed / self.shared).lstrip('+')} cannot be significant."
         )
+
+
+def shown_setting(key: str, value: object) -> str:
+    """Return the value of a setting as text: a dash if it has none, `auto` if it is chosen."""
+    if value in (None, ""):
+        return "–"
+    return "auto" if key in AUTOMATIC and value == 0 else setting_text(value)
 
 
 def p_equation(p: float) -> str:
