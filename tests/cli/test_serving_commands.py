@@ -123,7 +123,7 @@ def test_pictures_are_labelled_at_an_address_with_a_key(
     )
     assert len(labelled["key"]) >= 22  # 128 bits
     assert labelled["server"] == "server of app"
-    assert (labelled["prefix"], labelled["classes"]) == ("photos/", ["a", " b"])
+    assert (labelled["prefix"], labelled["classes"]) == ("photos/", ["a", "b"])
     assert (labelled["pool"]["weights"], labelled["pool"]["run"]) == ("demo", None)
     assert "one note" in printed.err
     assert "has access to the pictures" not in printed.err
