@@ -257,17 +257,15 @@ def test_more_blocks_than_the_model_has_are_refused(home: Path) -> None:
         ),
         (
             0.86,
-            "the head reads the last 4 blocks, because the loss is lower by more than its "
-            "standard error: 0.312 compared with 0.355 for the last block alone (cross-validated "
-            "on the training images; accuracy "
-            "86.0% compared with 87.0%)",
+            "the head reads the last 4 blocks, because its probabilities are better: "
+            "cross-validated loss 0.312, of the last block alone 0.355; standard error of the "
+            "difference 0.020 (accuracy 86.0% and 87.0%)",
         ),
         (
             0.87,
-            "the head reads the last 4 blocks, because the loss is lower by more than its "
-            "standard error: 0.312 compared with 0.355 for the last block alone (cross-validated "
-            "on the training images; accuracy "
-            "87.0% compared with 87.0%)",
+            "the head reads the last 4 blocks, because its probabilities are better: "
+            "cross-validated loss 0.312, of the last block alone 0.355; standard error of the "
+            "difference 0.020 (accuracy 87.0% and 87.0%)",
         ),
     ],
 )
@@ -277,7 +275,7 @@ def test_the_log_says_what_decided_how_many_blocks_the_head_reads(top1: float, t
         "reads": "mixture",
         "candidates": [
             {"reads": "last block", "cv_loss": 0.355, "cv_top1": 0.87},
-            {"reads": "mixture", "cv_loss": 0.312, "cv_top1": top1},
+            {"reads": "mixture", "cv_loss": 0.312, "cv_top1": top1, "cv_gain_error": 0.02},
         ],
         "last_block_top1": None,
     }

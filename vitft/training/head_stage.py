@@ -200,11 +200,13 @@ def describe_choice(choice: HeadChoice) -> str:
         )
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
     if best["cv_top1"] <= last:
+        error = best.get("cv_gain_error")
+        within = f"; standard error of the difference {error:.3f}" if error is not None else ""
         return (
-            f"the head reads the last {count(choice['blocks'], 'block')}, because the loss is "
-            f"lower by more than its standard error: {best['cv_loss']:.3f} compared with "
-            f"{alone['cv_loss']:.3f} for the last block alone (cross-validated on the training "
-            f"images; accuracy {percent(best['cv_top1'])} compared with {percent(last)})"
+            f"the head reads the last {count(choice['blocks'], 'block')}, because its "
+            f"probabilities are better: cross-validated loss {best['cv_loss']:.3f}, of the last "
+            f"block alone {alone['cv_loss']:.3f}{within} (accuracy {percent(best['cv_top1'])} and "
+            f"{percent(last)})"
         )
     return (
         f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "
