@@ -171,8 +171,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
         UsageError: The device cannot be used, or onnxruntime is not installed.
     """
     name = None if run is None else os.fspath(run)
-    find_model(name, graphs=True, spell=parameter)
-    return Trained(open_engine(name, device), name)
+    return Trained(open_engine(name, device, spell=parameter), name)
 
 
 class Trained:

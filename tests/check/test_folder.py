@@ -90,7 +90,7 @@ def test_the_summary_shows_counts_examples_and_the_next_command(
     assert "  cat/0.jpg = cat/same.jpg" in said.out
     assert "every class has 7 images" in said.out
     assert "labels were not checked" in said.err
-    assert "--fixes fixes.csv --group-duplicates" in said.err
+    assert "--group-duplicates --fixes fixes.csv" in said.err
 
 
 def test_a_second_check_decodes_nothing_and_finds_the_same(

@@ -113,7 +113,7 @@ def test_the_page_names_the_data_the_counts_and_the_next_command(
     page = unescape(out.read_text())
     assert written == out
     assert "<title>my pets: images and labels checked" in page
-    assert re.search(r"vitft finetune --data pets --fixes \S+\.csv --group-duplicates", page)
+    assert re.search(r"vitft finetune --data pets --fixes \S+\.csv", page)
     assert "Look twice" in page
     assert "12 readable images (11 different, 1 identical copy)" in page
     assert "2 classes" in page

@@ -1,7 +1,6 @@
 """What `vitft check` prints, and where it writes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,7 +57,6 @@ def outcome(**more: Any) -> CheckResult:
         "proposed": (),
         "labels_checked": True,
         "counts": "9 images",
-        "groups_help": False,
         "folder": SimpleNamespace(labels=(), empty=SimpleNamespace(content=()), files=()),
     }
     return cast("CheckResult", SimpleNamespace(**facts | more))
@@ -174,7 +172,7 @@ def test_the_proposed_fixes_are_counted_by_action(capsys: pytest.CaptureFixture[
     fixes = tuple(fix(str(i), action) for i, action in enumerate(actions))
 
     print_next_steps(
-        outcome(fixes=fixes, former=fixes[:1], groups_help=True),
+        outcome(fixes=fixes, former=fixes[:1]),
         "fixes.csv",
         Path("check.html"),
         ["vitft", "finetune"],
@@ -190,7 +188,7 @@ def test_the_proposed_fixes_are_counted_by_action(capsys: pytest.CaptureFixture[
     )
     assert printed.err == (
         "next: review the fixes on the page or in the file, then run "
-        "vitft finetune --fixes fixes.csv --group-duplicates\n"
+        "vitft finetune --fixes fixes.csv\n"
     )
 
 
@@ -259,19 +257,17 @@ def test_decisions_that_were_not_applied_are_noted(
 def test_the_training_command_repeats_what_the_check_used() -> None:
     config = config_from_table({"data": {"path": "d"}, "weights": {"name": "demo"}})
 
-    def command(*words: str, **data: str) -> list[str]:
+    def command(*words: str, together: bool = False, **data: str) -> list[str]:
         args = build_parser("check").parse_args(["check", "photos", *words])
         spec = config_from_table({"data": {"path": "d", **data}}).data
-        return training_command(args, Path("photos"), spec, config)
+        return training_command(args, Path("photos"), spec, config, together=together)
 
     plain = ["vitft", "finetune", "--data", "photos"]
     assert command() == plain
     assert command("--weights", "demo") == [*plain, "--weights", "demo"]
     assert command("--run", "r") == [*plain, "--weights", "demo", "--like", "r"]
-    config = replace(config, data=replace(config.data, group_duplicates=True))
-    together = [*plain, "--weights", "demo", "--like", "r", "--group-duplicates"]
-    assert command("--run", "r") == together
-    assert command() == plain
+    grouped = [*plain, "--weights", "demo", "--like", "r", "--group-duplicates"]
+    assert command("--run", "r", together=True) == grouped
     assert command(classes="c.csv") == [*plain, "--classes", "c.csv"]
     assert command(label="species") == plain  # a folder has no columns
 

@@ -184,7 +184,7 @@ def test_a_run_that_does_not_exist_is_not_resumed(runs: Path) -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a run would be told; nothing is trained. `result` can be changed."""
+    """Record the arguments of a run, without training. `result` can be changed."""
     monkeypatch.chdir(tmp_path)
     result = {"run": Path("runs/x"), "figures": None, "status": "finished", "everything_s": None}
     asked: dict[str, Any] = {"result": {**result, "exit_code": 0}}

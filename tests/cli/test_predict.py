@@ -240,8 +240,8 @@ def test_an_interrupted_job_says_how_to_go_on(
         patch.setattr(RowWriter, "add", stop)
         assert predict(*photos, "--out", out) == 143
 
-    told = "finished rows are in o.csv.part; to continue, add --resume to the same command"
-    assert (told in capsys.readouterr().err) == (out == "o.csv")
+    line = "finished rows are in o.csv.part; to continue, add --resume to the same command"
+    assert (line in capsys.readouterr().err) == (out == "o.csv")
     if out == "o.csv":
         assert predict(*photos, "--out", out, "--resume") == 0
         assert Path(out).read_bytes() == whole.read_bytes()
@@ -252,16 +252,16 @@ def test_a_table_of_nothing_but_missing_files_is_not_written(
 ) -> None:
     assert predict("photo", "--out", "o.csv") == 3
 
-    told = capsys.readouterr().err
-    assert "photo does not exist" in told
-    assert "did you mean photos?" in told
+    printed = capsys.readouterr().err
+    assert "photo does not exist" in printed
+    assert "did you mean photos?" in printed
     assert not Path("o.csv").exists()
     assert predict("gone.jpg", photos[0], "--out", "o.csv") == 3
     assert Path("o.csv").exists()
 
 
 @pytest.mark.parametrize(
-    ("out", "format", "is_told"),
+    ("out", "format", "is_logged"),
     [
         ("o.csv", "json", True),
         ("o.csv", "csv", False),
@@ -273,13 +273,13 @@ def test_a_suffix_of_another_format_is_remarked_upon(
     photos: list[str],
     out: str,
     format: str,
-    is_told: bool,
+    is_logged: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert predict(photos[0], "--out", out, "--format", format) == 0
 
-    told = "o.csv is written as json, although .csv is the suffix of another format"
-    assert (told in capsys.readouterr().err) == is_told
+    warning = "o.csv is written as json, although .csv is the suffix of another format"
+    assert (warning in capsys.readouterr().err) == is_logged
 
 
 def test_a_byte_order_mark_begins_only_csv_and_stays_on_resuming(

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.explain.test_explainer import random_vit
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import trace_attention
 from vitft.explain.model import ExplainedModel
@@ -19,17 +20,7 @@ from vitft.explain.model_figures import (
     position_similarity,
     write_model_figures,
 )
-from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import RopeConfig, ViTConfig
-
-
-def random_vit(config: ViTConfig) -> VisionTransformer:
-    torch.manual_seed(0)
-    model = VisionTransformer(config).eval()
-    for name, tensor in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(tensor, std=0.3)
-    return model
 
 
 @pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean", "class_token": False}])

@@ -25,7 +25,7 @@ from vitft.export import Exported, export_run
 from vitft.export.formats import html
 from vitft.export.formats.html import engine_input, measured_precision, scores, store_model
 from vitft.export.formats.html_weights import Bits, read_tensors, store_tensors
-from vitft.export.page import engine, read_page
+from vitft.export.page import engine, exported_page, read_page
 from vitft.export.plan import plan_export
 from vitft.features.ood import Reference
 from vitft.models.card import Card
@@ -419,3 +419,14 @@ def test_a_browser_without_a_network_answers_as_predict_does(
             assert found[each["class"]] == pytest.approx(each["probability"], abs=0.01), row["name"]
         assert (FOREIGN in "".join(row["notes"])) == (FOREIGN in want.get("notes", [])), row["name"]
     assert "16-bit image, which the browser reduced to 8 bits" in shown[-1]["notes"][0]
+
+
+def test_a_page_contains_valid_json_that_cannot_end_its_element() -> None:
+    meta = {"title": "</script><script>"}
+
+    page = exported_page(meta, b"abc")
+
+    assert page.count("</script><script>") == 0
+    assert read_page(page) == (meta, b"abc")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        exported_page({"limit": float("nan")}, b"")

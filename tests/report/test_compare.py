@@ -738,8 +738,10 @@ def test_blocks_that_cross_validation_chose_and_test_images_are_stated(tmp_path:
 
     assert ("read by the head", "1 block", "2 blocks") in differ.setting_rows()
     assert "read by the head" not in [row[0] for row in same.setting_rows()]
-    told = "On their test images, which are not compared: B 88.0% (83.0 to 92.0%) on 240 images."
-    assert told in differ.notes
+    sentence = (
+        "On their test images, which are not compared: B 88.0% (83.0 to 92.0%) on 240 images."
+    )
+    assert sentence in differ.notes
     assert not any("test images" in note for note in same.notes)
 
 

@@ -360,15 +360,17 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     table: dict[str, Any] = {"optim": solver, "data": {"split": "random", "seed": seed}}
     second = run_it(image_folder, first.run, tmp_path / "two", **table)
 
-    told = " ".join(capsys.readouterr().err.split())
+    printed = " ".join(capsys.readouterr().err.split())
     assert "cross_validation" in first.figures
     assert "were trained on" not in honest
     assert "cross_validation" not in second.figures
     assert second.figures["calibration"] is not None
     assert not second.figures["calibration"].get("cross_validated")
     if seed:
-        assert "images, " in told
-        assert "of them for validation, so the accuracy on them tells nothing about new" in told
-        assert f"; --like {first.run} holds out the images of that run" in told
+        assert "images, " in printed
+        assert "of them for validation, so the accuracy on them tells nothing about new" in printed
+        assert f"; --like {first.run} holds out the images of that run" in printed
     else:
-        assert "were trained on 24 of these images, so cross-validation would tell nothing" in told
+        assert (
+            "were trained on 24 of these images, so cross-validation would tell nothing" in printed
+        )

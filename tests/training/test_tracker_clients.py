@@ -243,7 +243,7 @@ def test_wandb_offline_needs_no_login_and_continues_where_it_was(
 
 
 class Client(Recorder):
-    """Client that fails when it is told to log a given moment."""
+    """Client that fails when it logs a given moment."""
 
     def __init__(self, last_moment: int = -1, fails_at: int = 10**9) -> None:
         super().__init__()

@@ -42,8 +42,6 @@ def write_check_page(
     thumbnails = draw_thumbnails(result, max_pixels=max_pixels)
     empty = listing(folder.empty.content)
     refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
-    option = " --group-duplicates"
-    together = option * (result.groups_help and option not in command)
     decisions = make_decisions(
         audit,
         result.proposed,
@@ -56,7 +54,7 @@ def write_check_page(
             (
                 f"{refused}Train with the table. Change the path if your browser saved it "
                 "elsewhere.",
-                f"{command} --fixes {DOWNLOADED}{together}",
+                f"{command} --fixes {DOWNLOADED}",
             )
         ],
     )

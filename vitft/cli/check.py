@@ -114,7 +114,8 @@ def check_command(args: argparse.Namespace) -> int:
         split=split,
         needs_fixes=bool(args.fixes),
     )
-    command = training_command(args, data, spec, config)
+    together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
+    command = training_command(args, data, spec, config, together=together)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
@@ -162,18 +163,19 @@ def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
 
 
 def training_command(
-    args: argparse.Namespace, data: Path, spec: DataSpec, config: Config
+    args: argparse.Namespace, data: Path, spec: DataSpec, config: Config, *, together: bool
 ) -> list[str]:
-    """Return the command that trains on the data, with the weights of the check."""
+    """Return the command that trains on the data, with the weights of the check.
+
+    `together` is whether it keeps near-duplicates on one side of the split.
+    """
     chosen = table_settings(spec) if is_table(data) or spec.classes else []
     command = ["vitft", "finetune", "--data", redacted(args.data), *chosen]
     if args.run or args.weights:
         command += ["--weights", config.weights.name]
     if args.run and config.data.split == "content":
         command += ["--like", args.run]
-    if args.run and config.data.group_duplicates:
-        command += ["--group-duplicates"]
-    return command
+    return [*command, "--group-duplicates"] if together else command
 
 
 def fixes_path(out: Path, root: Path) -> Path:
@@ -261,14 +263,7 @@ def print_next_steps(
     output.note(
         f"next: review the fixes on the page or in the file"
         f"{empty * bool(outcome.folder.empty.content)}, then run {words}"
-        f"{grouping_option(outcome, command)}"
     )
-
-
-def grouping_option(outcome: "CheckResult", command: Collection[str]) -> str:
-    """Return ` --group-duplicates` if it has an effect and the command does not have it yet."""
-    option = "--group-duplicates"
-    return f" {option}" if outcome.groups_help and option not in command else ""
 
 
 def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:

@@ -59,8 +59,7 @@ def read_class_changes(
                 f"found {count(len(cells), 'cell')} instead of {len(header)}", column=column
             )
         old, new = (cells[place] for place in places)
-        if isinstance(old, str):
-            old = names_of_classes.find(old if old in known else old.strip())
+        old = names_of_classes.find(old if old in known else old.strip())
         check_names(reader, old, new)
         if old in changes:
             raise reader.error(f"{old} is listed twice", column="class")

@@ -87,6 +87,7 @@ class Folder:
     unused: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are neither images nor hidden, by suffix."""
     warnings: tuple[str, ...] = ()
+    """Notes that need an action, such as class names that are probably one class."""
     notes: tuple[str, ...] = ()
     empty: EmptyClasses = field(default_factory=EmptyClasses)
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""

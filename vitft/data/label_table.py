@@ -29,7 +29,7 @@ from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
-from vitft.data.table import NotText, TableReader, base_folder, path_on_disk
+from vitft.data.table import NotText, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
 
@@ -284,7 +284,7 @@ class RowParser:
                 f"found {count(len(cells), 'cell')} instead of {len(self.header)}",
                 column=self.header[min(len(cells), len(self.header) - 1)],
             )
-        path = path_on_disk(self.root, self.cell(cells, "path"))
+        path = path_in(self.root, self.cell(cells, "path"))
         labels = tuple(self.text(cells[i], i) for i in self.labels)
         label, chosen = " ".join(cell.strip() for cell in labels), self.how_chosen(cells)
         if path and not label and chosen == SKIPPED:

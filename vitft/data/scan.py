@@ -22,7 +22,7 @@ from vitft.data.folder import (
     warnings_on_names,
 )
 from vitft.data.label_table import LabelledRow, LabelTable, read_label_table
-from vitft.data.table import is_table, is_utf8, leads_outside
+from vitft.data.table import is_table, is_utf8, leads_outside, other_spelling
 from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error
 
@@ -89,7 +89,9 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             "split",
             fix="assign lines to train, or ignore the column with --set data.split_column=none",
         )
-    missing = [] if table.copy else missing_files(table)
+    missing: list[tuple[LabelledRow, str]] = []
+    if not table.copy:
+        rows, missing = find_files(table)
     if missing and not spec.allow_bad:
         row, reason = missing[0]
         raise table.error(
@@ -130,13 +132,19 @@ def refuse_reference(table: LabelTable, spec: DataSpec) -> None:
         )
 
 
-def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
-    """Return the rows whose path is not a regular file, with the reasons.
+def find_files(
+    table: LabelTable,
+) -> tuple[tuple[LabelledRow, ...], list[tuple[LabelledRow, str]]]:
+    """Return the rows, and those whose path is not a regular file, with the reasons.
+
+    If a path does not exist, but another spelling of it does, the row gets that, unless the table
+    lists it as well.
 
     Raises:
         DataError: A path leads outside the base folder.
     """
-    missing, root = [], os.fspath(table.root)
+    found, missing, root = list[LabelledRow](), [], os.fspath(table.root)
+    listed = {row.path for row in table.rows}
     for row in table.rows:
         if leads_outside(row.path):
             raise table.error(
@@ -146,7 +154,13 @@ def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
                 fix="use paths below this folder, or choose a folder that contains all images with "
                 "--set data.root=DIR",
             )
-        if reason := reason_missing(f"{root}/{row.path}"):
+        reason = reason_missing(f"{root}/{row.path}")
+        if reason and (other := other_spelling(table.root, row.path)) and other not in listed:
+            listed.add(other)
+            row = row._replace(path=other)
+            reason = reason_missing(f"{root}/{other}")
+        found.append(row)
+        if reason:
             if not is_utf8(row.path):
                 raise table.error(
                     "the path is not UTF-8 and does not lead to a file",
@@ -155,7 +169,7 @@ def missing_files(table: LabelTable) -> list[tuple[LabelledRow, str]]:
                     fix="save the table in UTF-8 (in Excel: CSV UTF-8)",
                 )
             missing.append((row, reason))
-    return missing
+    return tuple(found), missing
 
 
 def reason_missing(path: str) -> str:

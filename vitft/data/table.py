@@ -94,23 +94,21 @@ def path_in(root: Path, path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def path_on_disk(root: Path, path: str) -> str:
-    """Return a path as `path_in` does, in another spelling if only that exists.
+def other_spelling(root: Path, path: str) -> str:
+    """Return an existing path below `root` that is spelled differently, or "" if there is none.
 
     The backslashes of Windows become slashes, and accents, which a Mac writes as characters of
-    their own, have the Unicode form of the names on disk.
+    their own, get the Unicode form of the names on disk.
     """
-    found = path_in(root, path)
-    if ("\\" not in found and found.isascii()) or (root / found).exists():
-        return found
-    other = path_in(root, found.replace("\\", "/"))
-    if not (root / other).exists():
-        parts: list[str] = []
-        for part in other.split("/"):
-            forms = (part, *(unicodedata.normalize(form, part) for form in UNICODE_FORMS))
-            parts.append(next((f for f in forms if root.joinpath(*parts, f).exists()), part))
-        other = "/".join(parts)
-    return other if (root / other).exists() else found
+    if path.isascii() and "\\" not in path:
+        return ""
+    parts: list[str] = []
+    for part in path_in(root, path.replace("\\", "/")).split("/"):
+        forms = (part, *(unicodedata.normalize(form, part) for form in UNICODE_FORMS))
+        parts.append(next((f for f in forms if root.joinpath(*parts, f).exists()), part))
+    other = "/".join(parts)
+    exists = other != path and not leads_outside(other) and (root / other).exists()
+    return other if exists else ""
 
 
 def leads_outside(path: str) -> bool:

@@ -10,17 +10,19 @@ from vitft.data.split import run_manifest
 from vitft.system.errors import RunError
 
 
-def images_of_weights(weights: str) -> AbstractSet[str]:
-    """Return the digests of the training images of a run, given its folder or a file in it.
+def run_of_weights(weights: str) -> Path:
+    """Return the folder that is the run if the weights are those of a run: a folder or a file."""
+    path = Path(weights).expanduser()
+    return path.parent if path.is_file() else path
 
-    The result is empty if the weights are not those of a run, or its split cannot be read.
+
+def images_of_weights(weights: str) -> AbstractSet[str]:
+    """Return the digests of the training images of a run; empty if the weights are not a run's.
+
+    The result is also empty if the split of the run cannot be read.
     """
-    path = Path(weights).expanduser() if weights else Path("none")
-    folder = path.parent if path.is_file() else path
-    if not folder.is_dir():
-        return frozenset()
     try:
-        manifest = run_manifest(folder)
+        manifest = run_manifest(run_of_weights(weights)) if weights else None
     except RunError:
         return frozenset()
     return frozenset() if manifest is None else {row.sha256 for row in manifest.train}

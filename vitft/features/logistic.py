@@ -182,7 +182,9 @@ class HeadObjective:
             part = slice(first, min(end, first + rows))
             x = self.x[part] if standardizer is None else standardizer(self.x[part])
             terms = [term.cpu().double() for term in self.terms(head, x, part)]
-            total = [one.add_(term) for one, term in zip(total, terms, strict=bool(total))] or terms
+            for one, term in zip(total, terms, strict=False):  # nothing for the first rows
+                one += term
+            total = total or terms
         return total
 
     def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:

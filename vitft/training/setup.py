@@ -28,7 +28,7 @@ from vitft.data.split import Manifest, split
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
-from vitft.data.weights_images import images_of_weights
+from vitft.data.weights_images import images_of_weights, run_of_weights
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
@@ -270,21 +270,18 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
 def count_known_images(manifest: Manifest, weights: str) -> int:
     """Return on how many images the weights, if they are a run's, were trained; log a warning."""
     known = images_of_weights(weights)
-    parts = [[row.sha256 in known for row in rows] for rows in (manifest.train, manifest.val)]
-    train, val = map(sum, parts)
-    run = Path(weights).parent if Path(weights).is_file() else weights
-    if train or val:
-        held_out = f", {val:,} of them for validation" if val else ""
-        which = (
-            "the accuracy on them tells nothing" if val else "cross-validation would tell nothing"
-        )
-        fix = (
-            "" if not val else f"; --like {shell_quote(str(run))} holds out the images of that run"
-        )
+    train, val = (
+        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
+    )
+    where = f"the weights {weights} were trained on {train + val:,} of these images"
+    if val:
+        run = shell_quote(str(run_of_weights(weights)))
         log.warning(
-            f"the weights {weights} were trained on {train + val:,} of these images{held_out}, so "
-            f"{which} about new images{fix}"
+            f"{where}, {val:,} of them for validation, so the accuracy on them tells nothing about "
+            f"new images; --like {run} holds out the images of that run"
         )
+    elif train:
+        log.warning(f"{where}, so cross-validation would tell nothing about new images")
     return train + val
 
 

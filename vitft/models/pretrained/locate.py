@@ -99,7 +99,7 @@ def parse_prefixed_name(name: str) -> CatalogEntry | None:
     """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name.
 
     Raises:
-        WeightsError: The name is invalid, its file is missing, or it begins with `random:`.
+        WeightsError: The name is invalid, its file is missing, or it means random weights.
     """
     if name == "none" or name.startswith(RANDOM):
         usual = "a name from `vitft weights list`"
