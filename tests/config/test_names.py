@@ -27,7 +27,16 @@ from vitft.system.errors import UsageError
         pytest.param("train.lora", "train.lora_rank", id="first word of several names"),
         pytest.param("data.val", None, id="too short for the first word of a name"),
         pytest.param("optim.smooth", "optim.label_smoothing", id="just similar enough"),
-        pytest.param("optim.mom", None, id="less similar"),
+        pytest.param("optim.xmomx", None, id="less similar"),
+        pytest.param("optim.mom", "optim.momentum", id="first letters of one name"),
+        pytest.param("data.max", "data.max_pixels", id="first letters, not a name elsewhere"),
+        pytest.param("weights.pre", "weights.pre_logits", id="first letters of one word"),
+        pytest.param("data.max_images", "data.max_pixels", id="the same first word"),
+        pytest.param("optim.max", None, id="short and only by chance similar to ema"),
+        pytest.param("optim.beta", None, id="not similar to a short name of another tool"),
+        pytest.param("train.workers", None, id="nothing in the section or close elsewhere"),
+        pytest.param("train.epoch", "optim.epochs", id="close in another section"),
+        pytest.param("train.momont", None, id="not close enough for another section"),
         pytest.param("optim.LR", "optim.lr", id="capitals"),
         pytest.param("image-folder", "data.path", id="another tool's name without a section"),
     ],
@@ -63,6 +72,8 @@ def test_aliases_are_names_of_existing_settings() -> None:
 def test_the_suggestion_is_in_the_error() -> None:
     with pytest.raises(UsageError, match=r"setting train\.lr\n  fix: use optim\.lr$"):
         config_from_table({"train": {"lr": 3}})
+    with pytest.raises(UsageError, match=r"use one of data\.path, data\.root, "):
+        config_from_table({"data": {"mix": 3}})
     with pytest.raises(UsageError, match=r"use one of train\.freeze, train\.augment, "):
         config_from_table({"train": {"zzz": 3}})
     with pytest.raises(UsageError, match=r"use one of the sections data, weights, model, optim"):

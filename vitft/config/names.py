@@ -69,13 +69,18 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "train.tracker": ("logger", "loggers", "report_to", "log_with"),
 }
 """Names that other tools use for the settings."""
+SHORT_NAME = 3
+"""Number of characters up to which a name is short, and similar to others by chance."""
+CLOSE = 0.8
+"""Minimum similarity of short names, and of names of other sections."""
 
 
 def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     """Return the setting that an unknown name most likely means, or None if no name is similar.
 
-    A name is similar if difflib's ratio is at least `cutoff`. The last part of the name is matched
-    first: `train.lr` means `optim.lr`, not `train.flip`.
+    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`. Then
+    similar names of the same section are searched; those of other sections must be very similar.
+    A name is similar if difflib's ratio is at least `cutoff`, and for short names `CLOSE`.
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
@@ -84,11 +89,36 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     for setting, aliases in ALIASES.items():
         for alias in aliases:
             known.setdefault(alias, []).append(setting)
-    own = [name.partition(".")[2] for name in SETTINGS if name.startswith(f"{section}.")]
-    begins = [name for name in own if len(last) > 3 and name.startswith(f"{last}_")]
-    near = [last] if last in known else begins or get_close_matches(last, known, cutoff=cutoff)
+    if last not in known and (begun := begun_setting(section, last)):
+        return begun
+    names = [key for key in known if len(key) > SHORT_NAME or f"{section}.{key}" in SETTINGS]
+    own = [key for key in names if any(n.startswith(f"{section}.") for n in known[key])]
+    close = max(cutoff, CLOSE)
+    near = (
+        get_close_matches(last, known, n=1, cutoff=1)
+        or get_close_matches(last, own, n=1, cutoff=close if len(last) <= SHORT_NAME else cutoff)
+        or get_close_matches(last, names, n=1, cutoff=close if section else cutoff)
+    )
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
+
+
+def begun_setting(section: str, last: str) -> str | None:
+    """Return the setting of a section that begins like an unknown name, or None.
+
+    It begins with the whole name, or is the only one with its first word (`max_images`:
+    `max_pixels`). A name of `SHORT_NAME` characters must not fit several settings; of those that a
+    longer name fits, the first one counts.
+    """
+    if len(last) < SHORT_NAME:
+        return None
+    own = [name for name in SETTINGS if name.startswith(f"{section}.")]
+    begin = [name for name in own if name.startswith(f"{section}.{last}")]
+    words = [name for name in begin if name.startswith(f"{section}.{last}_")]
+    if len(begin) == 1 or (words and len(last) > SHORT_NAME):
+        return (words or begin)[0]
+    alike = [name for name in own if name.startswith(f"{section}.{last.partition('_')[0]}_")]
+    return alike[0] if "_" in last and len(alike) == 1 else None
 
 
 def suggest_section(name: str) -> str:
