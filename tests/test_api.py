@@ -158,6 +158,7 @@ def test_the_methods_of_the_command_are_those_of_explain(
         ({"method": "attention", "block": 99}, "no block 99\n  fix: use a block from 0 to 1$"),
         ({"method": "attention", "head": 0, "fusion": "max"}, "^fusion combines .* but head "),
         ({"method": "attention", "layer": 1}, "unknown option 'layer'"),
+        ({"method": "attention", "heads": 1}, "unknown option 'heads'\n  fix: use head$"),
         ({"size": 0}, "invalid size 0"),
     ],
 )
@@ -309,8 +310,28 @@ def test_the_signature_has_the_options_of_the_command() -> None:
         assert f"{name}: " in str(vitft.finetune.__doc__)
 
 
-def test_a_misspelt_option_is_refused_by_python_and_by_the_type_checker() -> None:
-    with pytest.raises(TypeError, match="frezee"):
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ({"epoch": 5}, "use epochs"),
+        ({"frezee": "head"}, "use freeze"),
+        ({"learning_rate": 0.1}, "use lr"),
+        ({"val_split": 0.2}, r'use settings={"data.val_rate": ...}'),
+        ({"ema": 0.9}, r'use settings={"optim.ema": ...}'),
+        ({"zzzz": 1}, "use one of data, weights, out, recipe, seed, "),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_nearest(
+    arguments: dict[str, Any], fix: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^unknown argument {min(arguments)}\n") as caught:
+        vitft.finetune(data="d", **arguments)
+
+    assert caught.value.fix.startswith(fix)
+
+
+def test_the_type_checker_refuses_an_unknown_argument() -> None:
+    with pytest.raises(UsageError, match="unknown argument frezee"):
         vitft.finetune(data="d", weights="w", frezee="head")  # type: ignore[call-arg]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.config.options import check_argument_types, option_settings
+from vitft.config.options import check_argument_types, option_settings, refuse_unknown_arguments
 from vitft.config.request import requested_config
 from vitft.data.demo import demo_data
 from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
@@ -54,6 +54,7 @@ from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 
+@refuse_unknown_arguments
 def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     *,
     data: str | os.PathLike[str],

@@ -93,6 +93,11 @@ def test_another_pooling_drops_the_settings_of_the_old_one(monkeypatch: pytest.M
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UsageError, match="unknown model setting 'classes'"):
         create_model("vit_tiny_patch16_224", depths=3, classes=5)
+    for name, field in (("num_class", "num_classes"), ("num_heads", "heads"), ("depht", "depth")):
+        with pytest.raises(UsageError, match=f"setting '{name}'\n  fix: use {field}$"):
+            create_model("vit_tiny_patch16_224", **{name: 3})
+    with pytest.raises(UsageError, match="use a field of ViTConfig: image_size, "):
+        create_model("vit_tiny_patch16_224", zzz=3)
 
 
 @pytest.mark.parametrize(

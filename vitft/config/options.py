@@ -1,12 +1,19 @@
 """Options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings."""
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
-from vitft.config.names import SECTIONS
+from vitft.config.names import ALIASES, SECTIONS, find_setting
 from vitft.config.schema import SettingType, setting_types, shown_value
 from vitft.system.errors import UsageError
+
+Given = ParamSpec("Given")
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +237,32 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     if values.get("seed") is not None:
         settings += [(name, values["seed"]) for name in SEED_SETTINGS]
     return settings
+
+
+def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
+    """Decorate `finetune`, so that an unknown keyword argument is a UsageError with the nearest.
+
+    Its signature, and so the check by a type checker, stays the same.
+    """
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: Given.args, **arguments: Given.kwargs) -> Outcome:
+        if unknown := next((name for name in arguments if name not in known), None):
+            raise UsageError(f"unknown argument {unknown}", fix=suggest_argument(unknown, known))
+        return function(*args, **arguments)
+
+    return checked
+
+
+def suggest_argument(name: str, known: Collection[str]) -> str:
+    """Return the suggested fix for an unknown argument of `finetune`."""
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    setting = find_setting(name)
+    if setting and (not near or name.lower() in ALIASES.get(setting, ())):
+        keywords = [option.keyword for option in FINETUNE_OPTIONS if option.setting == setting]
+        return f"use {keywords[0]}" if keywords else f'use settings={{"{setting}": ...}}'
+    return f"use {near[0]}" if near else f"use one of {', '.join(known)}"
 
 
 def check_argument_types(arguments: Mapping[str, object], settings: object) -> None:

@@ -107,9 +107,9 @@ def chosen_method(
     given = {key: value for key, value in options.items() if value is not None}
     method = Method(name=name or METHODS[0])
     if unknown := [key for key in given if key not in METHOD_OPTIONS]:
-        raise UsageError(
-            f"unknown option {unknown[0]!r}", fix=f"use one of {', '.join(METHOD_OPTIONS)}"
-        )
+        near = get_close_matches(unknown[0], METHOD_OPTIONS, n=1, cutoff=0.7)
+        names = near or [f"one of {', '.join(METHOD_OPTIONS)}"]
+        raise UsageError(f"unknown option {unknown[0]!r}", fix=f"use {names[0]}")
     used = {**METHOD_OPTIONS, "class": ("relevance",)}
     for key in (*["class"] * (about is not None), *given):
         if method.name not in used[key]:

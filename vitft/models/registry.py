@@ -1,9 +1,12 @@
 """Architecture names such as `vit_base_patch16_224`, and the models they denote."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from typing import Any
 
+from vitft.config.names import ALIASES
 from vitft.models.model_names import SIZE_LETTERS, similar_models
 from vitft.models.timm_config import timm_modules
 from vitft.models.timm_vit import timm_vit_config
@@ -65,11 +68,23 @@ def create_model(
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
-        raise UsageError(f"unknown model setting {min(unknown)!r}", fix="use a field of ViTConfig")
+        raise unknown_field(min(unknown), [*asdict(config)])
     if fields.get("pool", config.pool) != config.pool:
         fields = {"norm_before_pool": False, "pool_heads": 0, **fields}
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
+
+
+def unknown_field(name: str, known: Sequence[str]) -> UsageError:
+    """Return the error for an unknown field of `ViTConfig`, with the nearest one if there is one.
+
+    Names that other tools use for the settings of `[model]` are known, too.
+    """
+    alias = [key for key, others in ALIASES.items() if key.startswith("model.") and name in others]
+    fields = [key.partition(".")[2] for key in alias]
+    names = fields or get_close_matches(name, known, n=1, cutoff=0.7)
+    fix = f"use {names[0]}" if names else f"use a field of ViTConfig: {', '.join(known)}"
+    return UsageError(f"unknown model setting {name!r}", fix=fix)
 
 
 def describe_vit(config: ViTConfig) -> str:
