@@ -73,6 +73,13 @@ def test_documents_without_a_suffix_need_no_action() -> None:
     ]
 
 
+def test_checksum_files_are_named_as_such() -> None:
+    assert unused_notes({".sha256": 2, ".md5": 1}) == [
+        "not used: 3 files: 2 .sha256 and 1 .md5 (checksums of the files beside them; no action "
+        "is needed)"
+    ]
+
+
 def test_no_suffix_of_an_image_counts_as_unused() -> None:
     assert not {*KIND_BY_SUFFIX} & {*FORMAT_BY_SUFFIX}
 
@@ -84,6 +91,8 @@ def test_no_suffix_of_an_image_counts_as_unused() -> None:
         ("a.tar.gz", ".gz", True),
         ("a.mp4", ".mp4", True),
         ("a.pdf", ".pdf", True),
+        ("a.jpg.sha256", ".sha256", True),
+        ("a.MD5", ".md5", True),
         ("a.cr2", ".cr2", False),
         ("a.xyz", ".xyz", False),
         ("LICENSE", "LICENSE", True),

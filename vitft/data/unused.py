@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vitft.metrics.results import UnusedFiles
+from vitft.system.files import CHECKSUM_SUFFIXES
 from vitft.system.text import count, listing
 
 NO_SUFFIX = "(no suffix)"
@@ -48,6 +49,7 @@ UNUSED_KINDS = (
         frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"}),
         "archives are not opened", "unpack them if they contain images",
     ),
+    UnusedKind(CHECKSUM_SUFFIXES, "checksums of the files beside them", "no action is needed"),
     UnusedKind(
         frozenset({
             ".aae", ".bat", ".bib", ".bin", ".c", ".cfg", ".conf", ".cpp", ".css", ".csv", ".db",

@@ -16,6 +16,8 @@ from vitft.system.text import describe_os_error
 
 MANY_FILES = 1000
 PACKAGE = Path(__file__).parents[1]
+CHECKSUM_SUFFIXES = frozenset({".md5", ".sha1", ".sha256", ".sha512"})
+"""Suffixes of files with the checksum of the file whose name precedes the suffix."""
 
 
 def resource(name: str) -> Path:

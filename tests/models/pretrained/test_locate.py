@@ -124,6 +124,17 @@ def test_files_of_other_kinds_are_refused_for_their_suffix() -> None:
         check_weight_file(Path("folder.pth"))
 
 
+def test_a_checksum_file_is_named_with_the_file_that_it_belongs_to() -> None:
+    path = put("vit.safetensors.sha256")
+
+    with pytest.raises(WeightsError, match=r"the checksum file of vit\.safetensors") as caught:
+        locate(str(path))
+    assert caught.value.fix == "use the weight file to which it belongs"
+    put("vit.safetensors")
+    with pytest.raises(WeightsError, match=r"fix: use .*vit\.safetensors$"):
+        locate(str(path))
+
+
 def test_random_weights_are_named_only_where_they_are_allowed() -> None:
     check_weights_name("random:demo", allow_random=True)
     with pytest.raises(WeightsError, match="random"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
-from vitft.system.files import resource
+from vitft.system.files import CHECKSUM_SUFFIXES, resource
 from vitft.system.near_paths import path_fix
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
@@ -173,6 +173,12 @@ def check_weight_file(path: Path) -> Path:
     """
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file", fix="pass the path of a weight file")
+    if path.suffix.lower() in CHECKSUM_SUFFIXES:
+        other = path.with_suffix("")
+        raise WeightsError(
+            f"{path} is not a weight file, but the checksum file of {other.name}",
+            fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
+        )
     if path.suffix.lower() not in WEIGHT_SUFFIXES:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise WeightsError(
