@@ -11,6 +11,7 @@ from vitft.study.plan import (
     Plan,
     check_study,
     fitting_shots,
+    most_shots,
     name_in_tables,
     resolve_sources,
     too_few_images,
@@ -45,7 +46,8 @@ def planned(data: str, **more: Any) -> Plan:
 def test_a_fifth_of_the_smallest_class_is_kept_for_testing(
     count: int, has_tests: bool, most: int
 ) -> None:
-    fitting, left = fitting_shots(range(1, 200), [count, 150], has_tests=has_tests)
+    assert most_shots([count, 150], has_tests=has_tests) == most
+    fitting, left = fitting_shots(range(1, 200), most)
 
     assert (max(fitting, default=0), min(left)) == (most, most + 1)
 
@@ -68,7 +70,7 @@ def test_numbers_of_images_are_positive(colours: str, shots: list[int]) -> None:
 def test_numbers_are_sorted_and_those_that_do_not_fit_are_left_out(colours: str) -> None:
     found = planned(colours, shots=[9, 8, 2, 8])
 
-    assert (found.shots, found.left_out) == ((2, 8), (9,))
+    assert (found.shots, found.left_out, found.most) == ((2, 8), (9,), 8)
     assert found.out == Path("study-colours")
     assert planned(colours, out="own").out == Path("own")
 
@@ -99,8 +101,10 @@ def test_the_smallest_class_is_named_if_there_are_too_few_images(colours: str) -
 
     assert "class green in" in text
     assert "has only 1 usable image," in text
-    with pytest.raises(DataError, match="has only 10 usable images"):
+    assert text.endswith("fix: add images to this class")
+    with pytest.raises(DataError, match="has only 10 usable images") as caught:
         planned(colours, shots=[9])
+    assert caught.value.fix.startswith("use --shots 8 or smaller numbers, ")
 
 
 def test_weights_have_short_names_in_tables() -> None:

@@ -50,6 +50,7 @@ def finished(*curves: FewShotCurve, **more: Any) -> StudyResults:
         sources=tuple(FeatureSource(name=c.name, weights=c.weights) for c in curves),
         shots=tuple(point.shots for point in curves[0].points),
         left_out=more.pop("left_out", ()),
+        most=20,
         seeds=more.pop("seeds", 2),
         out=more.pop("out", Path("o")),
     )
@@ -201,7 +202,8 @@ def test_numbers_that_were_left_out_are_stated_last() -> None:
     found = to_markdown(finished(*STUDY.curves, left_out=(25, 50)), STUDY.leads(), "x")
 
     assert found.endswith(
-        "\n\nLeft out because the smallest class is too small: 25, 50 training images per class.\n"
+        "\n\nLeft out because the smallest class is too small: 25, 50 training images per class; "
+        "at most 20 are possible.\n"
     )
 
 

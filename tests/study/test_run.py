@@ -124,6 +124,7 @@ def test_numbers_that_no_longer_fit_join_those_left_out(colours: Path) -> None:
 
     assert (plan.shots, plan.left_out) == ((2, 4, 6), (40,))
     assert (fitted.shots, fitted.left_out) == ((2, 4), (6, 40))
+    assert (plan.most, fitted.most) == (8, 5)
     with pytest.raises(DataError, match=r"class red in .* has only 0 usable images"):
         fit_plan(plan, files(10, 6))
     split = replace(plan, folder=replace(plan.folder, layout="split"))

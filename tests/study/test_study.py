@@ -30,7 +30,7 @@ from vitft.study.features import (
     load_source,
     small_image,
 )
-from vitft.study.plan import check_study, fitting_shots, resolve_sources
+from vitft.study.plan import check_study, fitting_shots, most_shots, resolve_sources
 from vitft.study.results import CurvePoint, difference, lead_sentences, markdown_cell
 from vitft.study.run import (
     FewShotSplit,
@@ -213,7 +213,9 @@ def test_weights_are_described_in_one_line(
 def test_shots_beyond_the_smallest_class_are_left_out(
     counts: list[int], own: bool, left: tuple[int, ...], dropped: tuple[int, ...]
 ) -> None:
-    assert fitting_shots([100, 5, 33, 32, 5], counts, has_tests=own) == (left, dropped)
+    most = most_shots(counts, has_tests=own)
+
+    assert fitting_shots([100, 5, 33, 32, 5], most) == (left, dropped)
 
 
 def test_none_is_the_architecture_of_the_first_weights() -> None:

@@ -86,7 +86,10 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"skipping --shots {left_out}: the smallest class has too few images")
+        output.note(
+            f"skipping --shots {left_out}: the smallest class has too few images for more than "
+            f"{plan.most}"
+        )
 
     with heavy_imports():
         from vitft.study.results import (

@@ -49,6 +49,8 @@ class Plan:
     """Numbers of training images per class, in ascending order."""
     left_out: tuple[int, ...]
     """Numbers of shots left out because the smallest class has too few images."""
+    most: int
+    """The largest number of shots that the smallest class allows."""
     seeds: int
     out: Path
 
@@ -93,7 +95,8 @@ def check_study(
             fix="add a split column that assigns each group to either train or test",
         )
     counts = Counter(file.label for file in folder.files if file.part != "val")
-    fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
+    most = most_shots(counts.values(), has_tests=folder.layout == "split")
+    fitting, left_out = fitting_shots(shots, most)
     if not fitting:
         raise too_few_images(folder, counts)
     name = FILE_NAME.sub("", folder.name)  # the name of a table without its suffix
@@ -104,7 +107,13 @@ def check_study(
             fix="choose a folder outside it with --out DIR",
         )
     return Plan(
-        folder=folder, sources=sources, shots=fitting, left_out=left_out, seeds=seeds, out=place
+        folder=folder,
+        sources=sources,
+        shots=fitting,
+        left_out=left_out,
+        most=most,
+        seeds=seeds,
+        out=place,
     )
 
 
@@ -149,21 +158,23 @@ def name_in_tables(weights: str) -> str:
     return f"{start}{weights_name(weights.removeprefix(start))}"
 
 
-def fitting_shots(
-    shots: Iterable[int], counts: Iterable[int], *, has_tests: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the possible numbers of shots, and the numbers too large for the smallest class.
-
-    Both tuples are sorted and contain no duplicates.
+def most_shots(counts: Iterable[int], *, has_tests: bool) -> int:
+    """Return the largest number of shots that the smallest class allows.
 
     Args:
-        shots: The requested numbers of shots.
         counts: Number of images available for training in each class.
         has_tests: Whether there are separate test images. If not, a fifth of the smallest class
             (at least one image) is reserved for testing.
     """
     smallest = min(counts)
-    most = smallest if has_tests else smallest - max(1, round(smallest / 5))
+    return smallest if has_tests else max(0, smallest - max(1, round(smallest / 5)))
+
+
+def fitting_shots(shots: Iterable[int], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the numbers of shots up to the largest possible one, and those beyond it.
+
+    Both tuples are sorted and contain no duplicates.
+    """
     wanted = sorted({*shots})
     return tuple(s for s in wanted if s <= most), tuple(s for s in wanted if s > most)
 
@@ -171,9 +182,12 @@ def fitting_shots(
 def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
     """Return the error to raise if the smallest class is too small for any number of shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
+    most = most_shots(counts.values(), has_tests=folder.layout == "split")
     return DataError(
         f"class {folder.classes[label]} in {folder.source} has only "
         f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
         "--shots",
-        fix="use smaller numbers for --shots, e.g. 1 2 5, or add images to this class",
+        fix=f"use --shots {most} or smaller numbers, or add images to this class"
+        if most
+        else "add images to this class",
     )

@@ -254,7 +254,8 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         many = ", ".join(map(str, plan.left_out))
         lines += [
             "",
-            f"Left out because the smallest class is too small: {many} training images per class.",
+            f"Left out because the smallest class is too small: {many} training images per class; "
+            f"at most {plan.most} are possible.",
         ]
     return "\n".join(lines) + "\n"
 

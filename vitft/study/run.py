@@ -27,7 +27,7 @@ from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_log
 from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
-from vitft.study.plan import Plan, fitting_shots, too_few_images
+from vitft.study.plan import Plan, fitting_shots, most_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
@@ -179,7 +179,8 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     counts = np.bincount(
         [file.label for file in files if file.part != "val"], minlength=len(plan.folder.classes)
     )
-    shots, dropped = fitting_shots(plan.shots, counts.tolist(), has_tests=has_tests)
+    most = most_shots(counts.tolist(), has_tests=has_tests)
+    shots, dropped = fitting_shots(plan.shots, most)
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.source} has no usable test images",
@@ -188,7 +189,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
         )
     if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))
-    return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out))
+    return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out), most=most)
 
 
 def evaluate_heads(
