@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError
 
 HEADER = b"path,label,chosen\n"
@@ -146,10 +146,40 @@ def test_a_file_that_another_program_changes_is_not_overwritten(
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
 
-    with AnswerFile(path), pytest.raises(LockedError, match="another vitft label process is"):
+    with AnswerFile(path), pytest.raises(LockedError, match="another vitft label process"):
         AnswerFile(path)
 
     AnswerFile(path).__exit__()  # the lock is released
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
+def test_the_process_that_uses_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+
+    with AnswerFile(path), pytest.raises(LockedError) as caught:
+        AnswerFile(path)
+
+    assert caught.value.problem == f"another vitft label process ({os.getpid()}) is using {path}"
+    assert caught.value.fix.startswith(f"stop process {os.getpid()}, or ")
+
+
+@pytest.mark.parametrize(
+    "listed", [None, "", "1: -> FLOCK", "1: FLOCK  ADVISORY  WRITE 0 {} 0 EOF"]
+)
+def test_a_process_that_is_not_listed_is_found_with_lsof(
+    tmp_path: Path, listed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, locks = tmp_path / "labels.csv", tmp_path / "locks"
+
+    with AnswerFile(path) as file:
+        status = os.fstat(file.descriptor)
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        if listed is not None:
+            locks.write_text(listed.format(f"{device}:{status.st_ino}"))
+        assert lock_holder(file.descriptor, locks) == ""
+        monkeypatch.setattr("vitft.serve.label.answers.lock_holder", lambda _: "")
+        with pytest.raises(LockedError, match=r"stop the process that `lsof .*` lists, or "):
+            AnswerFile(path)
 
 
 def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
@@ -160,7 +190,7 @@ def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
 from vitft.system.errors import ResourceError
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -194,7 +224,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
 with AnswerFile(Path(sys.argv[1])) as file:
     for i in range(100_000):
         file.append([Answer(f"{i}.jpg", "rose", "picked")])

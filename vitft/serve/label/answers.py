@@ -18,7 +18,7 @@ from vitft.data.chosen import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
 from vitft.data.table import encode_table
 from vitft.system.errors import DataError, LockedError, RunError
 from vitft.system.files import read_regular, writing
-from vitft.system.text import count
+from vitft.system.text import count, shell_join
 
 COLUMNS = ("path", "label", CHOSEN)
 KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
@@ -193,10 +193,28 @@ def lock_file(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        pid = lock_holder(descriptor)
+        find = shell_join(["lsof", str(path)])
+        stop = f"stop process {pid}" if pid else f"stop the process that `{find}` lists"
         raise LockedError(
-            f"another vitft label process is using {path}",
-            fix="stop it, or choose another file with --out",
+            f"another vitft label process{f' ({pid})' if pid else ''} is using {path}",
+            fix=f"{stop}, or choose another file with --out",
         ) from error
+
+
+def lock_holder(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
+    """Return the number of the process that has locked an open file; empty if it is not known.
+
+    Linux lists the locks of its processes, e.g. `1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF`.
+    """
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with suppress(OSError, ValueError):
+        for line in locks.read_text(encoding="ascii").splitlines():
+            _, kind, _, _, pid, file, *_ = line.split() + [""] * 6
+            if (kind, file) == ("FLOCK", place) and int(pid) > 0:
+                return pid
+    return ""
 
 
 def read_answers(data: bytes, path: Path) -> StoredAnswers:
