@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.images import open_image
-from vitft.explain.attribution import attention_maps, explain, scale_maps
+from vitft.explain.attribution import attention_maps, attention_title, explain, scale_maps
 from vitft.explain.explainer import head_maps
 from vitft.explain.heatmaps import overlay
 from vitft.explain.method import Method
@@ -94,6 +94,7 @@ def draw_attention(run: Path, out: Path) -> None:
     config = model.net.config
     heats = head_maps(model, torch.cat(maps).numpy())  # (L, H, gh, gw)
     figure = Figure(figsize=(1.9 * (config.heads + 1), 1.9 * config.depth), layout="constrained")
+    figure.suptitle(attention_title(config), fontsize=11)
     grid = figure.subplots(config.depth, config.heads + 1)
     for block, heads in enumerate(heats):
         picture(grid[block, 0], pixels, "image" if block == 0 else "")

@@ -145,7 +145,7 @@ def test_the_methods_of_the_command_are_those_of_explain(
     assert rollout.map_name == "rollout, max of heads"
     assert "Rollout, max of heads. Brighter parts receive more" in rollout._repr_html_()
     assert repr(rollout).startswith("Explanation(rollout, max of heads, size=")
-    assert repr(head).startswith("Explanation(attention, block 0, head 1, size=")
+    assert repr(head).startswith("Explanation(attention of the class token, block 0, head 1, size=")
     assert trained.draw_patches(path).width > 1200
 
 

@@ -367,9 +367,21 @@ def test_attention_weights_of_a_batch_take_at_most_80_mb(
     assert count == 1 or count * size <= 80e6 < (count + 1) * size
 
 
-def test_the_title_of_a_map_names_the_last_block() -> None:
-    assert (
-        map_title(random_model(), Method(name="attention")) == "attention, block 2, mean of heads"
+@pytest.mark.parametrize(
+    ("fields", "queries"),
+    [
+        ({}, "of the class token"),
+        ({"distilled": True}, "of the class and distillation tokens"),
+        ({"pool": "mean"}, "averaged over all patches"),
+    ],
+)
+def test_the_title_of_a_map_names_the_query_tokens_and_the_last_block(
+    fields: dict[str, Any], queries: str
+) -> None:
+    model = random_model(**fields)
+
+    assert map_title(model, Method(name="attention")) == (
+        f"attention {queries}, block 2, mean of heads"
     )
     assert map_title(nn.Identity(), Method()) == "relevance"
 

@@ -39,11 +39,11 @@ def test_the_colour_map_rises_in_luminance() -> None:
 def test_the_overview_of_heads_has_a_cell_for_each_head_and_is_wide_enough_to_read() -> None:
     maps = np.random.default_rng(0).random((3, 3, 14, 14), np.float32)
 
-    few, many = heads_sheet(maps), heads_sheet(np.repeat(maps, 8, axis=1))
-    deep = heads_sheet(np.repeat(maps, 8, axis=0))  # one row per head
+    few, many = heads_sheet(maps, "attention"), heads_sheet(np.repeat(maps, 8, axis=1), "attention")
+    deep = heads_sheet(np.repeat(maps, 8, axis=0), "attention")  # one row per head
 
-    assert few.size == (66 + 3 * 116, 24 + 3 * 116)  # cells of 112 pixels
-    assert many.size == (66 + 24 * 60, 24 + 3 * 60)  # cells of 56 pixels
+    assert few.size == (66 + 3 * 116, 48 + 3 * 116)  # cells of 112 pixels
+    assert many.size == (66 + 24 * 60, 48 + 3 * 60)  # cells of 56 pixels
     assert deep.size == many.size
 
 
@@ -55,7 +55,7 @@ def test_the_overview_of_heads_is_at_least_as_large_as_asked_with_whole_pixels_p
     maps[-1, -1] = np.linspace(0.1, 1, maps[-1, -1].size).reshape(shape[2:])  # as many colours
     colours = apply_colour_map(maps[-1, -1]).round().astype(np.uint8)  # (gh, gw, 3)
 
-    plain, large = heads_sheet(maps), heads_sheet(maps, 1000)
+    plain, large = heads_sheet(maps, "attention"), heads_sheet(maps, "attention", 1000)
 
     assert min(large.size) >= 1000
     assert large.width / large.height == pytest.approx(plain.width / plain.height, rel=0.1)
@@ -66,10 +66,25 @@ def test_the_overview_of_heads_is_at_least_as_large_as_asked_with_whole_pixels_p
         assert areas.pop() ** 0.5 % 1 == 0
 
 
+def test_the_overview_of_heads_has_a_title_that_fits_and_names_below_it() -> None:
+    maps = np.zeros((1, 1, 4, 4), np.float32)
+
+    sheets = [heads_sheet(maps, title) for title in ("attention", "attention of tokens " * 5)]
+
+    bands = [np.asarray(sheet)[:24].sum(axis=-1) < 500 for sheet in sheets]
+    widths = [np.ptp(band.any(axis=0).nonzero()[0]) for band in bands]
+    assert widths[0] < widths[1] < sheets[1].width - 4  # not cut off
+    below = [np.asarray(sheet)[24:] for sheet in sheets]
+    assert (below[0] == below[1]).all()
+
+
 def test_the_overview_of_heads_has_a_legend_of_its_own_width() -> None:
     maps = np.random.default_rng(0).random((2, 3, 4, 4), np.float32)
 
-    plain, legend = heads_sheet(maps, 600), heads_sheet(maps, 600, legend=True)
+    plain, legend = (
+        heads_sheet(maps, "attention", 600),
+        heads_sheet(maps, "attention", 600, legend=True),
+    )
 
     assert legend.width == plain.width
     assert legend.crop((0, 0, *plain.size)).tobytes() == plain.tobytes()
@@ -179,13 +194,13 @@ def test_a_legend_has_a_bar_from_the_lowest_to_the_highest_colour_and_a_name() -
 @pytest.mark.parametrize(
     ("shape", "scale", "cell", "size"),
     [
-        ((3, 3, 14, 14), 1.0, (112, 112), (66 + 3 * 116, 24 + 3 * 116)),
-        ((2, 6, 14, 14), 1.0, (112, 112), (66 + 6 * 116, 24 + 2 * 116)),
-        ((2, 7, 14, 14), 1.0, (98, 98), (66 + 7 * 102, 24 + 2 * 102)),
-        ((2, 12, 14, 14), 1.0, (56, 56), (66 + 12 * 60, 24 + 2 * 60)),
-        ((1, 24, 14, 7), 1.0, (28, 56), (66 + 24 * 32, 24 + 60)),
-        ((1, 1, 10, 20), 1.0, (240, 120), (66 + 244, 24 + 124)),
-        ((1, 1, 14, 14), 1.5, (168, 168), (99 + 174, 36 + 174)),
+        ((3, 3, 14, 14), 1.0, (112, 112), (66 + 3 * 116, 48 + 3 * 116)),
+        ((2, 6, 14, 14), 1.0, (112, 112), (66 + 6 * 116, 48 + 2 * 116)),
+        ((2, 7, 14, 14), 1.0, (98, 98), (66 + 7 * 102, 48 + 2 * 102)),
+        ((2, 12, 14, 14), 1.0, (56, 56), (66 + 12 * 60, 48 + 2 * 60)),
+        ((1, 24, 14, 7), 1.0, (28, 56), (66 + 24 * 32, 48 + 60)),
+        ((1, 1, 10, 20), 1.0, (240, 120), (66 + 244, 48 + 124)),
+        ((1, 1, 14, 14), 1.5, (168, 168), (99 + 174, 72 + 174)),
     ],
 )
 def test_lengths_of_a_sheet(
@@ -207,7 +222,7 @@ def test_each_map_of_a_sheet_is_in_the_row_and_column_of_its_block_and_head(
     maps = np.linspace(0, 1, blocks * heads, dtype=np.float32).reshape(blocks, heads, 1, 1)
     maps = np.ascontiguousarray(np.broadcast_to(maps, (blocks, heads, 2, 2)))
 
-    pixels = np.asarray(heads_sheet(maps), int)
+    pixels = np.asarray(heads_sheet(maps, "attention"), int)
 
     shape = (heads, blocks) if blocks > heads else (blocks, heads)
     layout = SheetLayout.of((*shape, 2, 2), 1.0)

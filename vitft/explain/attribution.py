@@ -119,7 +119,16 @@ def batch_images(model: Model) -> int:
 
 def map_title(model: nn.Module, method: Method) -> str:
     """Return the name of a model's map, with the block and the head that it shows, if any."""
-    return method.title(model.config.depth if isinstance(model, VisionTransformer) else 0)
+    if not isinstance(model, VisionTransformer):
+        return method.title(0)
+    return method.title(model.config.depth, attention_title(model.config))
+
+
+def attention_title(config: ViTConfig) -> str:
+    """Return the name of attention maps, with the tokens whose attention they show (queries)."""
+    if config.pool != "cls":
+        return "attention averaged over all patches"
+    return f"attention of the class {'and distillation tokens' if config.distilled else 'token'}"
 
 
 def check_method(model: Model, method: Method) -> None:

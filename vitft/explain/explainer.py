@@ -13,7 +13,14 @@ from PIL import Image
 
 from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
-from vitft.explain.attribution import attention_maps, explain, map_title, relevance_map, scale_maps
+from vitft.explain.attribution import (
+    attention_maps,
+    attention_title,
+    explain,
+    map_title,
+    relevance_map,
+    scale_maps,
+)
 from vitft.explain.heatmaps import (
     colour_bar,
     enlarged,
@@ -146,7 +153,8 @@ class Explainer:
         wanted = has_attention and (is_overview or self.arrays)
         maps = self.attention(pixels) if wanted else None
         if is_overview and maps is not None:
-            heads = heads_sheet(head_maps(self.model, maps), self.size, legend=self.legend)
+            name = attention_title(require_vit(self.model.net, "an attention map").config)
+            heads = heads_sheet(head_maps(self.model, maps), name, self.size, legend=self.legend)
             result = replace(result, heads=self.out / f"{stem}-heads.png")
             self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
         if self.arrays:

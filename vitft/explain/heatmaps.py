@@ -94,9 +94,9 @@ def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def heads_sheet(
-    maps: NDArray[np.float32], side_px: int = 0, *, legend: bool = False
+    maps: NDArray[np.float32], title: str, side_px: int = 0, *, legend: bool = False
 ) -> Image.Image:
-    """Return a sheet of maps (blocks, heads, gh, gw).
+    """Return a sheet of maps (blocks, heads, gh, gw) below a title in ASCII.
 
     A row is a block, or a head if there are more blocks than heads, so that the sheet is not higher
     than a screen or slide. Maps are 56 to 112 pixels high: with few in a row, they are larger. If
@@ -110,12 +110,16 @@ def heads_sheet(
     layout = SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
     sheet = Image.new("RGB", layout.size, BACKGROUND)
     canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(layout.font)
+    fitting = min(1.0, sheet.width / font.getlength(title))
+    small = font if fitting == 1 else ImageFont.load_default(int(fitting * layout.font))
+    canvas.text((sheet.width // 2, layout.top // 4), title, TEXT_COLOUR, small, anchor="mm")
     for y, row in enumerate(maps):
         for x, values in enumerate(row):
             left, top = layout.corner(y, x)
             if y == 0:
                 middle = left + layout.cell[0] // 2
-                canvas.text((middle, top // 2), f"{of_column} {x}", TEXT_COLOUR, font, anchor="mm")
+                names = f"{of_column} {x}"
+                canvas.text((middle, 3 * top // 4), names, TEXT_COLOUR, font, anchor="mm")
             if x == 0:
                 middle = top + layout.cell[1] // 2
                 canvas.text((left // 2, middle), f"{of_row} {y}", TEXT_COLOUR, font, anchor="mm")
@@ -136,7 +140,7 @@ class SheetLayout:
     left: int
     """Width of the names of the rows."""
     top: int
-    """Height of the names of the columns."""
+    """Height of the title and the names of the columns."""
     font: int
     size: tuple[int, int]
     """Width and height of the sheet."""
@@ -148,7 +152,7 @@ class SheetLayout:
         height = min(112, max(56, SHEET_WIDTH // columns))
         patch = math.ceil(math.ceil(height / grid_height) * scale)
         cell = patch * grid_width, patch * grid_height
-        gap, left, top = (math.ceil(length * scale) for length in (4, 66, TEXT_HEIGHT))
+        gap, left, top = (math.ceil(length * scale) for length in (4, 66, 2 * TEXT_HEIGHT))
         return cls(
             cell=cell,
             gap=gap,

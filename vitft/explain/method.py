@@ -63,14 +63,15 @@ class Method:
                 fix="use a number of at least 0 and less than 1, e.g. 0.9",
             )
 
-    def title(self, depth: int) -> str:
+    def title(self, depth: int, attention: str = "attention") -> str:
         """Return the name of the map of a model with `depth` blocks, such as "relevance".
 
-        For rollout and attention it names what the map shows, e.g. "attention, block 11, head 2".
+        For rollout and attention it names what the map shows, e.g. "attention of the class token,
+        block 11, head 2", where `attention` are its first words.
         """
         if self.name == "relevance":
             return self.name
-        parts = [self.name]
+        parts = [attention if self.name == "attention" else self.name]
         if self.name == "attention":
             parts.append(f"block {depth - 1 if self.block is None else self.block}")
         parts.append(f"{self.fusion} of heads" if self.head is None else f"head {self.head}")
