@@ -117,3 +117,14 @@ def test_addresses_in_commands_are_quoted_where_a_shell_would_expand_them(page: 
     for command in ("".join(pair) for pair in commands):
         outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
         assert not re.search(r"://\S*[?&*\[]", outside), command
+
+
+def test_the_glossary_is_sorted_and_has_the_words_of_the_lesson() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^- \*\*(.+?)\*\*: ", text, re.MULTILINE)
+
+    assert words == sorted(words, key=lambda word: word.casefold().replace(" ", ""))
+    assert {*words} >= {
+        *("Batch", "Epoch", "Logit", "Loss", "Query, key, value", "Residual connection", "Seed"),
+        "Softmax",
+    }
