@@ -214,6 +214,35 @@ def test_a_table_that_cannot_be_used_is_refused_by_its_place(
     assert problem in caught.value.problem
 
 
+@pytest.mark.parametrize("start", ["C:\\users\\photos\\", "C:/", "\\\\server\\share\\"])
+def test_an_absolute_path_of_windows_is_answered_with_the_path_below_the_folder(
+    tmp_path: Path, start: str
+) -> None:
+    text = "path,label\n" + "\n".join(f"{start}{name},{name[:3]}" for name in NAMES)
+
+    with pytest.raises(DataError, match="no such file") as caught:
+        table(tmp_path, text, DataSpec(root=str(tmp_path)))
+
+    advice = (
+        f"write paths below {tmp_path}, e.g. {NAMES[0]} in place of {start}{NAMES[0]}, or skip "
+    )
+    assert caught.value.fix.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("is_given", "advice"), [(False, "their folder"), (True, "another folder")]
+)
+def test_another_folder_is_proposed_if_one_was_given(
+    tmp_path: Path, is_given: bool, advice: str
+) -> None:
+    spec = DataSpec(root=str(tmp_path) if is_given else "")
+
+    with pytest.raises(DataError) as caught:
+        table(tmp_path, f"path,label\n{NAMES[0]},a\nx/{NAMES[0]},b", spec)
+
+    assert caught.value.fix.startswith(f"correct the paths, choose {advice} with --set data.root=")
+
+
 def test_a_label_column_named_weight_is_used(tmp_path: Path) -> None:
     rows = [f"{name},{name[:3]}" for name in NAMES]
 

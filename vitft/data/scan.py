@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
@@ -99,7 +99,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             f"{'is' if len(missing) == 1 else 'are'} missing)",
             row,
             "path",
-            fix="correct the paths, choose their folder with --set data.root=DIR, or skip missing "
+            fix=f"{missing_fix(row.path, table.root, has_root=bool(spec.root))}, or skip missing "
             "files with --set data.allow_bad=true",
         )
     absent = {row.path for row, _ in missing}
@@ -170,6 +170,20 @@ def find_files(
                 )
             missing.append((row, reason))
     return tuple(found), missing
+
+
+def missing_fix(path: str, root: Path, *, has_root: bool) -> str:
+    """Return the suggested fix for a path of a table that leads to no file below `root`.
+
+    `has_root` states whether the user chose this folder.
+    """
+    windows = PureWindowsPath(path)
+    if not windows.is_absolute():
+        place = "choose another" if has_root else "choose their"
+        return f"correct the paths, {place} folder with --set data.root=DIR"
+    ends = ["/".join(windows.parts[i:]) for i in range(1, len(windows.parts))]
+    relative = next((end for end in ends if not reason_missing(f"{root}/{end}")), windows.name)
+    return f"write paths below {root}, e.g. {relative} in place of {path}"
 
 
 def reason_missing(path: str) -> str:
