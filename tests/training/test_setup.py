@@ -339,8 +339,16 @@ def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
     config = settings_of(parts, tiny_weights, train=train)
 
     with caplog.at_level("INFO", "vitft"):
-        text = dry_run(config, tmp_path / "run", data="parts")
+        texts: list[str] = []
+        before: list[str] = []
 
+        def show(text: str) -> None:
+            texts.append(text)
+            before.extend(caplog.messages)
+
+        dry_run(config, tmp_path / "run", data="parts", show=show)
+
+    assert not any("trainable" in line or "images" in line for line in before)
     counted = "21 images in 3 classes, not opened yet: about 12 for training and 6 for validation"
     assert f"{counted}, and 3 for the final test" in caplog.messages
     assert any(line.startswith("balanced sampling: each epoch") for line in caplog.messages)
@@ -354,6 +362,7 @@ def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
         "10 epochs, 2 steps per epoch, 8 images per step"
     )
     assert caplog.messages[-1].endswith(f"the run would be written to {tmp_path / 'run'}")
+    (text,) = texts
     written = tomllib.loads(text)
     assert written["data"]["path"] == "parts"
     assert written["optim"]["batch_size"] == 8
@@ -364,7 +373,8 @@ def test_a_dry_run_without_test_images_mentions_none(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "vitft"):
-        dry_run(settings_of(image_folder, tiny_weights), tmp_path, data="x")
+        config = settings_of(image_folder, tiny_weights)
+        dry_run(config, tmp_path, data="x", show=lambda _: None)
 
     counted = "30 images in 3 classes, not opened yet: about 24 for training and 6 for validation"
     assert counted in caplog.messages

@@ -150,8 +150,9 @@ def print_dry_run(args: argparse.Namespace) -> int:
         with heavy_imports():
             from vitft.training.setup import dry_run
 
-        text = dry_run(ready, out, data=config.data.path)
-    output.exact(text.rstrip("\n"))
+        dry_run(
+            ready, out, data=config.data.path, show=lambda text: output.exact(text.rstrip("\n"))
+        )
     return 0
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -329,10 +329,11 @@ def next_inputs(
     return with_stage_data(inputs, config, stage)
 
 
-def dry_run(config: Config, out: Path, *, data: str) -> str:
-    """Log what a run would do, without opening any image, and return its settings as TOML.
+def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], object]) -> None:
+    """Show the settings of a run as TOML, then log what it would do, without opening any image.
 
-    The settings include resolved defaults. The data path is `data`, as the user specified it.
+    The settings include resolved defaults. The data path is `data`, as the user specified it. If
+    the run would raise an error, nothing is shown.
 
     Raises:
         DataError, WeightsError, UsageError: The run would raise the same error.
@@ -340,30 +341,35 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
     labels = expected_training_labels(folder, config.data)
+    plan = describe_images(folder, labels), *folder.notes
+    if config.train.sampling == "balanced":
+        plan += (describe_epoch(labels, folder.classes),)
+    for stage in config.train.stages:
+        if stage == "lora":
+            add_adapters(model, config.train)
+        trained = count_parameters(model, freeze_model(model, stage))
+        solver = describe_solver(config, stage, labels)
+        plan += (f"--freeze {stage}: {trained:,} trainable parameters, {solver}",)
+    show(to_toml(replace(config, data=replace(config.data, path=data))))
+    for text in folder.warnings:
+        log.warning(text)
+    for text in plan:
+        log.info(text)
+    log.info(f"dry run: nothing was trained; the run would be written to {out}")
+
+
+def describe_images(folder: Folder, labels: Sequence[int]) -> str:
+    """Describe the images of a folder, given the expected training labels."""
     test = sum(file.part == "test" for file in folder.files)
     held_back = len(folder.files) - len(labels) - test
     tested = f", and {test:,} for the final test" if test else ""
     what = f"in {len(folder.classes)} classes"
     if folder.labels:
         what = f"with {count(len(folder.labels), 'label')}"
-    log.info(
+    return (
         f"{count(len(folder.files), 'image')} {what}, not opened yet: "
         f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
     )
-    for text in folder.warnings:
-        log.warning(text)
-    for note in folder.notes:
-        log.info(note)
-    if config.train.sampling == "balanced":
-        log.info(describe_epoch(labels, folder.classes))
-    for stage in config.train.stages:
-        if stage == "lora":
-            add_adapters(model, config.train)
-        trained = count_parameters(model, freeze_model(model, stage))
-        solver = describe_solver(config, stage, labels)
-        log.info(f"--freeze {stage}: {trained:,} trainable parameters, {solver}")
-    log.info(f"dry run: nothing was trained; the run would be written to {out}")
-    return to_toml(replace(config, data=replace(config.data, path=data)))
 
 
 def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
