@@ -4,11 +4,15 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from vitft.models.graph_digest import add_graph_digest
 from vitft.predict.job_record import (
     check_record,
     job_options,
+    model_digest,
     read_options,
     write_record,
 )
@@ -36,6 +40,28 @@ def test_the_options_are_the_model_and_what_changes_its_rows(model: Path) -> Non
         "--dtype": "fp32",
         "--tta": True,
     }
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])
+def test_a_digest_in_the_file_is_used_without_hashing_the_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, digest = tmp_path / name, hashlib.sha256(b"graph").hexdigest()
+    if name.endswith(".onnx"):
+        path.write_bytes(b"graph")
+        add_graph_digest(path)
+    else:
+        save_file({"x": np.zeros(1)}, path, metadata={"vitft.sha256": digest})
+    monkeypatch.setattr(hashlib, "file_digest", None)
+
+    assert job_options(request(), path, 0.0, ())["model"] == digest
+
+
+def test_other_files_are_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "other.onnx"
+    path.write_bytes(b"graph")
+
+    assert model_digest(path) == hashlib.sha256(b"graph").hexdigest()
 
 
 @pytest.mark.parametrize("out", [None, "o.json", "o.txt"])

@@ -4,14 +4,17 @@ The file `NAME.part.json` is removed once `NAME` is complete. Files of older ver
 they are resumed without this check.
 """
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
 
+from vitft.models.graph_digest import recorded_digest
 from vitft.predict.output import RESUMABLE, cannot_resume, record_path
 from vitft.predict.request import PredictRequest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
+from vitft.system.safetensors_file import read_header
 from vitft.system.structure import parse_json
 from vitft.system.text import listing
 
@@ -29,15 +32,33 @@ def job_options(
     """
     if request.out is None or request.style not in RESUMABLE:
         return {}
-    with checkpoint.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "model": digest,
+        "model": model_digest(checkpoint),
         "--top-k": request.top_k,
         "threshold": [threshold, *thresholds],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
     }
+
+
+def model_digest(path: Path) -> str:
+    """Return the digest that a checkpoint or graph contains, or that of the file if it has none.
+
+    Engines check a contained digest, so the contents are not hashed again.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    recorded = ""
+    if path.suffix.lower() == ".onnx":
+        recorded = (recorded_digest(path) or b"").decode("ascii", "replace")
+    else:
+        with contextlib.suppress(ValueError):
+            recorded = read_header(path).metadata.get("vitft.sha256", "")
+    if recorded:
+        return recorded
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_record(part: Path, options: JobOptions) -> None:
