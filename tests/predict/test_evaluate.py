@@ -18,6 +18,7 @@ from tests.support.export_run import make_run
 from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data.labelled import find_labelled
+from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
@@ -342,6 +343,29 @@ def test_a_folder_and_a_table_of_the_same_images_give_the_same_predictions(
     folder, table = judge(root, model), judge(root / "labels.csv", model)
 
     assert folder.predictions == table.predictions
+
+
+@pytest.mark.parametrize("corrected", [0, 1, 2])
+def test_training_images_with_another_label_are_counted(
+    run: Path, unseen: Path, image_folder: Path, corrected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Manifest.read(run / "split.csv", image_folder)
+    paths = [image_folder / row.path for row in trained.train[:3]]
+    rows = [(path, path.parent.name) for path in [*paths, *unseen.rglob("*.png")]]
+    rows[:corrected] = [
+        (path, next(name for name in trained.classes if name != label))
+        for path, label in rows[:corrected]
+    ]
+    table = image_folder.parent / "sheet.csv"
+    lines = [f"{path.relative_to(table.parent)},{label}" for path, label in rows]
+    table.write_text("\n".join(["path,label", *lines]))
+
+    judge(table, run)
+
+    found = [line for line in caplog.messages if "another label" in line]
+    verb = "training image has" if corrected == 1 else "training images have"
+    assert len(found) == (corrected > 0)
+    assert all(line.startswith(f"{corrected} {verb} another label here than in") for line in found)
 
 
 @pytest.mark.parametrize("name", ["new.xlsx", "new.csv"])

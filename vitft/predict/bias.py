@@ -14,6 +14,15 @@ log = logging.getLogger(__name__)
 MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
+def warn_of_other_labels(relabelled: int) -> None:
+    """Warn if training images have another label in the data than the model was trained with."""
+    if relabelled:
+        log.warning(
+            f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "
+            "label here than in training; to use the labels here, train again"
+        )
+
+
 def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
     """Warn if the labels are the model's own predictions, as in a table of `vitft predict`.
 

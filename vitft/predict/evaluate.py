@@ -34,7 +34,12 @@ from vitft.metrics.results import (
     read_results,
 )
 from vitft.models.find import find_model
-from vitft.predict.bias import log_first_pages, warn_of_bias, warn_of_own_answers
+from vitft.predict.bias import (
+    log_first_pages,
+    warn_of_bias,
+    warn_of_other_labels,
+    warn_of_own_answers,
+)
 from vitft.predict.engine import Views, notes_on, with_notes
 from vitft.predict.labelled_prediction import (
     PREDICTION_COLUMNS,
@@ -130,9 +135,10 @@ def evaluate(
     chosen = requested_thresholds(threshold, precision, folder, engine)
     postprocess = postprocess_of(run, engine, *chosen)
     log.info(postprocess.describe())
-    predictions, logits, digests, validated = score_labelled(
+    predictions, logits, digests, validated, relabelled = score_labelled(
         data, engine, known, index, postprocess
     )
+    warn_of_other_labels(relabelled)
     if not logits:
         raise nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
@@ -178,6 +184,8 @@ class LabelledScores(NamedTuple):
     """Digest of each image that has logits."""
     validated: int
     """Number of images with logits that are validation images of the run."""
+    relabelled: int
+    """Number of training images of the run that have another label than in training."""
 
 
 def score_labelled(
@@ -195,7 +203,7 @@ def score_labelled(
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
-    validated = 0
+    validated = relabelled = 0
     with console.Progress("evaluating", len(data.images)) as progress:
         for group in image_groups(data, engine, known):
             usable = [image for image in group if image.view is not None]
@@ -209,6 +217,8 @@ def score_labelled(
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
                 validated += sum(image.is_validation for image in usable)
+            if known is not None:
+                relabelled += sum(known.has_other_label(i.sha256, i.label) for i in group)
             for image in group:
                 left_out = Prediction(path=image.path, notes=image.notes, error=image.error)
                 prediction = (
@@ -216,7 +226,7 @@ def score_labelled(
                 )
                 predictions.append(LabelledPrediction(image.label, prediction))
             progress.advance(len(group))
-    return LabelledScores(predictions, logits, digests, validated)
+    return LabelledScores(predictions, logits, digests, validated, relabelled)
 
 
 def postprocess_of(

@@ -70,6 +70,8 @@ class RunImages:
     """Names of the groups of training images."""
     group_by: str = ""
     """Regular expression with which the run found groups in paths (`data.group_by`)."""
+    train_labels: frozenset[tuple[str, str]] = frozenset()
+    """Digest and label of each training image; empty for multi-label data."""
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
@@ -107,7 +109,17 @@ class RunImages:
             grey_range=grey_range,
             train_groups=frozenset(row.group for row in manifest.train if row.group),
             group_by=group_pattern(folder),
+            train_labels=frozenset(
+                (row.sha256, manifest.classes[row.label])
+                for row in manifest.train
+                if not manifest.labels
+            ),
         )
+
+    def has_other_label(self, sha256: str, label: str) -> bool:
+        """Return whether a training image, given its digest, was not trained with a label."""
+        is_trained = self.splits.get(sha256) == "train"
+        return is_trained and bool(self.train_labels) and (sha256, label) not in self.train_labels
 
     def recognise(self, path: str, content: bytes, group: str = "") -> Recognised:
         """Return the split of the run to which an image belongs.
