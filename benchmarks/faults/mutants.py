@@ -1,302 +1,57 @@
 """Mutation campaign: random single-line faults in vitft, and how many of them the tests detect.
 
-    python -m benchmarks.faults.mutants --modules 30 --each 5              # drawn at random
+    python -m benchmarks.faults.mutants --faults 300               # drawn from all of vitft
     python -m benchmarks.faults.mutants --each 8 vitft/features/head.py    # in the given modules
+    python -m benchmarks.faults.mutants --covering FOLDER ...      # use the record of another call
 
-A fault changes one expression or statement: a comparison, a number, a sign, a boolean, a call, a
-branch or a return value. It is planted in a copy of the checkout, and pytest runs there in a forked
-child that has torch loaded: the test file of the module and those of its package that import it,
-and with `--package` then the others of the package. A fault survives if all of them pass. The
-faults in `equivalent.csv` change no promised behaviour (an equal result, another speed) and are
-counted apart.
+First all tests run once, and which of them execute each line is recorded (`covering.py`). Then each
+fault of `planting.py` is planted in a copy of the checkout and in a forked child of a process that
+has collected the tests (`swap.py`), and the tests that execute the line run there until one fails,
+those of the module's own test file first. A fault survives if all of them pass. A test that fails
+without the fault as well is left out. The faults in `equivalent.csv` change no promised behaviour
+(an equal result, another speed) and are counted apart.
 
-Exits with 1 if fewer than 97% of the other faults are detected, or if tests fail without a fault.
+Exits with 1 if fewer than 97% of the other faults are detected.
 """
 
 import argparse
-import ast
 import collections
 import csv
+import json
+import multiprocessing
 import os
 import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy  # noqa: F401 - loaded once, for all children
-import PIL.Image  # noqa: F401
 import pytest
 import torch
+
+from benchmarks.faults.covering import Covering, read_covering
+from benchmarks.faults.planting import (
+    Fault,
+    compiles,
+    drawn,
+    faults_of,
+    in_function,
+    statement_lines,
+)
+from benchmarks.faults.swap import Live, NotSwappable
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.csv")
 WANTED = 0.97
 """Fraction of the faults to detect."""
-COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
-    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
-}  # fmt: skip
-OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-}  # fmt: skip
-IGNORED_KEYWORDS = ("strict", "linewidth", "fontsize", "markersize", "labelsize", "frameon")
-"""Arguments without faults: `strict` of zip, an assertion, and the style of figures."""
-IGNORED_CALLS = re.compile(r"^(log\.|print\b|console\.|warnings\.)")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Replacement of a span of a module's source."""
-
-    module: str  # path relative to the checkout
-    line: int
-    begin: int  # offsets in the UTF-8 bytes of the file
-    end: int
-    text: str
-    kind: str
-
-    def planted(self, source: bytes) -> bytes:
-        """Return the source with the fault."""
-        return source[: self.begin] + self.text.encode() + source[self.end :]
-
-    def change(self, source: bytes) -> tuple[str, str]:
-        """Return the lines of the span before and after the fault, without indentation."""
-        first = source.rfind(b"\n", 0, self.begin) + 1
-        last = (source + b"\n").find(b"\n", self.end)
-        after = source[first : self.begin] + self.text.encode() + source[self.end : last]
-        return squeezed(source[first:last]), squeezed(after)
-
-
-def squeezed(text: bytes) -> str:
-    """Return text with every run of white space as one space."""
-    return " ".join(text.decode().split())
-
-
-class Planter(ast.NodeVisitor):
-    """Collector of the faults that can be planted in a module."""
-
-    def __init__(self, module: str, source: bytes) -> None:
-        self.module, self.source = module, source
-        self.starts = [0, *(match.end() for match in re.finditer(b"\n", source))]
-        self.found: list[Fault] = []
-
-    def add(self, node: ast.AST, text: str, kind: str) -> None:
-        """Add a fault that replaces the source of a node."""
-        begin, end = self.span(node)
-        self.found.append(Fault(self.module, node.lineno, begin, end, text, kind))  # type: ignore[attr-defined]
-
-    def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return the offsets of a node's source in bytes."""
-        begin = self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
-        return begin, self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
-
-    def text(self, node: ast.AST) -> str:
-        """Return the source of a node."""
-        begin, end = self.span(node)
-        return self.source[begin:end].decode()
-
-    def between(self, left: ast.AST, right: ast.AST, old: str, new: str, kind: str) -> None:
-        """Add a fault that replaces the operator `old` between two nodes."""
-        begin, end = self.span(left)[1], self.span(right)[0]
-        gap = self.source[begin:end].decode()
-        if gap.count(old) == 1 and "#" not in gap:
-            line = self.source.count(b"\n", 0, begin) + 1
-            text = gap.replace(old, new)
-            self.found.append(Fault(self.module, line, begin, end, text, kind))
-
-    def visit(self, node: ast.AST) -> None:
-        """Collect the faults of a node and of its children."""
-        if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
-            return  # texts of messages
-        if isinstance(node, ast.If) and self.text(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
-            return
-        if isinstance(node, ast.Call) and IGNORED_CALLS.match(self.text(node.func)):
-            return
-        self.visit_here(node)
-        if isinstance(node, ast.AnnAssign):  # not the annotation
-            self.visit(node.target)
-            if node.value is not None:
-                self.visit(node.value)
-        elif isinstance(node, ast.FunctionDef):
-            for child in [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body]:
-                self.visit(child)
-        elif isinstance(node, ast.ClassDef):  # not the decorators
-            for child in node.body:
-                self.visit(child)
-        elif not (isinstance(node, ast.Subscript) and is_type(node)):
-            self.generic_visit(node)
-
-    def visit_here(self, node: ast.AST) -> None:
-        """Collect the faults of a node itself."""
-        match node:
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARISONS:
-                self.compare(left, op, right)
-            case ast.Constant(value=bool() as value):
-                self.add(node, str(not value), "boolean")
-            case ast.Constant(value=int() | float() as value):
-                self.add(node, repr(value + 1), "off by one")
-                self.add(node, repr(value * 3 if value else -1), "constant")
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                self.add(node, self.text(operand), "sign")
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                self.add(node, self.text(operand), "boolean")
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                self.between(left, right, *OPERATORS[type(op)], "operator")
-            case ast.BoolOp(values=[first, second, *_], op=op):
-                words = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
-                self.between(first, second, *words, "boolean")
-            case ast.If(test=test) | ast.IfExp(test=test):
-                self.add(test, f"not ({self.text(test)})", "swapped branches")
-            case ast.Expr(value=ast.Call()):
-                if not IGNORED_CALLS.match(self.text(node)):
-                    self.add(node, "pass", "dropped call")
-            case ast.Call(func=ast.Name(id="min" | "max" as name)):
-                self.add(node.func, {"min": "max", "max": "min"}[name], "swapped call")
-            case ast.Return(value=ast.expr() as value) if self.text(value) not in ("None", "[]"):
-                self.add(node, "return None", "early return")
-
-    def compare(self, left: ast.AST, op: ast.cmpop, right: ast.AST) -> None:
-        """Add the faults of one comparison: its border, or its opposite."""
-        begin, end = self.span(left)[1], self.span(right)[0]
-        old = re.sub(r"[\s()]+", " ", self.source[begin:end].decode()).strip()
-        self.between(left, right, old, COMPARISONS[type(op)], "comparison")
-
-
-def is_type(node: ast.Subscript) -> bool:
-    """Return whether a subscript is a type such as `dict[str, int]`."""
-    return isinstance(node.value, ast.Name) and node.value.id in (
-        "dict",
-        "list",
-        "tuple",
-        "Literal",
-    )
-
-
-def faults_of(root: Path, module: str) -> list[Fault]:
-    """Return all faults that can be planted in a module."""
-    source = (root / module).read_bytes()
-    planter = Planter(module, source)
-    planter.visit(ast.parse(source))
-    return planter.found
-
-
-def compiles(source: bytes) -> bool:
-    """Return whether a module can be compiled."""
-    try:
-        compile(source, "mutant", "exec")
-    except SyntaxError:
-        return False
-    return True
-
-
-def drawn(root: Path, module: str, each: int, rng: random.Random) -> list[Fault]:
-    """Draw faults of a module, at most one per line, the kinds equally often where possible."""
-    source, faults = (root / module).read_bytes(), faults_of(root, module)
-    by_kind = collections.defaultdict(list)
-    for fault in rng.sample(faults, len(faults)):
-        by_kind[fault.kind].append(fault)
-    chosen: dict[int, Fault] = {}
-    while len(chosen) < each and any(by_kind.values()):
-        for kind in rng.sample(sorted(by_kind), len(by_kind)):
-            if by_kind[kind] and len(chosen) < each:
-                fault = by_kind[kind].pop()
-                if fault.line not in chosen and compiles(fault.planted(source)):
-                    chosen[fault.line] = fault
-    return [chosen[line] for line in sorted(chosen)]
-
-
-# ---- tests
-
-
-class Checkout:
-    """Copy of the checkout in which faults are planted and tests are run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "checkout"
-        skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.egg-info")
-        shutil.copytree(ROOT, self.root, ignore=skipped)
-        self.log = folder / "pytest.log"
-        self.texts = {path: path.read_text() for path in sorted(self.root.glob("tests/**/*.py"))}
-
-    def stages(self, module: str, *, package_too: bool) -> Iterator[list[str]]:
-        """Yield the test files of a module, and the others of its package."""
-        package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
-        folder = self.root / "tests" / package.removeprefix("vitft").strip(".").replace(".", "/")
-        while not folder.is_dir():  # the tests of a package may be those of the one above
-            folder = folder.parent
-        inside = sorted(folder.glob("**/test_*.py" if package != "vitft" else "test_*.py"))
-        stems = {stem}
-        if not any(path.stem == f"test_{stem}" for path in inside):  # tested through its importers
-            others = (self.root / module).parent.glob("*.py")
-            stems |= {p.stem for p in others if names(p.read_text(), package, stem)}
-        near = [
-            path
-            for path in inside
-            if path.stem.removeprefix("test_") in stems or names(self.texts[path], package, stem)
-        ]
-        near.sort(key=lambda path: path.stem != f"test_{stem}")
-        rest = [path for path in inside if path not in near] if package_too or not near else []
-        for paths in filter(None, (near, rest)):
-            yield [str(path.relative_to(self.root)) for path in paths]
-
-    def plant(self, module: str, content: bytes) -> None:
-        """Write a module and remove its compiled form."""
-        path = self.root / module
-        path.write_bytes(content)
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            compiled.unlink()
-
-    def test(self, files: list[str], timeout_s: float) -> str:
-        """Run tests in a child; return passed, the first failed test, or `timeout`."""
-        pid = os.fork()
-        if not pid:
-            self.run_pytest(files)
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return "passed" if status == 0 else self.first_failure()
-            time.sleep(0.05)
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return "timeout"
-
-    def run_pytest(self, files: list[str]) -> None:
-        """Run tests in this process and end it."""
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream in (1, 2):
-                os.dup2(descriptor, stream)
-            os.chdir(self.root)
-            os.environ["PYTHONPATH"] = str(self.root)
-            sys.path[:] = [str(self.root), *(p for p in sys.path if p not in ("", str(ROOT)))]
-            temporary = f"--basetemp={self.log.parent / 'tests'}"
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", temporary, *files])
-            sys.stdout.flush()
-        finally:
-            os._exit(int(code))
-
-    def first_failure(self) -> str:
-        """Return the name of the first test in the log that failed."""
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", self.log.read_text(errors="replace"), re.M)
-        return found[1] if found else "no summary"
-
-
-def names(text: str, package: str, stem: str) -> bool:
-    """Return whether a file imports the module `stem` of a package."""
-    return bool(re.search(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)", text))
+PARALLEL = multiprocessing.get_context("fork")
 
 
 @dataclass(slots=True)
@@ -307,39 +62,282 @@ class Result:
     before: str
     after: str
     outcome: str = "survived"
-    """killed, timeout, survived, equivalent, or unusable if a test fails without the fault."""
+    """killed, timeout, survived, or equivalent."""
     by: str = ""
+    """The test that fails, or how many passed."""
 
 
-def campaign(
-    checkout: Checkout, module: str, faults: list[Fault], *, package_too: bool
-) -> Iterator[Result]:
-    """Plant the faults of a module in turn and run its tests, unless they fail without a fault."""
-    source = (checkout.root / module).read_bytes()
-    known = equivalents()
-    stages = list(checkout.stages(module, package_too=package_too))
-    limits: dict[int, float] = {}
-    for fault in faults:
+# ---- tests of a fault
+
+
+class Selection:
+    """Chooses the tests of a fault."""
+
+    def __init__(self, covering: Covering, seconds: float) -> None:
+        self.covering = covering
+        self.seconds = seconds  # longest duration of the tests of one fault
+        self.texts = {
+            str(path.relative_to(ROOT)): path.read_text()
+            for path in sorted(ROOT.glob("tests/**/test_*.py"))
+        }
+        self.sources = {
+            str(path.relative_to(ROOT)): path.read_text().splitlines()
+            for path in sorted(ROOT.glob("vitft/**/*.py"))
+        }
+
+    def names(self, fault: Fault, inside: bool) -> list[str]:
+        """Return the names of the tests, the ones to run first in front."""
+        near = self.near_files(fault.module)
+        chosen = executing(self.covering, fault)
+        if not inside:
+            chosen |= self.users(fault)
+        if not inside or not chosen:
+            chosen |= {name for name in self.covering.seconds if file_of(name) in near}
+        own = near[:1]
+        seconds = self.covering.seconds
+        order = sorted(chosen & set(seconds), key=lambda n: (file_of(n) not in own, seconds[n]))
+        return list(within(order, seconds, self.seconds))
+
+    def near_files(self, module: str) -> list[str]:
+        """Return the test file of a module and those that import it."""
+        package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
+        importing = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
+        found = [path for path, text in self.texts.items() if importing.search(text)]
+        folder = "/".join(["tests", *package.split(".")[1:]])
+        return sorted(found, key=lambda path: path != f"{folder}/test_{stem}.py")
+
+    def users(self, fault: Fault) -> set[str]:
+        """Return the tests that execute a line with the name that a module's statement binds."""
+        line = self.sources[fault.module][fault.line - 1]
+        found = re.match(r"\s*(?:def |class )?(\w+)", line)
+        tests: set[str] = set()
+        if found and len(found[1]) > 2:
+            word = re.compile(rf"\b{found[1]}\b")
+            for module, lines in self.sources.items():
+                for number, text in enumerate(lines, 1):
+                    if word.search(text):
+                        tests |= self.covering.tests.get((module, number), set())
+        return tests
+
+
+def executing(covering: Covering, fault: Fault) -> set[str]:
+    """Return the tests that execute the statement of a fault."""
+    lines = statement_lines((ROOT / fault.module).read_bytes(), fault.line)
+    return {name for line in lines for name in covering.tests.get((fault.module, line), ())}
+
+
+def file_of(test: str) -> str:
+    """Return the file of a test."""
+    return test.partition("::")[0]
+
+
+def within(names: list[str], seconds: dict[str, float], limit: float) -> Iterator[str]:
+    """Yield names until their durations exceed a limit."""
+    total = 0.0
+    for name in names:
+        total += seconds[name]
+        if total > limit:
+            return
+        yield name
+
+
+# ---- a process that plants faults
+
+
+class Worker:
+    """Plugin of pytest that runs the tests of one fault after the other in forked children."""
+
+    def __init__(
+        self, root: Path, selection: Selection, take: Callable[[], Fault | None], results: Any
+    ) -> None:
+        self.root, self.selection, self.take, self.results = root, selection, take, results
+        self.failing: set[str] = set()  # without any fault
+        self.passing: set[str] = set()
+        self.log = root.parent / "failed.txt"
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        self.live = Live.find()
+        while fault := self.take():
+            self.results.put(self.outcome(fault))
+        return True
+
+    def outcome(self, fault: Fault) -> Result:
+        """Plant a fault and run its tests."""
+        source = (self.root / fault.module).read_bytes()
         result = Result(fault, *fault.change(source))
-        if (module, result.before, result.after) in known:
-            result.outcome = "equivalent"
+        inside = in_function(source, fault)
+        names = [n for n in self.selection.names(fault, inside) if n in self.items]
+        mutated = fault.planted(source)
+        while True:
+            names = [name for name in names if name not in self.failing]
+            self.write(fault.module, mutated)
+            try:
+                failed = self.run(names, lambda: self.swap(fault, source, mutated, inside))
+                if failed == "not swappable":
+                    failed = self.run_apart(names)
+            finally:
+                self.write(fault.module, source)
+            if not failed:
+                result.by = f"{len(names)} tests passed"
+                return result
+            if failed == "timeout" or self.passes(failed):
+                result.outcome = "timeout" if failed == "timeout" else "killed"
+                result.by = failed
+                return result
+            self.failing.add(failed)
+
+    def swap(self, fault: Fault, source: bytes, mutated: bytes, inside: bool) -> None:
+        """Plant the fault in this process."""
+        name = fault.module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        if name in sys.modules:
+            self.live.swap(name, source, mutated, inside=inside)
+
+    def passes(self, name: str) -> bool:
+        """Return whether a test passes without a fault."""
+        if name not in self.passing and name in self.items and not self.run([name], lambda: None):
+            self.passing.add(name)
+        return name in self.passing
+
+    def write(self, module: str, content: bytes) -> None:
+        """Write a module, for commands that tests start, and remove its compiled form."""
+        path = self.root / module
+        path.write_bytes(content)
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            compiled.unlink()
+
+    def run(self, names: list[str], plant: Callable[[], None]) -> str:
+        """Run tests in a child; return the one that fails first, `timeout` or nothing."""
+        if not names:
+            return ""
+        self.log.unlink(missing_ok=True)
+        limit = 30 + 6 * sum(self.selection.covering.seconds[name] for name in names)
+        pid = os.fork()
+        if not pid:
+            self.run_here([self.items[name] for name in names], plant)
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return (
+                    "" if status == 0 else self.log.read_text() if self.log.exists() else names[0]
+                )
+            time.sleep(0.02)
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return "timeout"
+
+    def run_here(self, items: list[pytest.Item], plant: Callable[[], None]) -> None:
+        """Run tests in this process and end it."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            try:
+                plant()
+            except NotSwappable:
+                self.log.write_text("not swappable")
+                return
+            items[0].config.pluginmanager.register(FirstFailure(self.log))
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def run_apart(self, names: list[str]) -> str:
+        """Run tests in a new process, which imports the fault."""
+        seconds = sum(self.selection.covering.seconds[name] for name in names)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+                   f"--basetemp={self.root.parent / 'apart'}", *names]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            text, _ = process.communicate(timeout=60 + 6 * seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return "timeout"
+        if process.returncode == 0:
+            return ""
+        found = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - |$)", text, re.M)
+        return found[1] if found and found[1] in self.items else names[0]
+
+
+class FirstFailure:
+    """Plugin of pytest that ends the process when a test fails."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.log.write_text(report.nodeid)
+            os._exit(1)
+
+
+def work(
+    folder: Path, selection: Selection, take: Callable[[], Fault | None], results: Any
+) -> None:
+    """Collect the tests of a copy of the checkout, then plant faults until none is left."""
+    root = folder / "checkout"
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.egg-info")
+    shutil.copytree(ROOT, root, ignore=skipped)
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path[:] = [str(root), *(p for p in sys.path if p not in ("", str(ROOT)))]
+    for stream in (1, 2):
+        os.dup2(os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    torch.set_num_threads(1)
+    worker = Worker(root, selection, take, results)
+    options = ["-q", "-p", "no:cacheprovider", "--capture=sys", f"--basetemp={folder / 'tests'}"]
+    if pytest.main(options, plugins=[worker]) != 0:
+        results.put((folder / "pytest.log").read_text())
+    results.put(None)
+
+
+# ---- the campaign
+
+
+def record_tests(folder: Path, workers: int) -> None:
+    """Run all tests once and record the lines that they execute."""
+    environment = {**os.environ, "VITFT_COVERING": str(folder), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.faults.covering", "-q",
+               "-n", str(workers), "--dist", "loadfile"]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def plant_all(
+    faults: list[Fault], selection: Selection, folder: Path, workers: int
+) -> Iterator[Result]:
+    """Plant faults in several processes and yield their results as they come."""
+    following = PARALLEL.Value("i", 0)
+
+    def take() -> Fault | None:
+        with following.get_lock():
+            index = following.value
+            following.value += 1
+        return faults[index] if index < len(faults) else None
+
+    results: Any = PARALLEL.SimpleQueue()
+    processes = []
+    for number in range(workers):
+        home = folder / str(number)
+        home.mkdir()
+        processes.append(PARALLEL.Process(target=work, args=(home, selection, take, results)))
+        processes[-1].start()
+    left = workers
+    while left:
+        if (result := results.get()) is None:
+            left -= 1
+        elif isinstance(result, str):
+            sys.exit(f"pytest could not collect the tests:\n{result}")
+        else:
             yield result
-            continue
-        for stage, files in enumerate(stages):
-            if stage not in limits:
-                begun = time.monotonic()
-                checkout.plant(module, source)
-                if (name := checkout.test(files, 600)) != "passed":
-                    yield Result(fault, result.before, result.before, "unusable", name)
-                    return
-                limits[stage] = 30 + 4 * (time.monotonic() - begun)
-            checkout.plant(module, fault.planted(source))
-            result.by = checkout.test(files, limits[stage])
-            if result.by != "passed":
-                result.outcome = "timeout" if result.by == "timeout" else "killed"
-                break
-        checkout.plant(module, source)
-        yield result
+    for process in processes:
+        process.join()
 
 
 def equivalents() -> set[tuple[str, str, str]]:
@@ -348,44 +346,74 @@ def equivalents() -> set[tuple[str, str, str]]:
         return {(row["module"], row["before"], row["after"]) for row in csv.DictReader(file)}
 
 
-def modules_of(root: Path, count: int, rng: random.Random) -> list[str]:
-    """Draw modules with at least ten possible faults."""
-    paths = (str(path.relative_to(root)) for path in sorted(root.glob("vitft/**/*.py")))
-    usable = [path for path in paths if len(faults_of(root, path)) >= 10]
-    return sorted(rng.sample(usable, min(count, len(usable))))
+def chosen(args: argparse.Namespace, covering: Covering) -> list[Fault]:
+    """Draw the faults of a campaign, at most one per line."""
+    modules = args.module or [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("vitft/**/*.py"))]
+    if args.each:
+        drawn_in = (drawn(ROOT, m, args.each, random.Random(f"{args.seed} {m}")) for m in modules)
+        return [fault for faults in drawn_in for fault in faults]
+    everything = [
+        fault
+        for module in modules
+        for fault in faults_of(ROOT, module)
+        if args.rare is None or len(executing(covering, fault)) <= args.rare
+    ]
+    random.Random(args.seed).shuffle(everything)
+    found: dict[tuple[str, int], Fault] = {}
+    for fault in everything:
+        if len(found) == args.faults:
+            break
+        source = (ROOT / fault.module).read_bytes()
+        if (fault.module, fault.line) not in found and compiles(fault.planted(source)):
+            found[fault.module, fault.line] = fault
+    return list(found.values())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("module", nargs="*", help="paths of modules (default: drawn at random)")
-    parser.add_argument("--modules", type=int, default=30, help="number of modules to draw")
-    parser.add_argument("--each", type=int, default=5, help="faults per module")
+    parser.add_argument("module", nargs="*", help="paths of modules (default: all of vitft)")
+    parser.add_argument("--faults", type=int, default=300, help="number of faults to draw")
+    parser.add_argument("--each", type=int, help="number of faults per module, instead")
+    parser.add_argument("--rare", type=int, help="draw from lines that at most so many tests run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--package", action="store_true", help="run all tests of the package")
-    parser.add_argument("--list", action="store_true", help="print the drawn faults only")
+    parser.add_argument("--seconds", type=float, default=60, help="longest tests of one fault")
+    parser.add_argument("--covering", type=Path, help="folder of the record; made if absent")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="file of all results, one JSON object per line")
     args = parser.parse_args()
     os.nice(10)
-    torch.set_num_threads(1)
+    known = equivalents()
     counts: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        checkout = Checkout(Path(folder))
-        for module in args.module or modules_of(
-            checkout.root, args.modules, random.Random(args.seed)
-        ):
-            faults = drawn(checkout.root, module, args.each, random.Random(f"{args.seed} {module}"))
-            if args.list:
-                print("\n".join(f"{module}:{f.line} {f.kind}: {f.text}" for f in faults))
-                continue
-            for result in campaign(checkout, module, faults, package_too=args.package):
-                counts[result.outcome] += 1
-                print(f"{result.outcome:<10} {module}:{result.fault.line} {result.fault.kind}\n"
-                      f"    - {result.before[:300]}\n    + {result.after[:300]}\n"
-                      f"    {result.by}", flush=True)  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        record = args.covering or Path(temporary) / "covering"
+        if not record.is_dir():
+            record_tests(record, args.workers)
+        covering = read_covering(record)
+        matter = []
+        for fault in chosen(args, covering):
+            before, after = fault.change((ROOT / fault.module).read_bytes())
+            same = (fault.module, before, after) in known
+            counts["equivalent"] += same
+            if not same:
+                matter.append(fault)
+        selection = Selection(covering, args.seconds)
+        for result in plant_all(matter, selection, Path(temporary), args.workers):
+            report(result, counts, args.out)
     detected = counts["killed"] + counts["timeout"]
-    matter = detected + counts["survived"]
-    print(f"{detected} of {matter} faults detected ({detected / max(1, matter):.1%}), "
+    print(f"{detected} of {len(matter)} faults detected ({detected / max(1, len(matter)):.1%}), "
           f"{counts['timeout']} of them by a timeout; {counts['equivalent']} equivalent")  # fmt: skip
-    return int(detected < WANTED * matter or counts["unusable"] > 0)
+    return int(detected < WANTED * len(matter))
+
+
+def report(result: Result, counts: collections.Counter[str], out: Path | None) -> None:
+    """Count and print a result."""
+    counts[result.outcome] += 1
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+    if result.outcome == "survived":
+        print(f"survived {result.fault.module}:{result.fault.line} {result.fault.kind}, {result.by}\n"
+              f"    - {result.before[:300]}\n    + {result.after[:300]}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

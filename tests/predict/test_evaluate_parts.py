@@ -42,6 +42,8 @@ def test_classes_of_the_model_may_be_missing_but_none_added() -> None:
         check_classes(data(*classes), KNOWN, several=False)
     with pytest.raises(DataError, match="unknown to the model: bat; missing from the data: owl"):
         check_classes(data("bat", "cat", "dog"), KNOWN, several=False)
+    with pytest.raises(DataError, match=r"model: bat of 1\.jpg and cow; missing"):
+        check_classes(replace(data("cat", "bat", "cow"), source="d.csv"), KNOWN, several=False)
     with pytest.raises(DataError, match="missing from the data: none") as refused:
         check_classes(data("xyzzy", *KNOWN), KNOWN, several=False)
     assert refused.value.fix.startswith("use the class names of the model")
@@ -103,6 +105,24 @@ def test_if_nothing_is_left_the_reason_is_named() -> None:
     assert nothing_left(data(), broken).problem == (
         "cannot read any image in d (0.jpg: empty file; 1.jpg: empty file; 2.jpg: empty file)"
     )
+
+
+def test_the_advice_for_unreadable_images_fits_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here.jpg").write_bytes(b"image")
+    monkeypatch.chdir(tmp_path)
+
+    def advice(source: str, path: str, root: str) -> str:
+        found = LabelledImages(source=Path(source), root=root, classes=(), images=())
+        return nothing_left(found, [left_out(error="not found", path=path)]).fix or ""
+
+    assert advice("d", "0.jpg", "d") == "replace the files, or choose other data"
+    assert advice("results/sheet.csv", "here.jpg", "results").startswith("use --set data.root=.")
+    assert advice("sheet.csv", "no.jpg", ".") == (
+        "correct the paths, choose their folder with --set data.root=DIR"
+    )
+    assert "choose another folder" in advice("sheet.csv", "no.jpg", "other")
 
 
 def test_images_are_counted_by_the_reason_for_leaving_them_out() -> None:

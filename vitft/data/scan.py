@@ -179,6 +179,8 @@ def missing_fix(path: str, root: Path, *, has_root: bool) -> str:
     """
     windows = PureWindowsPath(path)
     if not windows.is_absolute():
+        if not reason_missing(path):  # as `vitft predict` writes them
+            return "use --set data.root=. (the paths are relative to the current folder)"
         place = "choose another" if has_root else "choose their"
         return f"correct the paths, {place} folder with --set data.root=DIR"
     ends = ["/".join(windows.parts[i:]) for i in range(1, len(windows.parts))]

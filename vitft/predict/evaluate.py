@@ -21,6 +21,8 @@ from vitft.data.images import read_bytes
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
+from vitft.data.scan import missing_fix
+from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
     calibration_error,
@@ -281,9 +283,12 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
     fix = "use the class names of the model, and remove images of other classes"
     if near := misspelt_name(unknown[0], known):
         fix = f"rename {unknown[0]} to {near} if they are the same class"
+    first = next((f" of {path}" for path, name in data.images if name == unknown[0]), "")
+    in_table = first if is_table(Path(data.source)) else ""  # a folder has the name of the class
+    shown = listing([f"{unknown[0]}{in_table}", *unknown[1:]], 10)
     raise DataError(
         f"the classes of {data.source} do not match the model (unknown to the model: "
-        f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'})",
+        f"{shown}; missing from the data: {listing(missing, 10) or 'none'})",
         fix=fix,
     )
 
@@ -327,10 +332,11 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
             fix="use images on which the model was not trained",
         )
     examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
-    return DataError(
-        f"cannot read any image in {data.source} ({examples})",
-        fix="check the paths: in a table, they are relative to the folder of the table",
-    )
+    fix = "replace the files, or choose other data"
+    if is_table(source := Path(data.source)):
+        has_root = Path(data.root) != source.parent
+        fix = missing_fix(predictions[0].prediction.path, Path(data.root), has_root=has_root)
+    return DataError(f"cannot read any image in {data.source} ({examples})", fix=fix)
 
 
 def before_temperature(
