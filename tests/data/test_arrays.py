@@ -601,3 +601,24 @@ def test_evaluate_judges_the_part_that_is_held_back(tmp_path: Path) -> None:
     found = find_labelled(tmp_path / "set.npz")
 
     assert [path for path, _ in found.images] == [f"test/{i}/0000{i}.bmp" for i in range(3)]
+
+
+def test_weights_in_place_of_data_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("vit.npz", **{"head/kernel": np.zeros(3), "x": np.zeros(3)})
+    np.savez("other.npz", x=np.zeros(3))
+    for name in ("a b.safetensors", "vit.pth"):
+        Path(name).write_bytes(b"x")
+
+    for name, quoted in (
+        ("vit.npz", "vit.npz"),
+        ("a b.safetensors", "'a b.safetensors'"),
+        ("vit.pth", "vit.pth"),
+    ):
+        with pytest.raises(DataError, match="weight") as caught:
+            scan(Path(name))
+        assert caught.value.fix == f"pass it with --weights {quoted}, and the images with --data"
+    with pytest.raises(DataError, match="contains no labelled images; arrays found: x"):
+        scan(Path("other.npz"))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitft.models.find import begins_like_safetensors, find_model, inner_models, model_files
@@ -166,3 +167,34 @@ def test_published_weights_are_told_from_runs() -> None:
     assert "which is the name of pretrained weights" in error.problem
     assert "--run hf:timm/vit_tiny_patch16_224" in error.fix
     assert refusal("vit_base_patch16_224.mae").problem == "no model in vit_base_patch16_224.mae"
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("Images", "LABELS"), ("x_train", "y_train")])
+def test_a_data_set_in_place_of_a_run_is_answered_with_a_near_run_and_with_training(
+    names: tuple[str, str],
+) -> None:
+    np.savez("digits.npz", **dict.fromkeys(names, np.zeros((4, 2, 2), np.uint8)))
+    train = "train on it with `vitft finetune --data digits.npz`"
+
+    error = refusal("digits.npz")
+    assert error.problem == "digits.npz is a data set of labelled images, not a trained model"
+    assert error.fix == train
+    put("runs/digits/config.toml", b"")
+    fix = f"did you mean --run runs/digits? `ls runs` lists the runs; {train}"
+    assert refusal("digits.npz").fix == fix
+    put("photos/cats/1.jpg")
+    assert refusal("photos").problem == "photos is a folder of images, not a trained model"
+    assert refusal("photos").fix.endswith("train on it with `vitft finetune --data photos`")
+
+
+@pytest.mark.parametrize(("name", "pickled"), [("a b.npz", False), ("a b.pth", True)])
+def test_the_command_for_weights_of_another_tool_is_complete(name: str, pickled: bool) -> None:
+    if pickled:
+        put(name)
+    else:
+        np.savez(name, **{"head/kernel": np.zeros(3, np.float32), "x": np.zeros(3, np.float32)})
+
+    fix = refusal(name).fix
+
+    command = f"vitft finetune --data DIR --weights '{name}'"
+    assert fix == f"use it as pretrained weights: {command}{' --allow-pickle' * pickled}"

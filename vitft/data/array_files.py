@@ -12,7 +12,7 @@ import re
 import socket
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitft.system.errors import DataError
+from vitft.system.text import shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ NPZ_NAMES: Mapping[tuple[str, str], str] = {
 """Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
 NPZ_CLASSES = ("classes", "class_names", "label_names")
 """Names of the array of class names in .npz files."""
+WEIGHT_NAMES = frozenset({"kernel", "bias", "scale", "weight"})
+"""Last parts of the names of arrays in .npz files of weights."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
@@ -145,16 +148,10 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
                 channels_last(npz_member(file, by_case[x], path)),
                 npz_member(file, by_case[y], path).squeeze(),
             )
-            for (x, y), name in NPZ_NAMES.items()
-            if x in by_case and y in by_case
+            for (x, y), name in npz_subsets(file.files).items()
         ]
         if not parts:
-            raise DataError(
-                f"{path} contains no labelled images; "
-                f"arrays found: {', '.join(file.files[:8]) or 'none'}",
-                fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and "
-                "y_test",
-            )
+            raise no_labelled_images(path, file.files)
         notes = tuple(
             f"the array {by_case[one]} is not used: there is no {other}"
             for pair in NPZ_NAMES
@@ -165,6 +162,29 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         classes = tuple(str(name) for array in names[:1] for name in array.ravel())
     numbered, found = number_labels(parts)
     return LoadedArrays(numbered, found or classes, notes)
+
+
+def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
+    """Return the pairs of image and label arrays in an .npz file, in lower case, with their subset.
+
+    `names` are the names of all arrays; case does not matter.
+    """
+    present = {name.lower() for name in names}
+    return {pair: name for pair, name in NPZ_NAMES.items() if present.issuperset(pair)}
+
+
+def no_labelled_images(path: Path, names: Sequence[str]) -> DataError:
+    """Return the error for an .npz file without a pair of image and label arrays."""
+    found = f"arrays found: {', '.join(names[:8]) or 'none'}"
+    if any(name.rpartition("/")[2] in WEIGHT_NAMES for name in names):
+        return DataError(
+            f"{path} contains weights instead of labelled images; {found}",
+            fix=f"pass it with --weights {shell_quote(str(path))}, and the images with --data",
+        )
+    return DataError(
+        f"{path} contains no labelled images; {found}",
+        fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and y_test",
+    )
 
 
 def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:

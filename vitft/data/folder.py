@@ -22,6 +22,7 @@ from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
+from vitft.system.files import WEIGHT_SUFFIXES
 from vitft.system.near_paths import path_fix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
@@ -199,6 +200,11 @@ def check_is_folder(root: Path) -> None:
         raise DataError(
             f"{root} is in an Excel format that vitft does not read",
             fix=f"save the table as {root.with_suffix('.xlsx').name}, or as CSV",
+        )
+    if exists and root.suffix.lower() in WEIGHT_SUFFIXES:
+        raise DataError(
+            f"{root} is a weight file, not a folder of images",
+            fix=f"pass it with --weights {shell_quote(str(root))}, and the images with --data",
         )
     if exists:
         raise DataError(

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from vitft.data.mistaken import MistakenData, mistaken_data
 from vitft.models.pretrained.catalog import entries_by_name
 from vitft.models.pretrained.fetch import fetch
-from vitft.models.pretrained.locate import PICKLE_SUFFIXES, parse_hub_name
+from vitft.models.pretrained.locate import parse_hub_name
 from vitft.system.errors import RunError
+from vitft.system.files import PICKLE_SUFFIXES
 from vitft.system.near_paths import near_paths
 from vitft.system.run_names import (
     has_settings,
@@ -18,7 +20,7 @@ from vitft.system.run_names import (
 )
 from vitft.system.rundir import BASE, MODEL, run_path
 from vitft.system.spelling import Spelling, option
-from vitft.system.text import listing
+from vitft.system.text import listing, shell_quote
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
@@ -41,15 +43,16 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         PICKLE_SUFFIXES,
         (
             "a Python pickle, which does not contain class names",
-            "use it as pretrained weights: vitft finetune --weights FILE --allow-pickle",
+            "use it as pretrained weights: vitft finetune --data DIR --weights FILE --allow-pickle",
         ),
     ),
     ".npz": (
         "a NumPy archive, which does not contain class names",
-        "use it as pretrained weights: vitft finetune --weights FILE",
+        "use it as pretrained weights: vitft finetune --data DIR --weights FILE",
     ),
 }
-"""Description and fix for each kind of model file that is not a checkpoint, keyed by suffix."""
+"""Description and fix for each kind of model file that is not a checkpoint, keyed by suffix. In the
+fix, FILE stands for the path."""
 
 MOST_SUGGESTED = 9
 """Maximum number of folders named in an error."""
@@ -85,9 +88,11 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
             )
         path = found
     kind = path.suffix.lower()
+    if run is not None and path.is_file() and (data := mistaken_data(path)):
+        raise no_model_but_data(run, data, spell)
     if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):
         what, fix = FOREIGN_MODELS[kind]
-        raise RunError(f"{path} is {what}", fix=fix)
+        raise RunError(f"{path} is {what}", fix=fix.replace("FILE", shell_quote(str(path))))
     if path.is_file():
         if kind not in (".safetensors", ".onnx") and not begins_like_safetensors(path):
             raise RunError(
@@ -122,6 +127,8 @@ def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Run
             "fine-tune them first",
         )
     inner = inner_models(path, graphs=graphs)
+    if not inner and (data := mistaken_data(path)):
+        return no_model_but_data(run, data, spell)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
     return RunError(
@@ -135,6 +142,14 @@ def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Run
             otherwise=f"use a run directory that contains {MODEL}, or the file itself",
             spell=spell,
         ),
+    )
+
+
+def no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
+    """Return the error for data in place of a model: similar names of runs, and how to train."""
+    near = suggest_runs(run, otherwise="", spell=spell)
+    return RunError(
+        f"{run} is {data.what}, not a trained model", fix="; ".join(filter(None, (near, data.use)))
     )
 
 

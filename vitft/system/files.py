@@ -18,6 +18,8 @@ MANY_FILES = 1000
 PACKAGE = Path(__file__).parents[1]
 CHECKSUM_SUFFIXES = frozenset({".md5", ".sha1", ".sha256", ".sha512"})
 """Suffixes of files with the checksum of the file whose name precedes the suffix."""
+PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
 
 
 def resource(name: str) -> Path:

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from vitft.system.errors import RunError
+from vitft.system.near_paths import without_suffix
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
 from vitft.system.spelling import Spelling, option
 from vitft.system.text import count, listing, shell_quote
@@ -90,7 +91,10 @@ def resume_command(run: Path) -> str:
 
 
 def similar_names_of_runs(name: str, known: list[str]) -> list[str]:
-    """Return up to two similar names: those that contain `name`, else those with few changes."""
-    part = name.casefold()
+    """Return up to two similar names: those that contain `name`, else those with few changes.
+
+    The suffix of a file counts only in the second case.
+    """
+    part = without_suffix(name).casefold()
     containing = [other for other in known if len(part) > 2 and part in other.casefold()]
     return containing[:2] or get_close_matches(name, known, n=2, cutoff=0.6)

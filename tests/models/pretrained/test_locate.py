@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitft.models.pretrained.catalog import CatalogEntry
@@ -213,3 +214,37 @@ def test_only_timm_models_get_timms_metadata(monkeypatch: pytest.MonkeyPatch) ->
     assert str(locate_entry("timm:resnet18")) == "full timm:resnet18"
     assert locate_entry("demo") == locate("demo")
     assert locate_entry("vit.pth") == path
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "use"),
+    [
+        ("digits.npz", "a data set of labelled images", "train on it with `vitft finetune --data "),
+        ("table.csv", "a table", "if it lists images, train on them with `vitft finetune --data "),
+        ("a.JPG", "an image", "train on its folder with"),
+        ("photos.zip", "an archive", "unpack it; train on images in it with"),
+    ],
+)
+def test_data_in_place_of_weights_are_named_before_they_are_opened(
+    name: str, what: str, use: str
+) -> None:
+    put(name)
+    np.savez("digits.npz", x=np.zeros((4, 2, 2), np.uint8), y=np.zeros(4, int))
+
+    error = refusal(name)
+
+    assert error.problem == f"{name} is {what}, not a weight file"
+    assert error.fix.startswith(use)
+    assert error.fix.endswith("`, and choose weights from `vitft weights list`")
+    assert refusal(f"timm:vit={name}").problem
+
+
+def test_a_folder_of_images_in_place_of_weights_is_named() -> None:
+    put("photos/train/cats/1.png")
+    put("notes/a/b.txt")
+
+    error = refusal("photos")
+
+    assert error.problem == "photos is a folder of images, not weights"
+    assert error.fix.startswith("train on it with `vitft finetune --data photos`")
+    assert refusal("notes").problem == "notes does not contain model.safetensors"

@@ -7,13 +7,17 @@ import os
 import re
 from pathlib import Path
 
+from vitft.data.mistaken import mistaken_data
 from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
-from vitft.system.files import CHECKSUM_SUFFIXES, resource
+from vitft.system.files import (
+    CHECKSUM_SUFFIXES,
+    PICKLE_SUFFIXES,
+    WEIGHT_SUFFIXES,
+    resource,
+)
 from vitft.system.near_paths import path_fix
 
-PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
-WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
 FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
 
@@ -65,18 +69,8 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             "the name of the weights is empty",
             fix="use a name from `vitft weights list`, or the path of a weight file",
         )
-    if (path / "model.safetensors").is_file():  # a run directory, an export or a hub snapshot
-        return path / "model.safetensors"
-    if (path / "model.onnx").is_file():
-        raise WeightsError(
-            f"{path} contains an ONNX graph, from which no weights are loaded",
-            fix="use it with --run or vitft.load, or export the run with --safetensors",
-        )
     if path.is_dir():
-        raise WeightsError(
-            f"{path} does not contain model.safetensors",
-            fix="pass a weight file, a run directory or a folder exported by vitft",
-        )
+        return weights_in_folder(path)
     if path.exists():
         return check_weight_file(path)
     is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
@@ -88,6 +82,27 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             ),
         )
     return find_entry(name)  # raises an error that suggests similar names
+
+
+def weights_in_folder(path: Path) -> Path:
+    """Return the weight file in a run directory, an export or a hub snapshot.
+
+    Raises:
+        WeightsError: The folder contains no model.safetensors.
+    """
+    if (path / "model.safetensors").is_file():
+        return path / "model.safetensors"
+    if (path / "model.onnx").is_file():
+        raise WeightsError(
+            f"{path} contains an ONNX graph, from which no weights are loaded",
+            fix="use it with --run or vitft.load, or export the run with --safetensors",
+        )
+    if data := mistaken_data(path):
+        raise WeightsError(f"{path} is {data.what}, not weights", fix=data.weights_fix)
+    raise WeightsError(
+        f"{path} does not contain model.safetensors",
+        fix="pass a weight file, a run directory or a folder exported by vitft",
+    )
 
 
 def may_be_weights(entry: "os.DirEntry[str]") -> bool:
@@ -179,6 +194,8 @@ def check_weight_file(path: Path) -> Path:
             f"{path} is not a weight file, but the checksum file of {other.name}",
             fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
         )
+    if data := mistaken_data(path):
+        raise WeightsError(f"{path} is {data.what}, not a weight file", fix=data.weights_fix)
     if path.suffix.lower() not in WEIGHT_SUFFIXES:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise WeightsError(

@@ -1,0 +1,87 @@
+"""Data that are given where a model or weights are expected: what they are, and where they belong.
+
+Does not import torch, and reads at most the list of arrays in a .npz file.
+"""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from vitft.data.array_files import npz_subsets
+from vitft.data.signatures import FORMAT_BY_SUFFIX
+from vitft.data.table import TABLE_SUFFIXES
+from vitft.data.unused import suffix_of
+from vitft.system.text import shell_quote
+
+ARCHIVE_SUFFIXES = frozenset({".7z", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"})
+MOST_ENTRIES = 200
+"""Maximum number of entries of a folder, and of its first subfolder, that are listed."""
+
+
+class MistakenData(NamedTuple):
+    """Data that are neither a model nor weights."""
+
+    what: str
+    """Description, such as `a data set of labelled images`."""
+    use: str
+    """How to use them."""
+
+    @property
+    def weights_fix(self) -> str:
+        """Fix where weights are expected."""
+        return f"{self.use}, and choose weights from `vitft weights list`"
+
+
+def mistaken_data(path: Path) -> MistakenData | None:
+    """Return what the data at a path are, or None if the path does not contain data by its name.
+
+    Recognised are .npz files with labelled images, tables, images, archives, and folders with
+    images at the top or in their first subfolder.
+    """
+    suffix = suffix_of(path.name)
+    command = f"with `vitft finetune --data {shell_quote(str(path))}`"
+    train = f"train on it {command}"
+    if path.is_dir():
+        return MistakenData("a folder of images", train) if contains_images(path) else None
+    if not path.is_file():
+        return None
+    if suffix == ".npz":
+        return MistakenData("a data set of labelled images", train) if is_data_set(path) else None
+    if suffix in TABLE_SUFFIXES:
+        return MistakenData("a table", f"if it lists images, train on them {command}")
+    if suffix in FORMAT_BY_SUFFIX:
+        return MistakenData("an image", "train on its folder with `vitft finetune --data DIR`")
+    if suffix in ARCHIVE_SUFFIXES:
+        return MistakenData(
+            "an archive", "unpack it; train on images in it with `vitft finetune --data DIR`"
+        )
+    return None
+
+
+def is_data_set(path: Path) -> bool:
+    """Return whether a .npz file contains labelled images, judging by the names of its arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False
+    return bool(npz_subsets(names))
+
+
+def contains_images(folder: Path, *, depth: int = 2) -> bool:
+    """Return whether a folder, or the first of its subfolders, contains a file named as an image.
+
+    At most `depth` levels of subfolders are entered. A folder that cannot be read has no images.
+    """
+    first = None
+    try:
+        with os.scandir(folder) as entries:
+            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False):
+                if suffix_of(entry.name) in FORMAT_BY_SUFFIX:
+                    return True
+                if first is None and not entry.name.startswith(".") and entry.is_dir():
+                    first = Path(entry.path)
+    except OSError:
+        return False
+    return first is not None and depth > 0 and contains_images(first, depth=depth - 1)
