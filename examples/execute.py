@@ -22,15 +22,36 @@ Cell = dict[str, Any]
 
 def main(*notebooks: str) -> None:
     """Execute notebooks and write their outputs to them."""
-    for name in notebooks:
+    opened = {name: read_notebook(name) for name in notebooks}  # all, before the first one runs
+    for name, notebook in opened.items():
         path = Path(name).resolve()
-        notebook = json.loads(path.read_text(encoding="utf-8"))
         print(f"{name}:", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             execute(notebook)
         text = json.dumps(notebook, ensure_ascii=False, indent=1)
         path.write_text(f"{text}\n", encoding="utf-8", newline="\n")
         print(f"{name}: {path.stat().st_size:,} bytes")
+
+
+def read_notebook(name: str) -> dict[str, Any]:
+    """Return the content of a notebook; exit with one sentence if the file is not one."""
+    try:
+        content = json.loads(Path(name).read_text(encoding="utf-8"))
+    except ValueError:  # not UTF-8, or not JSON
+        content = None
+    except OSError as error:
+        raise SystemExit(f"cannot read {name}: {error.strerror}") from error
+    cells = content.get("cells") if isinstance(content, dict) else None
+    if not isinstance(cells, list) or not all(map(is_cell, cells)):
+        raise SystemExit(f"{name} is not a notebook: give an .ipynb file of format 4, with cells")
+    return dict(content)
+
+
+def is_cell(cell: object) -> bool:
+    """Return whether a value has the fields of a notebook's cell that are used here."""
+    if not isinstance(cell, dict) or "cell_type" not in cell:
+        return False
+    return isinstance(cell.get("source"), str | list)
 
 
 def execute(notebook: dict[str, Any]) -> None:

@@ -42,6 +42,24 @@ def test_a_missing_notebook_is_one_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["plain text", "{}", "[]", '{"cells": 1}', '{"cells": [{}]}', '{"worksheets": []}', "\xff"],
+)
+def test_a_file_that_is_not_a_notebook_is_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.ipynb"
+    path.write_bytes(content.encode("latin-1"))
+    program = [sys.executable, str(ROOT / "examples" / "execute.py"), str(path)]
+
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"{path} is not a notebook: give an .ipynb file of format 4, with cells"
+    ]
+    assert path.read_bytes() == content.encode("latin-1")
+
+
 def kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:
     """Return the types of the outputs of each code cell."""
     return [
