@@ -141,7 +141,7 @@ def test_the_heading_names_seeds_test_images_and_baseline() -> None:
     text = "accuracy in % by number of training images per class, {}, with 95% intervals; {}; "
 
     assert heading(STUDY) == (
-        text.format("mean of 2 seeds", "100 test images (all images not used for training)")
+        text.format("mean of 2 seeds", "100 test images (all images that train no head)")
         + "baseline (largest class): 52.5%"
     )
     own = finished(*STUDY.curves, layout="split", seeds=1, test_images=1)
@@ -228,3 +228,19 @@ def test_all_files_are_written_together(tmp_path: Path) -> None:
     text = (tmp_path / "o" / "study.json").read_text()
     assert text.endswith("}\n")
     assert text.startswith('{\n  "vitft"')
+
+
+def test_files_of_a_study_state_which_weights_were_trained_on_its_images() -> None:
+    own = replace(STUDY.curves[0], name="runs/a_b", known_images=7)
+    study = finished(own, STUDY.curves[1])
+
+    found = to_markdown(study, study.leads(), "x")
+
+    note = (
+        r"**Note:** runs/a\_b was trained on 7 of these 1,300 images, so its accuracies here tell "
+        "nothing about new images."
+    )
+    assert f"\n\n{note}\n\n## " in found
+    assert "**Note:**" not in to_markdown(STUDY, STUDY.leads(), "x")
+    curves: Any = to_json(study, study.leads())["curves"]
+    assert [one["trained_on_images"] for one in curves] == [7, 0]

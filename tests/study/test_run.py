@@ -15,6 +15,7 @@ from vitft.config.sections import DataSpec, TrainSpec
 from vitft.study.plan import BASELINES, FeatureSource, Plan, check_study
 from vitft.study.run import (
     FewShotSplit,
+    count_images_of_sources,
     evaluate_head,
     evaluate_heads,
     few_shot_split,
@@ -22,7 +23,6 @@ from vitft.study.run import (
     reduce_dimensions,
     run_study,
     unique_images,
-    warn_of_known_images,
 )
 from vitft.system.errors import DataError
 
@@ -142,7 +142,8 @@ def test_a_run_that_was_trained_on_the_images_is_named(
     sources = [FeatureSource(name=name, weights=name) for name in names]
     images = [replace(one, sha256=str(i)) for i, one in enumerate(files(3))]
 
-    warn_of_known_images(cast("Plan", SimpleNamespace(sources=tuple(sources))), images)
+    plan = cast("Plan", SimpleNamespace(sources=tuple(sources)))
+    assert count_images_of_sources(plan, images) == {"r": 2, "w": 0, BASELINES[0]: 0}
 
     assert caplog.messages == [
         "r was trained on 2 of these 3 images, so its accuracies here tell nothing about new images"

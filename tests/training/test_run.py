@@ -345,6 +345,18 @@ def test_the_peak_memory_of_a_run_is_logged_and_written(
     assert f"peak memory: {peak:,} MiB resident" in caplog.text
 
 
+def test_images_of_a_run_with_a_frozen_backbone_are_new_to_its_weights(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solver = {"solver": "lbfgs"}
+    first = run_it(image_folder, tiny_weights, tmp_path / "one", optim=solver)
+
+    second = run_it(image_folder, first.run, tmp_path / "two", optim=solver)
+
+    assert "were trained on" not in capsys.readouterr().err
+    assert second.figures["cross_validation"] == first.figures["cross_validation"]
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     image_folder: Path,
@@ -354,7 +366,11 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     solver, split = {"solver": "lbfgs"}, {"split": "random"}
-    first = run_it(image_folder, tiny_weights, tmp_path / "one", optim=solver, data=split)
+    train = {"freeze": "head,blocks:1"}
+    steps = {"solver": "adamw", "epochs": 1}
+    first = run_it(
+        image_folder, tiny_weights, tmp_path / "one", optim=steps, data=split, train=train
+    )
     honest = capsys.readouterr().err
 
     table: dict[str, Any] = {"optim": solver, "data": {"split": "random", "seed": seed}}

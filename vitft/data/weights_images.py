@@ -1,11 +1,13 @@
 """Images on which weights were trained, if the weights are those of a run on this machine.
 
-The model has seen them, so accuracies on them tell nothing about new images.
+The backbone has seen them, so accuracies on them tell nothing about new images. Only the backbone
+counts: whoever uses the weights of a run fits a new head.
 """
 
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from vitft.config.run import read_run_config
 from vitft.data.split import run_manifest
 from vitft.system.errors import RunError
 
@@ -17,12 +19,25 @@ def run_of_weights(weights: str) -> Path:
 
 
 def images_of_weights(weights: str) -> AbstractSet[str]:
-    """Return the digests of the training images of a run; empty if the weights are not a run's.
+    """Return the digests of the images on which the backbone of a run was trained.
 
-    The result is also empty if the split of the run cannot be read.
+    The images of the run from whose weights the run started are included, if that is known. The
+    result is empty if the weights are not a run's, if no run trained more than its head, or if the
+    split of the run cannot be read.
     """
-    try:
-        manifest = run_manifest(run_of_weights(weights)) if weights else None
-    except RunError:
-        return frozenset()
-    return frozenset() if manifest is None else {row.sha256 for row in manifest.train}
+    found: set[str] = set()
+    visited: set[Path] = set()
+    while weights and (run := run_of_weights(weights)) not in visited:
+        visited.add(run)
+        try:
+            manifest = run_manifest(run)
+            if manifest is None:
+                break
+            config = read_run_config(run)  # after --budget, it has the settings that were chosen
+        except RunError:
+            break
+        if config.get("train", {}).get("freeze", "head") != "head":
+            found |= {row.sha256 for row in manifest.train}
+        name = config.get("weights", {}).get("name")
+        weights = name if isinstance(name, str) else ""
+    return found

@@ -68,6 +68,8 @@ class FewShotCurve:
     weights: str
     features: int  # dimensions of the feature vector
     points: tuple[CurvePoint, ...]
+    known_images: int = 0
+    """Number of images of the study on which the backbone was trained by a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
                 "name": curve.name,
                 "weights": curve.weights,
                 "features": curve.features,
+                "trained_on_images": curve.known_images,
                 "points": [
                     {
                         "shots": point.shots,
@@ -242,6 +245,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         "",
         f"{HEAD_NOTE[0].upper()}{HEAD_NOTE[1:]}.",
         "",
+        *known_images_lines(study),
         f"## {markdown_cell(study.curves[0].name)} compared with the others",
         "",
         "Differences in percentage points on the same test images, with 95% intervals.",
@@ -260,12 +264,32 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def known_images_note(name: str, trained: int, images: int) -> str:
+    """Return the note on a source whose backbone was trained on some of the images."""
+    return (
+        f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
+        "here tell nothing about new images"
+    )
+
+
+def known_images_lines(study: StudyResults) -> list[str]:
+    """Return the notes on sources that were trained on images of the study, as paragraphs."""
+    return [
+        line
+        for curve in study.curves
+        if curve.known_images
+        for name in [markdown_cell(curve.name)]
+        for line in (
+            f"**Note:** {known_images_note(name, curve.known_images, study.images)}.",
+            "",
+        )
+    ]
+
+
 def heading(study: StudyResults) -> str:
     """Return a description of the accuracies, the test images and the baseline."""
     has_tests = study.plan.folder.layout == "split"
-    origin = (
-        "the folder's validation or test set" if has_tests else "all images not used for training"
-    )
+    origin = "the folder's validation or test set" if has_tests else "all images that train no head"
     return (
         f"accuracy in % by number of training images per class, {mean_of(study.plan.seeds)}, with "
         f"95% intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "

@@ -28,7 +28,7 @@ from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, most_shots, too_few_images
-from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
+from vitft.study.results import CurvePoint, FewShotCurve, StudyResults, known_images_note
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
 from vitft.system.errors import DataError
@@ -96,15 +96,18 @@ def few_shot_split(
     return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
 
-def warn_of_known_images(plan: Plan, files: Sequence[InspectedFile]) -> None:
-    """Log a warning for each source whose weights were trained on some of the images."""
+def count_images_of_sources(plan: Plan, files: Sequence[InspectedFile]) -> dict[str, int]:
+    """Return on how many of the images the backbone of each source was trained; log warnings.
+
+    The keys are the names of the sources.
+    """
+    counts = {}
     for one in plan.sources:
         known = set() if one.is_baseline else images_of_weights(one.weights)
-        if trained := sum(file.sha256 in known for file in files):
-            log.warning(
-                f"{one.name} was trained on {trained:,} of these {count(len(files), 'image')}, so "
-                "its accuracies here tell nothing about new images"
-            )
+        counts[one.name] = sum(file.sha256 in known for file in files)
+        if counts[one.name]:
+            log.warning(known_images_note(one.name, counts[one.name], len(files)))
+    return counts
 
 
 def run_study(
@@ -131,7 +134,7 @@ def run_study(
     )
     log_inspection(inspected)
     files = unique_images(inspected)
-    warn_of_known_images(plan, files)
+    known = count_images_of_sources(plan, files)
     plan = fit_plan(plan, files)
     splits = [
         few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)
@@ -165,7 +168,7 @@ def run_study(
         majority=float(np.bincount(y[splits[0].test].numpy()).max() / len(splits[0].test)),
         device=describe_device(device),
         precision=pick_precision(train.precision, device),
-        curves=tuple(curves),
+        curves=tuple(replace(curve, known_images=known[curve.name]) for curve in curves),
     )
 
 
