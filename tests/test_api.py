@@ -330,6 +330,19 @@ def test_an_unknown_argument_is_answered_with_the_nearest(
     assert caught.value.fix.startswith(fix)
 
 
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [(("photos",), "use data='photos'"), (("a", "demo"), "use data='a', weights='demo'")],
+)
+def test_arguments_without_a_name_are_answered_with_their_names(
+    given: tuple[str, ...], fix: str
+) -> None:
+    with pytest.raises(UsageError, match="the arguments of finetune are named") as caught:
+        vitft.finetune(*given)  # type: ignore[call-arg]
+
+    assert caught.value.fix == fix
+
+
 def test_the_type_checker_refuses_an_unknown_argument() -> None:
     with pytest.raises(UsageError, match="unknown argument frezee"):
         vitft.finetune(data="d", weights="w", frezee="head")  # type: ignore[call-arg]

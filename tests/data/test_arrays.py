@@ -607,7 +607,7 @@ def test_weights_in_place_of_data_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez("vit.npz", **{"head/kernel": np.zeros(3), "x": np.zeros(3)})
+    np.savez("vit.npz", allow_pickle=False, **{"head/kernel": np.zeros(3), "x": np.zeros(3)})
     np.savez("other.npz", x=np.zeros(3))
     for name in ("a b.safetensors", "vit.pth"):
         Path(name).write_bytes(b"x")

@@ -428,6 +428,16 @@ def test_the_power_is_described_in_whole_percent() -> None:
     assert power_text(0.404) == "about 40% of images of unknown classes similar to these"
 
 
+@pytest.mark.parametrize("unknown", [0.185, 0.245, 0.125, 0.5, 0.605, 1 / 3])
+def test_the_power_is_the_same_number_in_the_report_and_in_predict(
+    reference: Reference, unknown: float
+) -> None:
+    stored = replace(reference, unknown=unknown).arrays()
+    number = power_text(unknown).split()[1]
+
+    assert f"about {number} are marked" in Reference.from_arrays(stored).power()
+
+
 def test_a_class_mean_has_no_distance(reference: Reference) -> None:
     offsets = reference.means.astype(np.float64) @ np.linalg.inv(reference.within)
     features = (reference.centre + offsets).astype(np.float32)

@@ -173,7 +173,9 @@ def test_published_weights_are_told_from_runs() -> None:
 def test_a_data_set_in_place_of_a_run_is_answered_with_a_near_run_and_with_training(
     names: tuple[str, str],
 ) -> None:
-    np.savez("digits.npz", **dict.fromkeys(names, np.zeros((4, 2, 2), np.uint8)))
+    np.savez(
+        "digits.npz", allow_pickle=False, **dict.fromkeys(names, np.zeros((4, 2, 2), np.uint8))
+    )
     train = "train on it with `vitft finetune --data digits.npz`"
 
     error = refusal("digits.npz")
@@ -192,7 +194,11 @@ def test_the_command_for_weights_of_another_tool_is_complete(name: str, pickled:
     if pickled:
         put(name)
     else:
-        np.savez(name, **{"head/kernel": np.zeros(3, np.float32), "x": np.zeros(3, np.float32)})
+        np.savez(
+            name,
+            allow_pickle=False,
+            **{"head/kernel": np.zeros(3, np.float32), "x": np.zeros(3, np.float32)},
+        )
 
     fix = refusal(name).fix
 

@@ -1,6 +1,7 @@
 """LoRA: adding, training, merging and exporting adapters."""
 
 import json
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,8 @@ def test_peft_reproduces_the_run_from_its_adapter(
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+    modes = {stat.S_IMODE(p.stat().st_mode) for p in (done.run / "adapter").iterdir()}
+    assert modes == {stat.S_IMODE((done.run / "config.toml").stat().st_mode)}
 
 
 def test_the_adapter_applies_to_the_model_of_timm(

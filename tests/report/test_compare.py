@@ -629,8 +629,8 @@ def test_a_figure_in_an_unknown_format_is_refused_before_the_runs_are_read(
     assert main(["compare", "a", "b", "--out", str(tmp_path / "figure.svg")]) == 2
 
     error = capsys.readouterr().err
-    assert "a page is an HTML file" in error
-    assert "use a name that ends with .html, or .png for a figure" in error
+    assert "a figure is a PNG file" in error
+    assert "use a name that ends with .png, or .html for a page" in error
 
 
 def test_the_conclusion_comes_first_with_a_next_step_and_one_direction(

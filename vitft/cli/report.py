@@ -51,6 +51,10 @@ def print_report(run: Path) -> None:
         output.result(f"report: {page}")
 
 
+FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
+"""Suffixes of figures that are not written."""
+
+
 def new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 
@@ -63,6 +67,11 @@ def new_page(name: str, also: str = "") -> Path:
         RunError: The file already exists, or its folder does not exist.
     """
     path = Path(name).expanduser()
+    if also and path.suffix.lower() in FIGURE_SUFFIXES:
+        raise UsageError(
+            f"invalid --out {name}: a figure is a {also[1:].upper()} file",
+            fix=f"use a name that ends with {also}, or .html for a page",
+        )
     if path.suffix.lower() not in ("", ".html", ".htm", also):
         raise UsageError(
             f"invalid --out {name}: a page is an HTML file",

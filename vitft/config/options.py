@@ -240,7 +240,7 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
-    """Decorate `finetune`, so that an unknown keyword argument is a UsageError with the nearest.
+    """Decorate `finetune`, so that an unknown or unnamed argument is a UsageError with a fix.
 
     Its signature, and so the check by a type checker, stays the same.
     """
@@ -248,6 +248,9 @@ def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Giv
 
     @wraps(function)
     def checked(*args: Given.args, **arguments: Given.kwargs) -> Outcome:
+        if args:
+            named = (f"{name}={value!r}" for name, value in zip(known, args, strict=False))
+            raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
         if unknown := next((name for name in arguments if name not in known), None):
             raise UsageError(f"unknown argument {unknown}", fix=suggest_argument(unknown, known))
         return function(*args, **arguments)

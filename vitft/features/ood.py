@@ -105,7 +105,7 @@ class Reference:
             return ""
         return (
             "of similar-looking images of other classes, about "
-            f"{percent(self.unknown, 0)} are marked as unlike the training images"
+            f"{unknown_percent(self.unknown)} are marked as unlike the training images"
         )
 
 
@@ -113,12 +113,21 @@ TOO_HIGH = "may be too high, because the features were trained on these classes"
 """What is said of the rate for left-out classes if the features were trained on them."""
 
 
+def unknown_percent(unknown: float) -> str:
+    """Return the fraction of images of unknown classes that are flagged, as a whole percentage.
+
+    The fraction is a float64 in audit.json and a float32 in the reference; both give the same text,
+    also for 0.185.
+    """
+    return percent(round(unknown, 6), 0)
+
+
 def power_text(unknown: float) -> str:
     """Return a phrase such as `about 40% of images of unknown classes similar to these`.
 
     `unknown` is the fraction of these images that are classified as out of distribution.
     """
-    return f"about {percent(unknown, 0)} of images of unknown classes similar to these"
+    return f"about {unknown_percent(unknown)} of images of unknown classes similar to these"
 
 
 def fit_reference(

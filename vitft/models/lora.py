@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
-from vitft.system.files import atomic_folder
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.imports import require_extra
 
 
@@ -112,4 +112,5 @@ def write_adapter(
     with atomic_folder(folder) as fresh:
         config.save_pretrained(str(fresh))
         named = {f"base_model.model.{n}": t.contiguous() for n, t in sorted(tensors.items())}
-        save_file(named, fresh / "adapter_model.safetensors", metadata={"format": "pt"})
+        content = to_safetensors(named, metadata={"format": "pt"})  # save_file ignores the umask
+        write_atomically(fresh / "adapter_model.safetensors", content)

@@ -573,3 +573,26 @@ def test_weights_for_non_commercial_use_are_fetched_with_a_warning(
     fetching.fetch(replace(ENTRY, name="vit", licence=licence))
 
     assert ("licensed for non-commercial use only" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize(
+    ("present", "way"),
+    [
+        ("vit_x/model.safetensors", "use ./vit_x for the folder here"),
+        ("vit_x.tag", "use ./vit_x.tag for the file here"),
+        ("other", "pass the path of a weight file"),
+    ],
+)
+def test_local_weights_of_the_name_are_suggested_where_the_hub_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(present).parent.mkdir(exist_ok=True)
+    Path(present).touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    with pytest.raises(WeightsError, match="is not in the cache") as caught:
+        fetching.from_cache(replace(ENTRY, name="vit_x.tag"), why="the hub is away")
+
+    assert f"while online, {way}, or use --weights demo" in caught.value.fix

@@ -209,9 +209,18 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise WeightsError(
             f"{entry.name} ({entry.repo}) is not in the cache, and {why}",
-            fix=f"run `vitft weights fetch {entry.name}` while online, pass the path of a weight "
-            "file, or use --weights demo",
+            fix=f"run `vitft weights fetch {entry.name}` while online, {path_here(entry)}, or use "
+            "--weights demo",
         ) from error
+
+
+def path_here(entry: CatalogEntry) -> str:
+    """Return the part of a fix on local weights: a file or folder of this name, if it is here."""
+    for name in (entry.name, entry.name.partition(".")[0]):
+        if Path(name).exists():
+            kind = "folder" if Path(name).is_dir() else "file"
+            return f"use ./{name} for the {kind} here"
+    return "pass the path of a weight file"
 
 
 def check_reachable(entry: CatalogEntry) -> str:
