@@ -30,7 +30,6 @@ from vitft.predict.prediction import Prediction
 from vitft.predict.rows import RowWriter
 from vitft.system.errors import Stopped
 from vitft.system.rundir import RunDir
-from vitft.system.text import listing
 
 CLASSES = ("blue", "green", "red")
 
@@ -460,7 +459,7 @@ def test_the_classes_and_notes_of_many_images_are_counted_at_the_end(
 
     counts = Counter(row["classes"][0]["class"] for row in found if "classes" in row)
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    classes = listing(f"{name} {number}" for name, number in frequent)
+    classes = ", ".join(f"{name}: {number}" for name, number in frequent)
     assert f"predicted: {classes}\nmarked: 51 not sure, 1 blank, 2 unreadable\n" in err
     assert len(Path("o.csv").read_text().splitlines()) == 54  # only the rows and the header
     assert "predicted:" not in few

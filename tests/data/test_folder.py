@@ -228,6 +228,16 @@ def test_unlike_classes_in_train_and_val_are_listed(tmp_path: Path) -> None:
     assert "fix: use the same class folders in train/ and val/" in text
 
 
+def test_an_empty_class_folder_of_one_part_is_called_empty(tmp_path: Path) -> None:
+    touch(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/dog/1.jpg")
+    (tmp_path / "train" / "scarf").mkdir()
+
+    text = problem(tmp_path)
+
+    assert "(only in train/: scarf; no images in train/scarf)" in text
+    assert "fix: remove the empty train/scarf, or use the same class folders in train/" in text
+
+
 def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "valid") for name in "ab"))
 

@@ -170,6 +170,16 @@ def test_the_licence_is_stated_with_that_of_the_weights(
     assert licence_sentence(card, chosen, str) == text
 
 
+@pytest.mark.parametrize("name", ["none", "random:vit_tiny_patch16_224"])
+def test_a_model_without_pretrained_weights_has_no_licence_of_theirs(
+    trained: TrainedRun, name: str
+) -> None:
+    card = with_weights(trained, name=name)
+
+    assert "there were no pretrained weights" in licence_sentence(card, "", str)
+    assert licence_sentence(card, "mit", str) == "mit."
+
+
 def test_the_origin_of_weights_is_found_by_name_or_digest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -176,3 +176,20 @@ def test_validation_images_of_the_data_itself_are_called_so(
         text.startswith("The validation images are those that the data names")
         for text in limits_of(run, ("blue", "green", "red"), found)
     )
+
+
+@pytest.mark.parametrize(
+    ("tied", "end"),
+    [
+        (3, "c 80.0% on 20 images (95% interval 25.0 to 75.0%)."),
+        (4, "(95% interval 25.0 to 75.0%); and 1 more class with the same recall as c."),
+        (6, "(95% interval 25.0 to 75.0%); and 3 more classes with the same recall as c."),
+    ],
+)
+def test_classes_beyond_the_third_with_the_same_recall_are_counted(tied: int, end: str) -> None:
+    names = "abcdef"[:tied]
+    per_class = {**{name: row(20, 0.8) for name in names}, "x": row(20, 0.9)}
+
+    (lowest,) = weak_classes(f"{names}x", results(np.zeros((0, 0)), per_class=per_class))
+
+    assert lowest.endswith(end)

@@ -52,6 +52,13 @@ def test_classes_of_the_model_may_be_missing_but_none_added() -> None:
     assert refused.value.fix == "rename dgo to dog if they are the same class"
 
 
+def test_an_empty_class_folder_that_the_model_does_not_know_is_called_empty() -> None:
+    with pytest.raises(DataError, match="unknown to the model: cats") as refused:
+        check_classes(replace(data(*KNOWN), classes=("cats", *KNOWN)), KNOWN, several=False)
+
+    assert refused.value.fix == "remove the class folder cats, which is empty"
+
+
 def test_up_to_eleven_unknown_classes_are_named() -> None:
     for number, end in ((11, "x10;"), (12, "and 2 more;")):
         names = sorted(f"x{i:02}" for i in range(number))

@@ -190,7 +190,7 @@ def summary(
 
 def test_rows_that_are_all_in_view_are_not_summarised(caplog: pytest.LogCaptureFixture) -> None:
     assert summary(caplog, 20) == []
-    assert summary(caplog, 21) == ["predicted: rose 20", "marked: 1 unreadable"]
+    assert summary(caplog, 21) == ["predicted: rose: 20", "marked: 1 unreadable"]
 
 
 def test_unreadable_images_are_counted_even_if_the_log_is_quiet(
@@ -203,9 +203,13 @@ def test_unreadable_images_are_counted_even_if_the_log_is_quiet(
 def test_rows_in_a_file_are_counted_and_summarised(caplog: pytest.LogCaptureFixture) -> None:
     written = "wrote 3 rows, including 1 error, to o.csv"
 
-    assert summary(caplog, 3, out="o.csv") == [written, "predicted: rose 2", "marked: 1 unreadable"]
+    assert summary(caplog, 3, out="o.csv") == [
+        written,
+        "predicted: rose: 2",
+        "marked: 1 unreadable",
+    ]
     assert summary(caplog, 3, out="o.csv", resumed=1)[1:] == [
-        "predicted after resuming: rose 2",
+        "predicted after resuming: rose: 2",
         "marked after resuming: 1 unreadable",
     ]
     both = ProcessShard(rank=0, world=2)

@@ -61,7 +61,7 @@ def test_rows_and_errors_are_counted_and_classes_tallied() -> None:
         writer.add(one)
 
     assert (writer.count, writer.errors) == (3, 1)
-    assert [*writer.tally.lines()] == ["predicted: x 2", "marked: 1 not sure, 1 unreadable"]
+    assert [*writer.tally.lines()] == ["predicted: x: 2", "marked: 1 not sure, 1 unreadable"]
 
 
 def test_the_first_hundred_rows_of_a_table_are_aligned_and_then_each_is_printed() -> None:

@@ -25,9 +25,9 @@ def lines(*predictions: Prediction, beginning: str = "", **options: Any) -> list
 def test_the_most_probable_classes_are_counted_most_frequent_first() -> None:
     found = lines(prediction("rose", "tulip"), prediction("tulip", "rose"), prediction("tulip"))
 
-    assert found == ["predicted: tulip 2 and rose 1"]
+    assert found == ["predicted: tulip: 2, rose: 1"]
     tied = lines(prediction("tulip"), prediction("rose"), prediction("aster"))
-    assert tied == ["predicted: aster 1, rose 1 and tulip 1"]
+    assert tied == ["predicted: aster: 1, rose: 1, tulip: 1"]
 
 
 def test_notes_and_unreadable_images_are_counted_as_far_as_the_colon() -> None:
@@ -39,7 +39,7 @@ def test_notes_and_unreadable_images_are_counted_as_far_as_the_colon() -> None:
     )
 
     assert found == [
-        f"predicted after resuming: rose 2, including 1 {OUT_OF_DISTRIBUTION}",
+        f"predicted after resuming: rose: 2, including 1 {OUT_OF_DISTRIBUTION}",
         f"marked after resuming: 1 not sure, 1 {OUT_OF_DISTRIBUTION}, 1 blank, 1 unreadable",
     ]
 
@@ -50,8 +50,8 @@ def test_notes_and_unreadable_images_are_counted_as_far_as_the_colon() -> None:
 def test_a_threshold_that_marks_nothing_is_stated(has_threshold: bool, expected: list[str]) -> None:
     found = lines(prediction("rose"), has_threshold=has_threshold)
 
-    assert found == ["predicted: rose 1", *expected]
-    assert lines(prediction("rose")) == ["predicted: rose 1"]
+    assert found == ["predicted: rose: 1", *expected]
+    assert lines(prediction("rose")) == ["predicted: rose: 1"]
 
 
 def test_each_label_of_an_image_is_counted() -> None:
@@ -61,4 +61,12 @@ def test_each_label_of_an_image_is_counted() -> None:
         prediction("cat", "dog", "sea", labels=()),
     )
 
-    assert found == ["predicted: sea 2, cat 1 and no label 1"]
+    assert found == ["predicted: sea: 2, cat: 1, no label: 1"]
+
+
+@pytest.mark.parametrize(("classes", "end"), [(7, "6: 1"), (8, "5: 1 and 2 more")])
+def test_counts_of_numbered_classes_are_distinct_from_their_names(classes: int, end: str) -> None:
+    (found,) = lines(*(prediction(str(number)) for number in range(classes)))
+
+    assert found.startswith("predicted: 0: 1, 1: 1, ")
+    assert found.endswith(f", {end}")

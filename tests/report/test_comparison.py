@@ -31,6 +31,7 @@ from vitft.report.comparison_page import (
     learning_points,
     run_descriptions,
 )
+from vitft.report.reproduce import shown_settings
 from vitft.report.run_files import Run, read_run
 
 
@@ -480,6 +481,30 @@ def test_runs_are_described_by_their_data_weights_layers_and_fixes(run: Run) -> 
     assert run_descriptions([plain, fixed, changed("e", data={"fixes": "f.csv"})]) == [
         "a", "b", "e",
     ]  # fmt: skip
+    scratch = changed("s", weights={"name": "none"}, train={"freeze": "none"})
+    everything = changed("t", train={"freeze": "none"})
+    assert run_descriptions([scratch, plain])[0] == "from scratch"
+    assert run_descriptions([everything, plain])[0] == "all layers"
+
+
+def test_the_shape_of_the_models_is_compared_where_it_is_set_for_one_of_them(run: Run) -> None:
+    assert run.card is not None
+    other_shape = replace(run.card.architecture, image_size=(64, 48))
+    weights = {**run.config["weights"], "image_size": [64, 48]}
+    model = {"patch_size": 2, "depth": 3, "positions": "waves"}
+    scratch = replace(
+        run,
+        config={**run.config, "weights": weights, "model": model},
+        card=replace(run.card, architecture=other_shape),
+    )
+    same = replace(run, config={**run.config, "weights": weights})
+
+    height, width = run.card.architecture.image_size
+    found = dict(shown_settings([run, scratch]))
+    assert found["weights.image_size"] == [[height, width], [64, 48]]
+    assert "model.depth" not in found  # of both models, it is the same
+    assert found["model.positions"] == [None, "waves"]
+    assert "weights.image_size" not in dict(shown_settings([run, same]))
 
 
 def test_letters_follow_the_order_of_the_runs(run: Run) -> None:

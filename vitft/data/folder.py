@@ -249,7 +249,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
     needed: Part = "val" if "val" in parts else "test"
     if needed not in used:
-        raise unlike_classes(root, {train: classes, parts[needed]: names[needed]})
+        raise unlike_classes(walk, root, {train: classes, parts[needed]: names[needed]})
     check_class_count(walk, root, train)
     notes = []
     if "test" in parts.keys() - used.keys():
@@ -272,14 +272,22 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     return classes, files, notes, empty_classes(walk, required)
 
 
-def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
+def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
     """Return the error for two folders with different classes; `names` maps folders to classes."""
     (one, first), (other, second) = names.items()
     missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
+    empty = [
+        f"{part}/{name}"
+        for part, only in missing.items()
+        for name in only
+        if not walk.images_in(f"{part}/{name}")
+    ]
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
+    without = f"; no images in {listing(empty)}" if empty else ""
+    fix = f"use the same class folders in {one}/ and {other}/"
     return DataError(
-        f"{root}: the classes of {one}/ and {other}/ differ ({lists})",
-        fix=f"use the same class folders in {one}/ and {other}/",
+        f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})",
+        fix=f"remove the empty {listing(empty)}, or {fix}" if empty else fix,
     )
 
 

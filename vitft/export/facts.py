@@ -19,6 +19,7 @@ from vitft.metrics.results import RunResults
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
+from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_config import TimmConfig
 from vitft.system.text import count, interval, percent
 
@@ -162,6 +163,11 @@ def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
         if not pretrained or known.lower() == chosen.lower():
             return f"{literal(chosen)}."
         return f"{literal(chosen)} ({pretrained}). {obligation(known)}".rstrip()
+    if not pretrained and is_from_scratch(card.weights):
+        return (
+            "Not stated; there were no pretrained weights, whose licence could apply. The author "
+            "can state one with vitft export --licence NAME."
+        )
     if not pretrained:
         return "Not stated; the author can state it with vitft export --licence NAME."
     return f"Same licence as the {pretrained}. {obligation(known)}".rstrip()
@@ -175,6 +181,12 @@ def catalog_origin(weights: Provenance) -> CatalogEntry | None:
             return rows[name]
     digest = weights.get("sha256", "")
     return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
+
+
+def is_from_scratch(weights: Provenance) -> bool:
+    """Return whether a model was trained without pretrained weights."""
+    name = weights.get("name", "")
+    return name == "none" or name.startswith(RANDOM)
 
 
 def pretrained_licence(weights: Provenance) -> str:

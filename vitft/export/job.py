@@ -14,7 +14,7 @@ from vitft.export.compare import (
     check_comparison,
     compare_exports,
 )
-from vitft.export.facts import pretrained_licence
+from vitft.export.facts import is_from_scratch, pretrained_licence
 from vitft.export.formats import formats_of
 from vitft.export.formats.base import ExportFormat, OpenedModel, open_module
 from vitft.export.formats.html import MAX_ERROR_ROUNDED
@@ -251,9 +251,12 @@ def licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
     """Return a note if the README and the page of the export cannot state a licence."""
     if plan.licence or pretrained_licence(trained.card.weights) or plan.formats == TABLES_ONLY:
         return []
+    reason = "vitft does not know that of the weights"
+    if is_from_scratch(trained.card.weights):
+        reason = "the model was trained without pretrained weights, so the choice is yours"
     return [
-        "no licence is stated, because vitft does not know that of the weights; to state one, "
-        "export again with --licence NAME, e.g. --licence apache-2.0"
+        f"no licence is stated, because {reason}; to state one, export again with --licence NAME, "
+        "e.g. --licence apache-2.0"
     ]
 
 

@@ -101,17 +101,21 @@ def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
         for name, row in zip(names, results["per_class"].values(), strict=True)
         if row["images"] and row["recall"] is not None
     ]
-    weak = sorted(row for row in rows if row[0] < 1)[:MOST_MENTIONED]
+    every = sorted(row for row in rows if row[0] < 1)
+    weak = every[:MOST_MENTIONED]
     texts = [
         f"{name} {percent(recall)} on {count(images, 'image')} (95% interval {interval(bounds)})"
         for recall, name, bounds, images in weak
     ]
+    one, several = ("label", "labels") if "labels" in results else ("class", "classes")
+    if tied := sum(row[0] == weak[-1][0] for row in every[MOST_MENTIONED:]):
+        more = count(tied, f"more {one}", f"more {several}")
+        texts.append(f"and {more} with the same recall as {weak[-1][1]}")
     found = []
     if texts:
         found = [f"The lowest recalls on the validation images are: {'; '.join(texts)}."]
     few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
     if few:
-        one, several = ("label", "labels") if "labels" in results else ("class", "classes")
         found.append(
             f"{count(few, f'{one} has', f'{several} have')} fewer than {FEW_PER_CLASS} validation "
             "images, too few to estimate the recall reliably."

@@ -280,10 +280,12 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
             f"{data.source} gives images several labels, but the model gives them one class",
             fix="use a model that was trained on such a table, or a table with one class per image",
         )
-    fix = "use the class names of the model, and remove images of other classes"
-    if near := misspelt_name(unknown[0], known):
-        fix = f"rename {unknown[0]} to {near} if they are the same class"
     first = next((f" of {path}" for path, name in data.images if name == unknown[0]), "")
+    fix = "use the class names of the model, and remove images of other classes"
+    if not first and not data.bad and not is_table(Path(data.source)):
+        fix = f"remove the class folder {unknown[0]}, which is empty"
+    elif near := misspelt_name(unknown[0], known):
+        fix = f"rename {unknown[0]} to {near} if they are the same class"
     in_table = first if is_table(Path(data.source)) else ""  # a folder has the name of the class
     shown = listing([f"{unknown[0]}{in_table}", *unknown[1:]], 10)
     raise DataError(

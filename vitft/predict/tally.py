@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.console import visible
-from vitft.system.text import listing
 
 MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")
 """Notes that are counted, as far as the first colon."""
 UNREADABLE = "unreadable"
+MOST_COUNTED = 6
+"""Maximum number of classes with their counts, if there are at least two more."""
 
 
 class Tally:
@@ -38,11 +39,14 @@ class Tally:
         """
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
-            classes = listing(f"{visible(name)} {number:,}" for name, number in frequent)
+            shown = frequent if len(frequent) <= MOST_COUNTED + 1 else frequent[:MOST_COUNTED]
+            classes = ", ".join(f"{visible(name)}: {number:,}" for name, number in shown)
+            if more := len(frequent) - len(shown):
+                classes += f" and {more:,} more"
             if foreign := self.marks[OUT_OF_DISTRIBUTION]:
                 classes += f", including {foreign:,} {OUT_OF_DISTRIBUTION}"
             yield f"predicted{beginning}: {classes}"
-        shown = {NOT_SURE} if has_threshold else set()
-        found = [n for n in (*MARKS, UNREADABLE) if self.marks[n] or n in shown]
+        always = {NOT_SURE} if has_threshold else set()
+        found = [n for n in (*MARKS, UNREADABLE) if self.marks[n] or n in always]
         if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):
             yield f"marked{beginning}: {marked}"

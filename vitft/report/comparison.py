@@ -25,7 +25,7 @@ from vitft.report.fixes_effect import (
     fixes_steps,
     fixes_text,
 )
-from vitft.report.reproduce import blocks_row, different_settings
+from vitft.report.reproduce import blocks_row, shown_settings
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
@@ -174,7 +174,7 @@ class RunComparison:
             *blocks_row(self.runs),
             *(
                 (key, *(shown_setting(key, value) for value in values))
-                for key, values in different_settings(self.runs)
+                for key, values in shown_settings(self.runs)
             ),
         ]
 

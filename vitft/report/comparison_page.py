@@ -67,13 +67,13 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
 def run_descriptions(runs: Sequence[Run]) -> list[str]:
     """Describe each run by its data, weights and trained layers, as far as these differ.
 
-    Runs whose descriptions would be equal are described by their names.
+    A run without pretrained weights is `from scratch`. Runs whose descriptions would be equal are
+    described by their names.
     """
     facts = [
         (
             run.data_name,
-            weights_name(str(run.setting("weights", "name") or "")),
-            str(run.setting("train", "freeze") or ""),
+            *start_and_layers(run),
             "with fixes" if run.setting("data", "fixes") else "",
         )
         for run in runs
@@ -85,6 +85,15 @@ def run_descriptions(runs: Sequence[Run]) -> list[str]:
     ]
     with_fixes = [text or "without fixes" for text in described]
     return with_fixes if len({*with_fixes}) == len(runs) else [run.name for run in runs]
+
+
+def start_and_layers(run: Run) -> tuple[str, str]:
+    """Return the weights from which a run started, and the layers that it trained, as text."""
+    weights, freeze = run.setting("weights", "name"), run.setting("train", "freeze")
+    if weights == "none":
+        return "from scratch", ""
+    layers = "all layers" if freeze == "none" else str(freeze or "")
+    return weights_name(str(weights or "")), layers
 
 
 def curve_charts(comparison: RunComparison) -> list[tuple[str, str]]:

@@ -16,6 +16,17 @@ from vitft.system.text import count, shell_join, shell_quote
 DECISIVE = ("train.freeze", "train.augment", "optim.solver")
 """Settings on which the defaults of other settings depend."""
 
+SHAPE_FIELDS = {
+    "weights.image_size": "image_size",
+    "model.channels": "in_channels",
+    **{
+        f"model.{name}": name
+        for name in ("patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs")
+    },
+    "model.registers": "registers",
+}
+"""Mapping from settings to the fields of an architecture that contain their values."""
+
 
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the command that repeats a run, or an empty string if its settings are invalid.
@@ -94,6 +105,35 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
     keys = [key for key in different_keys(tables) if not is_default(key)]
     return [(key, [table.get(key) for table in tables]) for key in keys]
+
+
+def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+    """Return each setting that differs between runs, as in `different_settings`, for a table.
+
+    If the input size or a dimension of the model is not set in a run, because it comes from the
+    pretrained weights or the images, the values are those of the trained models.
+    """
+    rows = []
+    for key, values in different_settings(runs):
+        built = [value_of_model(run, key) for run in runs]
+        if None not in values or None in built:
+            rows.append((key, values))
+        elif any(value != built[0] for value in built):
+            rows.append((key, built))
+    return rows
+
+
+def value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
+    """Return the input size or a setting of `model` in a run's model, in the form of config.toml.
+
+    The result is None for any other setting, and if the model does not have it.
+    """
+    if run.card is None or key not in SHAPE_FIELDS:
+        return None
+    value = getattr(run.card.architecture, SHAPE_FIELDS[key], None)
+    if key == "model.patch_size" and value and len({*value}) == 1:
+        return value[0]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
