@@ -1,12 +1,13 @@
-# A server for a trained model (docs/export.md). The image contains no model: the run is mounted.
+# A server for a trained model (docs/export.md). The image contains no model: the
+# folder of runs is mounted, and its latest run answers.
 #
 #   docker build -t vitft .
-#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/runs/latest:/run/model:ro" vitft
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/runs:/runs:ro" vitft
 #
 # For NVIDIA GPUs, take torch from PyPI, whose wheels for Linux contain CUDA:
 #
 #   docker build -t vitft:cuda --build-arg TORCH_INDEX=https://pypi.org/simple .
-#   docker run --rm --gpus all -p 127.0.0.1:8000:8000 -v "$PWD/runs/latest:/run/model:ro" vitft:cuda
+#   docker run --rm --gpus all -p 127.0.0.1:8000:8000 -v "$PWD/runs:/runs:ro" vitft:cuda
 #
 # Other commands: docker run --rm --user "$(id -u)" -v "$PWD:/work" -w /work vitft predict --run runs/first img.jpg
 
@@ -39,4 +40,4 @@ EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD \
     ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
 ENTRYPOINT ["vitft"]
-CMD ["serve", "--run", "/run/model", "--host", "0.0.0.0"]
+CMD ["serve", "--run", "/runs/latest", "--host", "0.0.0.0"]

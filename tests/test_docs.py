@@ -126,5 +126,6 @@ def test_the_glossary_is_sorted_and_has_the_words_of_the_lesson() -> None:
     assert words == sorted(words, key=lambda word: word.casefold().replace(" ", ""))
     assert {*words} >= {
         *("Batch", "Epoch", "Logit", "Loss", "Query, key, value", "Residual connection", "Seed"),
-        "Softmax",
+        *("Softmax", "Relevance", "Label smoothing", "Warm-up", "MLP", "Layer norm"),
+        "Pretrained weights",
     }
