@@ -71,7 +71,7 @@ campaign: $(VENV)/.testing  ## signals, killed processes, failing calls, fuzzing
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fuzz --scale 100
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.full_disk
 
-mutants: $(VENV)/.testing  ## plant 150 random faults, one at a time, and count those that tests detect
+mutants: $(VENV)/.testing  ## plant 300 random faults, one at a time, and count those that tests detect
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.mutants
 
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -103,6 +103,8 @@ class Selection:
         package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
         importing = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
         found = [path for path, text in self.texts.items() if importing.search(text)]
+        if not found:  # a module that is copied or run as a program
+            found = [path for path, text in self.texts.items() if stem in text]
         folder = "/".join(["tests", *package.split(".")[1:]])
         return sorted(found, key=lambda path: path != f"{folder}/test_{stem}.py")
 
@@ -174,8 +176,8 @@ class Worker:
             self.write(fault.module, mutated)
             try:
                 failed = self.run(names, lambda: self.swap(fault, source, mutated, inside))
-                if failed == "not swappable":
-                    failed = self.run_apart(names)
+                if failed == "not swappable" or not (failed or inside):
+                    failed = self.run_apart(names)  # other modules may have used the value
             finally:
                 self.write(fault.module, source)
             if not failed:
@@ -356,7 +358,7 @@ def chosen(args: argparse.Namespace, covering: Covering) -> list[Fault]:
         fault
         for module in modules
         for fault in faults_of(ROOT, module)
-        if args.rare is None or len(executing(covering, fault)) <= args.rare
+        if args.rare is None or is_rare(covering, fault, args.rare)
     ]
     random.Random(args.seed).shuffle(everything)
     found: dict[tuple[str, int], Fault] = {}
@@ -367,6 +369,11 @@ def chosen(args: argparse.Namespace, covering: Covering) -> list[Fault]:
         if (fault.module, fault.line) not in found and compiles(fault.planted(source)):
             found[fault.module, fault.line] = fault
     return list(found.values())
+
+
+def is_rare(covering: Covering, fault: Fault, most: int) -> bool:
+    """Return whether some tests, but at most `most`, execute the line of a fault."""
+    return 0 < len(executing(covering, fault)) <= most
 
 
 def main() -> int:
