@@ -1,9 +1,9 @@
 // Run an export with transformers.js in Node, and compare it with the predictions of vitft.
 //
-// vitft export --transformers-js --out export
-// vitft predict IMAGES --format jsonl > predictions.jsonl
+// vitft export --transformers-js --out web
+// vitft predict IMAGES --dtype fp32 --format jsonl > predictions.jsonl
 // npm install @huggingface/transformers
-// node run_transformers_js.mjs export predictions.jsonl [fp32|q8]
+// node run_transformers_js.mjs web predictions.jsonl [fp32|q8]
 
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";

@@ -1,8 +1,8 @@
 """Convert a torch.export program to Core ML, and check it where Core ML exists (macOS).
 
-vitft export --torch-export --out export
+vitft export --torch-export --out program
 pip install coremltools
-python to_coreml.py export/model.pt2 model.mlpackage [reference.npz]
+python to_coreml.py program/model.pt2 model.mlpackage [reference.npz]
 """
 
 import json

@@ -1,8 +1,8 @@
 """Convert a torch.export program to ExecuTorch with the XNNPACK backend, and check it.
 
-vitft export --torch-export --out export
+vitft export --torch-export --out program
 pip install executorch
-python to_executorch.py export/model.pt2 model.pte [reference.npz]
+python to_executorch.py program/model.pt2 model.pte [reference.npz]
 """
 
 import json

@@ -1,8 +1,8 @@
 """Convert a torch.export program to LiteRT (formerly TensorFlow Lite), and check it.
 
-vitft export --torch-export --out export
+vitft export --torch-export --out program
 pip install litert-torch
-python to_litert.py export/model.pt2 model.tflite [reference.npz]
+python to_litert.py program/model.pt2 model.tflite [reference.npz]
 """
 
 import json

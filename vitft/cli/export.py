@@ -49,7 +49,11 @@ def add_export(parser: Parser) -> None:
         metavar="RUN",
         help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
     )
-    run.add_argument("--out", metavar="DIR", help="new folder for the export (default: export)")
+    run.add_argument(
+        "--out",
+        metavar="DIR",
+        help="new folder for the export (default: export, or export-2 and so on)",
+    )
     run.add_argument(
         "--images",
         type=int,

@@ -40,7 +40,7 @@ from vitft.system.text import count, percent
 log = logging.getLogger(__name__)
 
 TABLES_ONLY = ("preprocessing",)
-"""Formats of an export without a model, and thus without a README."""
+"""Formats without a model, and thus without a model card and a licence of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
