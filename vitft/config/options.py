@@ -134,7 +134,7 @@ FINETUNE_OPTIONS = (
         "weights.image_size",
         "input size in pixels: one side, or height and width",
         metavar="PX",
-        default="the pretraining size",
+        default="the pretraining size, or from scratch that of the images",
     ),
     Option(
         "weights.fit",
