@@ -178,7 +178,7 @@ FINETUNE_OPTIONS = (
     Option(
         "optim.epochs",
         "number of passes over the training images",
-        default="20 for a head, 10 for more layers, 100 from scratch",
+        default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
     ),
     Option(
         "optim.batch_size",
