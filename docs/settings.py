@@ -72,7 +72,7 @@ def page() -> str:
     lines.append(
         "Defaults of SGD and AdamW that replace those above, by the last stage of `train.freeze`.\n"
         "The learning rates are for models up to 192 wide; wider models use the rate times\n"
-        "192 / width when more than a head trains. A head alone (`train.freeze=head` without\n"
+        "192 / width for blocks, lora and none. A head alone (`train.freeze=head` without\n"
         "augmentation) is fitted by L-BFGS, unless a setting of the training loop is given, such\n"
         "as `optim.lr` or `optim.epochs`: it selects AdamW, and the run says so at its start.\n"
     )

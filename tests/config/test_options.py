@@ -20,7 +20,7 @@ PATHS: dict[str, object] = dict.fromkeys(
         ("data.path", "--data", "images", "PATH", ", or demo"),
         ("data.val_from", "--val-from", "images", "auto|test", "uses the test set (default: auto)"),
         ("weights.pre_logits", "--pre-logits", "weights", "keep|drop", " head (default: drop)"),
-        ("optim.epochs", "--epochs", "training", "N", "(default: 20 for a head, 10 for more"),
+        ("optim.epochs", "--epochs", "training", "N", "(default: 20 for a head or pre_"),
         ("optim.lr", "--lr", "training", "X", "peak learning rate (default: depends on"),
         ("train.views", "--views", "training", "N", "image to cache (default: 0)"),
         ("train.device", "--device", "run", "DEVICE", "cuda:1 or mps (default: auto)"),

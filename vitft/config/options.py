@@ -134,7 +134,7 @@ FINETUNE_OPTIONS = (
         "weights.image_size",
         "input size in pixels: one side, or height and width",
         metavar="PX",
-        default="the pretraining size",
+        default="the pretraining size, or from scratch that of the images",
     ),
     Option(
         "weights.fit",
@@ -178,7 +178,7 @@ FINETUNE_OPTIONS = (
     Option(
         "optim.epochs",
         "number of passes over the training images",
-        default="20 for a head, 10 for more layers, 100 from scratch",
+        default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
     ),
     Option(
         "optim.batch_size",

@@ -142,7 +142,8 @@ class WeightsSpec:
     """Catalogue name (`vitft weights list`), path to a weight file, or `none` for a new model as
     described by `[model]`."""
     image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
-    """Height and width in pixels; default: the pretraining size."""
+    """Height and width in pixels; default: the pretraining size or, for a new model, the size of
+    the images."""
     fit: Literal["auto", "crop", "squash", "pad"] = "auto"
     """How to fit an image to the input size: `crop` cuts off what does not fit, `squash` changes
     the aspect ratio, and `pad` adds borders in the mean colour; `auto` fits images as in
@@ -259,7 +260,7 @@ class OptimSpec:
     """Number of passes over the training images."""
     batch_size: Annotated[int | None, Range(ge=1)] = None
     """Number of images per step, over all processes and micro-batches; default: 8 to 32, depending
-    on the trained layers and the number of training images."""
+    on the trained layers and the number of training images, or 256 for a new model."""
     micro_batch: WholeNumber = 0
     """Number of images per forward pass; 0 to use the whole batch unless memory runs out."""
     clip: NotNegative = 0.0
