@@ -90,6 +90,18 @@ def test_the_device_of_the_run_chooses_the_backend(
 
 
 @pytest.mark.parametrize(
+    ("size", "backend", "device"),
+    [(1, "nccl", "cpu"), (2, "nccl", "cuda:1"), (3, "nccl", "cuda:1"), (2, "gloo", "cpu")],
+)
+def test_processes_exchange_tensors_of_their_own_gpu_if_the_backend_is_nccl(
+    monkeypatch: pytest.MonkeyPatch, size: int, backend: str, device: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+
+    assert ProcessGroup(0, size, local_rank=1).device == torch.device(device)
+
+
+@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (torch.distributed.DistBackendError("NCCL error: remote process exited"), ResourceError),

@@ -9,7 +9,7 @@ from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from vitft.models.pretrained.adapt import adapt, resize_positions
+from vitft.models.pretrained.adapt import adapt, resize_kernel, resize_positions
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.vit import VisionTransformer
@@ -181,6 +181,37 @@ def test_a_new_head_is_zero_and_the_old_one_is_reported() -> None:
     assert "pre_logits.fc.weight (192, 192)" in adapted.dropped
     assert adapted.loaded == len(adapted.tensors) - 2  # all but the new head's
     assert "head.weight" in tensors  # what came in is left untouched
+
+
+def test_kernels_are_resized_to_patches_that_are_not_square() -> None:
+    tensors = weights(CONFIG)
+    wanted = replace(CONFIG, patch_size=(4, 16), image_size=(16, 64))
+
+    adapted = adapt(tensors, CONFIG, wanted, new_head=False)
+
+    kernel = adapted.tensors["patch_embed.proj.weight"]
+    own = resize_kernel(tensors["patch_embed.proj.weight"], (4, 16))
+    assert torch.equal(kernel, own)
+    assert kernel.shape == (192, 3, 4, 16)
+    assert any("patch kernels 8x8 -> 4x16" in note for note in adapted.notes)
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_distillation_token_becomes_the_first_register(registers: int) -> None:
+    source = replace(CONFIG, distilled=True, registers=registers)
+    target = replace(CONFIG, num_classes=5, registers=registers + 1)
+    tensors = weights(source)
+    for name in ("dist_token", "reg_token"):
+        if name in tensors:
+            torch.nn.init.normal_(tensors[name])
+
+    adapted = adapt(tensors, source, target, new_head=True)
+
+    check_fit(adapted.tensors, target)
+    found = adapted.tensors["reg_token"]
+    assert torch.equal(found[:, :1], tensors["dist_token"])
+    assert torch.equal(found[:, 1:], tensors.get("reg_token", found[:, 1:]))
+    assert "dist_token" not in adapted.tensors
 
 
 def test_mean_pooling_takes_the_last_norm_and_back() -> None:

@@ -509,15 +509,15 @@ def test_partial_downloads_older_than_ten_minutes_are_mentioned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], age: float, is_old: bool
 ) -> None:
     path = cached(tmp_path, "x", b"weights")
-    for i in range(2):
+    for i in range(3):
         part = tmp_path / "blobs" / f"{i}.incomplete"
-        part.write_bytes(b"x" * 1_500_000)
+        part.write_bytes(b"x" * 1_250_000)
         os.utime(part, (time.time() - age,) * 2)
 
     log_leftovers(path)
 
     shown = " ".join(capsys.readouterr().err.split())
-    assert ("partial downloads that can be deleted (2 files, 3 MB)" in shown) == is_old
+    assert ("partial downloads that can be deleted (3 files, 4 MB)" in shown) == is_old
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
-from vitft.models.pretrained.read import read_weights
+from vitft.models.pretrained.read import open_archive, read_weights
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -368,6 +368,40 @@ def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
         read_weights(tmp_path / name, allow_pickle=True)
 
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("before", "limit"),
+    [
+        pytest.param(0, 20, id="20 times the size of a small file"),
+        pytest.param(2**30, 16, id="16 GiB for a large file"),
+    ],
+)
+def test_an_archive_that_unpacks_to_too_much_is_refused_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, limit: int
+) -> None:
+    path, opened = tmp_path / "a.npz", list[zipfile.ZipFile]()
+    with path.open("wb") as file:
+        file.seek(before)  # a hole, which takes no disk space
+        file.write(npz(a=b""))
+    most = limit * (before or path.stat().st_size)
+
+    class Archive(zipfile.ZipFile):
+        def infolist(self) -> list[zipfile.ZipInfo]:
+            opened.append(self)
+            half, rest = zipfile.ZipInfo("a"), zipfile.ZipInfo("b")
+            half.file_size, rest.file_size = most // 2, unpacked - most // 2
+            return [half, rest]
+
+    monkeypatch.setattr(zipfile, "ZipFile", Archive)
+
+    unpacked = most
+    with open_archive(path, ".npz file") as archive:
+        assert archive.fp is not None
+    unpacked = most + 1
+    with pytest.raises(WeightsError, match=f"refused: .* unpacks to {unpacked:,}"):
+        open_archive(path, ".npz file")
+    assert opened[-1].fp is None
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])
