@@ -14,10 +14,14 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.conftest import tiny_home
+from tests.support.collectives import results
 from tests.support.limits import HANG_S
+from tests.support.loopback_group import Loopback
 from tests.support.ranks import end_ranks, free_port, rank_environment
+from vitft.features.logistic import add_in_pairs
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import ResourceError
+from vitft.training import distributed as module
 from vitft.training.distributed import (
     ProcessGroup,
     choose_backend,
@@ -141,9 +145,17 @@ def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
     torch.testing.assert_close(first["model/1.running_mean"], expected)
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what three processes got from the collectives, in the order of their ranks."""
+@pytest.fixture(scope="module", params=["processes", "threads"])
+def collected(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Return what three ranks got from the collectives, in the order of their ranks."""
+    if request.param == "threads":
+        with pytest.MonkeyPatch.context() as patch:
+            loopback = Loopback(3)
+            patch.setattr(module, "distributed", loopback)
+            patch.setattr(module, "node_cores", lambda: 7)
+            return loopback.run(results)
     out, port = tmp_path_factory.mktemp("collectives"), free_port()
     processes = [
         subprocess.Popen(
@@ -184,6 +196,26 @@ def test_each_key_is_claimed_by_one_process_in_each_pass(collected: list[dict[st
 
     assert [sum(each) for each in zip(*claimed, strict=True)] == [1] * 6
     assert sum(found["claimed"][1] is not False for found in collected) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_float64_sums_of_the_main_process_are_added_in_pairs_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    values = torch.randn(size, 7, generator=generator, dtype=torch.float64)
+    loopback = Loopback(size)
+    monkeypatch.setattr(module, "distributed", loopback)
+
+    found = loopback.run(
+        lambda group: group.reduce_to_main(
+            [values[group.rank][:6].view(2, 3), values[group.rank, 6]]
+        )
+    )
+
+    expected = add_in_pairs(list(values))
+    assert torch.equal(found[0][0], expected[:6].view(2, 3))
+    assert torch.equal(found[0][1], expected[6])
 
 
 def test_claims_of_a_later_pass_begin_anew() -> None:

@@ -18,7 +18,7 @@ from vitft.features.cut import Whole
 from vitft.metrics.targets import TrainingLoss
 from vitft.models.vit import VisionTransformer
 from vitft.system.batch_limit import BatchLimit
-from vitft.system.errors import DivergedError
+from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.loop import (
     Batch,
     StepResult,
@@ -277,3 +277,38 @@ def test_a_run_resumed_with_a_later_version_draws_the_same_numbers() -> None:
 
 GOLDEN = (0.6658776998519897, 0.11984613802955812, 0.5567792081052679)
 """The first numbers of torch, Python and NumPy for the seed 1, step 2 and rank 3."""
+
+
+LOST, NO_MEMORY = "[gloo] Connection closed by peer", "CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("sharded", "message", "expected", "problem"),
+    [
+        pytest.param(True, LOST, ResourceError, "another process of the run has ended", id="lost"),
+        pytest.param(True, NO_MEMORY, ResourceError, "with 5 images at a time", id="memory"),
+        pytest.param(True, "wrong shape", RuntimeError, "wrong shape", id="another error"),
+        pytest.param(False, LOST, RuntimeError, r"\[gloo\]", id="whole model"),
+        pytest.param(False, "wrong shape", RuntimeError, "wrong shape", id="whole, another error"),
+        pytest.param(False, NO_MEMORY, ResourceError, "with one image at a time", id="one image"),
+    ],
+)
+def test_only_a_sharded_model_ends_with_an_error_of_another_process_or_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    sharded: bool,
+    message: str,
+    expected: type[Exception],
+    problem: str,
+) -> None:
+    trainer = Trainer(linear(), replace(PLAIN, micro_batch=5), steps_per_epoch=1)
+    trainer.sharded = sharded
+
+    def fail(_: Batch) -> Any:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(trainer, "accumulate", fail)
+
+    with pytest.raises(expected, match=problem) as caught:
+        trainer.backward(batch_of(0, images=4))
+
+    assert type(caught.value) is expected
