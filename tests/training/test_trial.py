@@ -114,6 +114,14 @@ def test_epochs_are_counted_in_steps_and_in_time(tiny_vit: VisionTransformer) ->
     assert trial.config(5).optim.epochs == 5
 
 
+def test_small_data_is_tried_for_at_most_200_steps(tiny_vit: VisionTransformer) -> None:
+    trial = planned(tiny_vit)
+    trial.held_out = held_out_images(64, 16)
+
+    assert trial.most_epochs() == 25  # 8 steps each
+    assert [trial.further_epochs(n) for n in (8, 9, 26)] == [24, 25, 26]
+
+
 def test_large_data_is_tried_for_at_most_12_epochs(tiny_vit: VisionTransformer) -> None:
     trial = planned(tiny_vit)
     trial.held_out = held_out_images(4000, 1000)
