@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -278,6 +279,62 @@ def test_a_command_without_torchrun_is_a_group_of_its_own(monkeypatch: pytest.Mo
     with process_group() as group:
         assert (group.rank, group.size) == (0, 1)
     assert group.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("rank", "has_gpu", "device", "backend"),
+    [(0, False, "auto", "gloo"), (2, True, "cuda", "nccl"), (1, True, "cpu", "gloo")],
+)
+@pytest.mark.parametrize("local", ["1", None])
+def test_a_process_of_torchrun_joins_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    has_gpu: bool,
+    device: str,
+    backend: str,
+    local: str | None,
+) -> None:
+    calls: list[Any] = []
+
+    def init(backend: str, **options: Any) -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # it may wait for minutes
+        calls.append((backend, options))
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: calls.append(f"{n} threads"))
+    monkeypatch.setattr(module, "worker_threads", lambda: 5)
+    monkeypatch.setattr(module.console, "silence", lambda: calls.append("silent"))
+    monkeypatch.setattr(module, "rendezvous_store", lambda timeout: ("store", timeout))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("end"))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+    try:
+        with process_group(7.0, device) as group:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            calls.append("body")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    store = ("store", timedelta(seconds=7))
+    assert (group.rank, group.size, group.local_rank) == (rank, 3, int(local or 0))
+    assert group.store == store
+    options = {"store": store, "rank": rank, "world_size": 3, "timeout": store[1]}
+    on_gpu = backend == "nccl"
+    assert calls == [
+        "5 threads",
+        *[int(local or 0)] * on_gpu,
+        *["silent"] * (rank > 0),
+        (backend, options),
+        "body",
+        *["end"] * on_gpu,
+    ]
 
 
 @pytest.fixture(scope="module")

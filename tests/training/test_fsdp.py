@@ -23,7 +23,13 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.training.checks import check_resume
-from vitft.training.distributed import ProcessGroup, check_sharding, full_tensor, slice_like
+from vitft.training.distributed import (
+    ProcessGroup,
+    check_sharding,
+    full_tensor,
+    slice_like,
+    unshard_into,
+)
 from vitft.training.loop import Trainer
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
@@ -161,6 +167,18 @@ def test_a_rank_gets_its_slice_of_a_tensor_of_the_same_shape(second_of_two: Devi
     assert torch.equal(found.to_local(), tensor[2:].double())
     step = torch.tensor(7.0)
     assert slice_like(step, like) is step
+
+
+def test_trained_parameters_are_copied_into_the_original_model() -> None:
+    original, trained = nn.Linear(2, 2), nn.Linear(2, 2)
+    trained.bias.requires_grad = False
+    bias = original.bias.detach().clone()
+
+    unshard_into(original, trained)
+
+    assert torch.equal(original.weight, trained.weight)
+    assert torch.equal(original.bias, bias)
+    assert original.weight is not trained.weight
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from vitft.metrics.targets import TrainingLoss
 from vitft.models.vit import VisionTransformer
 from vitft.system.batch_limit import BatchLimit
 from vitft.system.errors import DivergedError, ResourceError
+from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import (
     Batch,
     StepResult,
@@ -312,3 +313,42 @@ def test_only_a_sharded_model_ends_with_an_error_of_another_process_or_of_memory
         trainer.backward(batch_of(0, images=4))
 
     assert type(caught.value) is expected
+
+
+def gradients_of(images: int, whole: int, *, sharded: bool) -> tuple[Any, list[Tensor], list[int]]:
+    """Return loss, gradients and numbers of inputs of a rank of three, two images at a time."""
+    sizes: list[int] = []
+    spec = replace(PLAIN, micro_batch=2, label_smoothing=0.1)
+    model = linear()
+    trainer = Trainer(model, spec, steps_per_epoch=1, group=ProcessGroup(1, 3), sharded=sharded)
+    model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    batch = batch_of(0, images)._replace(images=whole)
+
+    found = trainer.accumulate(batch)
+
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return found, grads, sizes
+
+
+@pytest.mark.parametrize(
+    ("images", "plain", "sharded"),
+    [(4, [2, 2], [2, 2]), (3, [2, 1], [2, 1]), (2, [2], [2, 1]), (0, [], [1, 1])],
+)
+def test_a_sharded_rank_has_as_many_passes_as_the_others_and_gradients_for_their_mean(
+    images: int, plain: list[int], sharded: list[int]
+) -> None:
+    (loss, right), own, passes = gradients_of(images, 11, sharded=False)
+    (same_loss, same_right), scaled, more = gradients_of(images, 11, sharded=True)
+
+    assert (passes, more) == (plain, sharded)
+    assert (same_loss, same_right) == (pytest.approx(loss), right)
+    for one, other in zip(own, scaled, strict=True):
+        torch.testing.assert_close(other, 3 * one)
+    model, batch = linear(), batch_of(0, images)
+    logits = model(batch.inputs)
+    total = F.cross_entropy(logits, batch.labels, label_smoothing=0.1, reduction="sum") / 11
+    assert loss == pytest.approx(total.item())
+    assert right == int((logits.argmax(dim=1) == batch.labels).sum())
+    total.backward()
+    for one, parameter in zip(own, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
