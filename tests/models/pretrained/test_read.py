@@ -117,6 +117,7 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
             "a.safetensors", b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"
         ),
         pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="web page"),
+        pytest.param("a.safetensors", b"\n <HTML><body>", "a web page", id="page without a type"),
         pytest.param("a.pth", b"", "damaged torch file.*empty", id="empty pickle"),
         pytest.param("a.pth", b"\x80\x02garbage", "damaged torch file", id="broken pickle"),
         pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),
@@ -179,6 +180,12 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, state: dict[str
 
     with pytest.raises(WeightsError, match=r"tensor norm\.weight contains 3 non-finite values"):
         read_weights(tmp_path / "a.safetensors")
+
+
+def test_large_numbers_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
+    save_file({"a": torch.full((4,), 3e38), "b": torch.tensor([2**40])}, tmp_path / "a.safetensors")
+
+    assert read_weights(tmp_path / "a.safetensors").tensors.keys() == {"a", "b"}
 
 
 def test_a_known_digest_is_compared(tmp_path: Path, state: dict[str, Tensor]) -> None:
