@@ -141,6 +141,7 @@ def test_a_local_file_of_a_timm_model_is_loaded_without_a_network(
     loaded = model.net.state_dict()
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
     assert not bool(model.head.weight.any())
+    assert report.dropped == ("fc (7 classes)",)
     assert report.provenance["source"] == str(path)
     assert report.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert "licence" not in report.provenance  # of a file of unknown origin
@@ -164,6 +165,7 @@ def test_position_embeddings_are_resized_at_a_size_other_than_that_of_the_weight
     assert isinstance(model, TimmModel)
     assert model.config.sized is sized
     assert report.positions == positions
+    assert report.dropped == ("head (1000 classes)",)
     assert report.transform.image_size == (size or 160,) * 2
     assert (report.head, report.loaded) == ("new, 3 classes, initialised to zero", len(state) - 2)
 
@@ -260,9 +262,10 @@ def test_a_file_without_a_classifier_and_one_with_missing_tensors(
     save_file(body, tmp_path / "body.safetensors")
     save_file({n: t for n, t in body.items() if "layer2" not in n}, tmp_path / "part.safetensors")
 
-    model, _ = load_backbone(f"timm:test_resnet={tmp_path}/body.safetensors", num_classes=3)
+    model, report = load_backbone(f"timm:test_resnet={tmp_path}/body.safetensors", num_classes=3)
 
     assert isinstance(model, TimmModel)
+    assert report.dropped == ()
     assert torch.equal(model.net.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
     with pytest.raises(WeightsError, match=r"part.safetensors does not match .* Missing key"):
         load_backbone(f"timm:test_resnet={tmp_path}/part.safetensors", num_classes=3)
