@@ -9,12 +9,18 @@ from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from vitft.models.pretrained.adapt import adapt, resize_kernel, resize_positions
+from vitft.models.pretrained.adapt import (
+    adapt,
+    adapt_statistics,
+    check_statistics,
+    resize_kernel,
+    resize_positions,
+)
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import WeightsError
+from vitft.system.errors import UsageError, WeightsError
 
 CONFIG = ViTConfig(
     image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
@@ -225,3 +231,41 @@ def test_mean_pooling_takes_the_last_norm_and_back() -> None:
     assert torch.equal(there.tensors["fc_norm.weight"], tensors["norm.weight"])
     assert there.notes
     assert back.tensors.keys() == tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "channels"),
+    [
+        pytest.param((0.5,) * 3, None, 3, id="no std"),
+        pytest.param(None, (0.5,) * 3, 3, id="no mean"),
+        pytest.param((0.5,), (0.5,), 3, id="too few"),
+        pytest.param((0.5,) * 3, (0.5,) * 3, 1, id="too many"),
+    ],
+)
+def test_statistics_are_given_together_and_for_every_channel(
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_statistics(mean, std, channels)
+
+    shown = f"mean is {mean} and std is {std}, but the model has {channels} channel"
+    assert caught.value.problem.startswith(shown)
+    assert check_statistics(None, None, channels) is None
+    given = (0.5,) * channels, (0.25,) * channels
+    assert check_statistics(*given, channels) == given
+
+
+@pytest.mark.parametrize(
+    ("values", "channels", "fitted"),
+    [
+        ((0.1, 0.2, 0.6), 1, (0.3,)),
+        ((0.1,), 1, (0.1,)),
+        ((0.1,), 3, (0.1, 0.1, 0.1)),
+        ((0.1, 0.2, 0.6), 2, (0.1, 0.2)),
+        ((0.1, 0.2, 0.6), 5, (0.1, 0.2, 0.6, 0.1, 0.2)),
+    ],
+)
+def test_statistics_for_other_channels_are_averaged_or_repeated(
+    values: tuple[float, ...], channels: int, fitted: tuple[float, ...]
+) -> None:
+    assert adapt_statistics(values, channels) == pytest.approx(fitted)
