@@ -309,7 +309,7 @@ def test_a_process_of_torchrun_joins_its_group(
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: calls.append(f"{n} threads"))
     monkeypatch.setattr(module, "worker_threads", lambda: 5)
-    monkeypatch.setattr(module.console, "silence", lambda: calls.append("silent"))
+    monkeypatch.setattr("vitft.system.console.silence", lambda: calls.append("silent"))
     monkeypatch.setattr(module, "rendezvous_store", lambda timeout: ("store", timeout))
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("end"))
@@ -322,7 +322,7 @@ def test_a_process_of_torchrun_joins_its_group(
     finally:
         signal.signal(signal.SIGTERM, before)
 
-    store = ("store", timedelta(seconds=7))
+    store: Any = ("store", timedelta(seconds=7))
     assert (group.rank, group.size, group.local_rank) == (rank, 3, int(local or 0))
     assert group.store == store
     options = {"store": store, "rank": rank, "world_size": 3, "timeout": store[1]}

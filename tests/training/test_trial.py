@@ -246,7 +246,8 @@ def test_a_trial_reads_the_last_block_and_caches_features_of_all_its_images(
     view = eval_view(data.transform)
     asked = (extractor, manifest, manifest.rows, [view], "extracting features", data.group)
     assert calls[2:] == [asked] * is_frozen
-    assert (inputs.data.manifest, inputs.cut, inputs.extractor) == (manifest, "cut", extractor)
+    found: Any = inputs
+    assert (found.data.manifest, found.cut, found.extractor) == (manifest, "cut", extractor)
 
 
 def test_a_trial_trains_for_its_epochs_and_scores_four_fractions_of_the_trained_weights(

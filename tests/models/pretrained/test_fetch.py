@@ -427,10 +427,9 @@ def test_redirects_without_end_and_a_bare_404_do_not_come_from_a_hub() -> None:
     assert download_error(ENTRY, None).problem.startswith(failed)
 
 
-def failure(name: str, status: int | None = None, *, number: int = 0, **headers: str) -> Exception:
-    """Return an error of huggingface_hub's HTTP client, or of the system."""
-    if number:
-        return OSError(number, "failed")
+def failure(name: str, status: int | None = None, *, retry_after: str = "") -> Exception:
+    """Return an error of huggingface_hub's HTTP client, with the response of a server if any."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
     error: Exception = type(name, (http_error(),), {"__init__": lambda _: None})()
     if status is not None:
         error.response = SimpleNamespace(status_code=status, headers=headers)  # type: ignore[attr-defined]
@@ -459,7 +458,6 @@ class Script:
 
 
 METADATA = SimpleNamespace(commit_hash="c", etag="e")
-BUSY, SILENT = (lambda: failure("HfHubHTTPError", 503)), (lambda: failure("ReadTimeout"))
 NOT_A_HUB = "does not respond like a Hugging Face hub"
 
 
@@ -469,25 +467,37 @@ NOT_A_HUB = "does not respond like a Hugging Face hub"
         pytest.param([METADATA], "", [], id="reachable"),
         pytest.param([failure("ConnectError")], "offline", [], id="no connection"),
         pytest.param([failure("ConnectTimeout")], "offline", [], id="no connection in time"),
-        pytest.param([SILENT(), SILENT(), METADATA], "", [0.5, 1.0], id="silent twice"),
-        pytest.param([SILENT() for _ in range(3)], "failed: ", [0.5, 1.0], id="silent"),
-        pytest.param([*(BUSY() for _ in range(4)), METADATA], "", [0.5, 1, 2, 4], id="busy"),
         pytest.param(
-            [BUSY() for _ in range(7)], "HTTP status 503", [0.5, 1, 2, 4, 8, 16], id="busy a minute"
+            [failure("ReadTimeout"), failure("ReadTimeout"), METADATA],
+            "",
+            [0.5, 1.0],
+            id="silent twice",
         ),
         pytest.param(
-            [failure("E", 429, **{"Retry-After": "59"}) for _ in range(2)],
+            [failure("ReadTimeout") for _ in range(3)], "failed: ", [0.5, 1.0], id="silent"
+        ),
+        pytest.param(
+            [*(failure("E", 503) for _ in range(4)), METADATA], "", [0.5, 1, 2, 4], id="busy"
+        ),
+        pytest.param(
+            [failure("E", 503) for _ in range(7)],
+            "HTTP status 503",
+            [0.5, 1, 2, 4, 8, 16],
+            id="busy a minute",
+        ),
+        pytest.param(
+            [failure("E", 429, retry_after="59") for _ in range(2)],
             "HTTP status 429",
             [59.1],
             id="asks for patience",
         ),
         pytest.param(
-            [failure("E", 429, **{"Retry-After": "60"})], "HTTP status 429", [], id="too patient"
+            [failure("E", 429, retry_after="60")], "HTTP status 429", [], id="too patient"
         ),
         pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
         pytest.param([failure("E", 400)], "HTTP status 400", [], id="refused"),
         pytest.param(
-            [failure("E", 503, **{"Retry-After": "0"}) for _ in range(9)],
+            [failure("E", 503, retry_after="0") for _ in range(9)],
             NOT_A_HUB,
             [0.1] * 9,
             id="nine times",
@@ -501,7 +511,7 @@ def test_a_hub_is_asked_for_the_file_for_up_to_a_minute(
 ) -> None:
     script = Script(monkeypatch, *answers)
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", script)
-    monkeypatch.setattr(fetching.hub, "short_message", lambda _: "offline")
+    monkeypatch.setattr("vitft.models.pretrained.hub.short_message", lambda _: "offline")
     entry = replace(ENTRY, revision="r")
 
     if result in ("", "offline"):
@@ -522,16 +532,16 @@ def test_a_hub_is_asked_for_the_file_for_up_to_a_minute(
     [
         pytest.param(["/x"], "", [], id="at once"),
         pytest.param([failure("ReadError"), "/x"], "", [0.5], id="interrupted once"),
-        pytest.param([failure("", number=errno.EIO), "/x"], "", [0.5], id="wrong length"),
-        pytest.param([BUSY(), BUSY(), "/x"], "", [0.5, 1.0], id="busy twice"),
-        pytest.param([BUSY() for _ in range(3)], "HTTP status 503", [0.5, 1.0], id="busy"),
-        pytest.param([SILENT()], "failed: ", [], id="retried by huggingface_hub"),
+        pytest.param([OSError(errno.EIO, "failed"), "/x"], "", [0.5], id="wrong length"),
+        pytest.param([failure("E", 503), failure("E", 503), "/x"], "", [0.5, 1.0], id="busy twice"),
+        pytest.param(
+            [failure("E", 503) for _ in range(3)], "HTTP status 503", [0.5, 1.0], id="busy"
+        ),
+        pytest.param([failure("ReadTimeout")], "failed: ", [], id="retried by huggingface_hub"),
         pytest.param([failure("E", 403)], "HTTP status 403", [], id="refused"),
         pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
-        pytest.param(
-            [failure("E", 503, **{"Retry-After": "9999"}), "/x"], "", [20.0], id="long wait"
-        ),
-        pytest.param([failure("", number=errno.EACCES)], "is not writable", [], id="cache"),
+        pytest.param([failure("E", 503, retry_after="9999"), "/x"], "", [20.0], id="long wait"),
+        pytest.param([OSError(errno.EACCES, "failed")], "is not writable", [], id="cache"),
     ],
 )
 def test_an_interrupted_download_is_tried_three_times(
@@ -553,7 +563,7 @@ def test_an_interrupted_download_is_tried_three_times(
 
 
 def test_a_full_disk_ends_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(monkeypatch, failure("", number=errno.ENOSPC))
+    script = Script(monkeypatch, OSError(errno.ENOSPC, "failed"))
     monkeypatch.setattr("huggingface_hub.hf_hub_download", script)
 
     with pytest.raises(ResourceError, match="the disk is full"):
