@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
-from vitft.models.pretrained.read import open_archive, read_weights
+from vitft.models.pretrained.read import check_storage, open_archive, read_weights
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -323,6 +323,18 @@ def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree
 
 
 EXPANDED = torch.zeros(1).expand(10**6, 10**6)
+
+
+def test_tensors_of_a_pickle_may_take_four_times_the_file_and_a_mebibyte(tmp_path: Path) -> None:
+    path, shared = tmp_path / "a.pth", torch.zeros(2**18)  # 1 MiB
+    path.write_bytes(bytes(100))
+
+    check_storage({"a": shared, "b": shared[:100]}, path)
+    check_storage({"a": torch.zeros(4).view(2, 2).T}, path)
+    with pytest.raises(WeightsError, match=r"smaller than its tensors, e\.g\. b \(101,\)"):
+        check_storage({"a": shared, "b": shared[:101]}, path)
+    with pytest.raises(WeightsError, match=r"smaller than its tensors, e\.g\. a \(2, 4\)"):
+        check_storage({"a": torch.zeros(7).as_strided((2, 4), (0, 1))}, path)
 
 
 def typed(kind: str, size: int) -> bytes:
