@@ -539,6 +539,10 @@ def test_two_stores_are_one_whose_first_part_is_shared(tmp_path: Path) -> None:
     joined = JoinedStore(first, second)
 
     assert joined.get(key_of("known")) is None  # a part is missing
+    assert key_of("known") not in joined
+    second.add({key_of("half"): np.zeros(3, np.float32)})
+    assert joined.get(key_of("half")) is None
+    assert key_of("half") not in joined
     joined.add({key_of("known"): np.arange(1, 6, dtype=np.float32)})
     joined.add({key_of("new"): np.arange(5, dtype=np.float32)})
     joined.flush()

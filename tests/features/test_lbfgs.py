@@ -119,6 +119,26 @@ def test_a_function_that_is_nan_stops_at_its_start() -> None:
     assert torch.equal(minimise(broken, start, steps=5, tolerance=0.1), start)
 
 
+def test_the_value_after_a_search_is_that_of_each_functions_own_step() -> None:
+    """The first function falls along its step; the second, |x|, is already at its lowest point."""
+
+    def both(point: Tensor) -> tuple[Tensor, Tensor]:
+        x = point[:, 0]
+        return torch.stack([x[0] ** 2, x[1].abs()]), torch.stack([2 * x[0], x[1].sign()])[:, None]
+
+    start = torch.tensor([[3.0], [0.0]], dtype=torch.float64)
+    value, gradient = torch.tensor([9.0, 0.0]).double(), torch.tensor([[6.0], [-1.0]]).double()
+
+    step, new_value, new_gradient, taken = line_search(
+        both, start, value, gradient, torch.tensor([[-2.0], [1.0]]).double()
+    )
+
+    assert step.tolist() == [[-2.0], [0.0]]
+    assert new_value.tolist() == [1.0, 0.0]
+    assert new_gradient.tolist() == [[2.0], [0.0]]
+    assert taken.tolist() == [True, False]
+
+
 def tried(
     value: float, slope: float, *, before: float = 1.0, at_start: float = -1.0
 ) -> tuple[bool, int]:

@@ -194,6 +194,65 @@ def test_a_head_of_many_logits_is_fitted_in_float32(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(large.weight, usual.weight, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("images", "width", "classes", "precision"),
+    [
+        pytest.param(20_000, 1, 1000, torch.float64, id="20 million logits"),
+        pytest.param(20_001, 1, 1000, torch.float32, id="more logits"),
+        pytest.param(10_000, 1000, 2, torch.float64, id="10 million values"),
+        pytest.param(10_000, 1001, 2, torch.float32, id="more values"),
+    ],
+)
+def test_ten_million_values_or_twenty_million_logits_are_the_most_in_float64(
+    monkeypatch: pytest.MonkeyPatch, images: int, width: int, classes: int, precision: torch.dtype
+) -> None:
+    seen: list[torch.dtype] = []
+
+    def solved(x: Tensor, **_: object) -> Tensor:
+        seen.append(x.dtype)
+        return torch.zeros(1, classes, width + 1)
+
+    monkeypatch.setattr(head, "solve_logistic", solved)
+    monkeypatch.setattr(head, "rough_fit", lambda *_, **__: None)
+    x = torch.zeros(images, width)
+    unit = Standardizer(torch.zeros(width), torch.ones(width))
+
+    head.fit_logistic(x, torch.zeros(1), torch.ones(1, 1), unit, classes=classes, l2=0.1)
+
+    assert seen == [precision]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_sums_over_the_rows_have_the_same_bits_for_1_2_and_4_processes(
+    monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(logistic, "CHUNK_ROWS", 7)
+    x, y = many_classes(5, 30)
+    x, generator = x.double(), torch.Generator().manual_seed(0)  # sums of float32 would be exact
+    weights = torch.rand(2, len(y), generator=generator, dtype=torch.float64)
+    flat = torch.randn(2, 5 * 25, generator=generator, dtype=torch.float64)
+
+    def objective(own: Tensor, labels: Tensor, weight: Tensor) -> logistic.HeadObjective:
+        return problem.objective(own, labels, weight, stride=count)
+
+    found = []
+    for count in (1, processes):
+        problem = logistic.Problem(
+            classes=5,
+            l2=0.1,
+            total_weight=weights.sum(dim=1, keepdim=True),
+            standardizer=None,
+            processes=count,
+        )
+        parts = [
+            objective(x[7 * rank :], y[7 * rank :], weights[:, 7 * rank :]).sums(flat)
+            for rank in range(count)
+        ]
+        found.append([logistic.add_in_pairs(terms) for terms in zip(*parts, strict=True)])
+
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_the_default_penalty_suits_many_classes() -> None:
     x, y = many_classes(150, 5, noise=0.8)
     groups = torch.arange(len(y))

@@ -183,6 +183,14 @@ def test_peft_reproduces_the_run_from_its_adapter(
     ]
     modes = {stat.S_IMODE(p.stat().st_mode) for p in (done.run / "adapter").iterdir()}
     assert modes == {stat.S_IMODE((done.run / "config.toml").stat().st_mode)}
+    written = json.loads((done.run / "adapter" / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (4, TrainSpec().lora_alpha)
+    layers = ("attn.proj", "attn.qkv", "mlp.fc1", "mlp.fc2")
+    adapted_names = {f"blocks.{i}.{layer}" for i in range(2) for layer in layers}
+    assert {*written["target_modules"]} <= adapted_names
+    assert written["modules_to_save"] == ["head"]
+    assert written["base_model_name_or_path"] == card.weights["name"]
+    assert written["inference_mode"] is True
 
 
 def test_the_adapter_applies_to_the_model_of_timm(

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from vitft.config.names import ALIASES
 from vitft.models.registry import (
     architecture_config,
     architecture_names,
     create_model,
     describe_vit,
+    unknown_field,
 )
 from vitft.models.vit_config import RopeConfig, ViTConfig
 from vitft.system.errors import UsageError
@@ -96,6 +98,11 @@ def test_an_unknown_field_is_named() -> None:
     for name, field in (("num_class", "num_classes"), ("num_heads", "heads"), ("depht", "depth")):
         with pytest.raises(UsageError, match=f"setting '{name}'\n  fix: use {field}$"):
             create_model("vit_tiny_patch16_224", **{name: 3})
+    for setting, names in ALIASES.items():
+        section, _, field = setting.partition(".")
+        for name in names if section == "model" else ():
+            assert unknown_field(name, ["zzz"]).fix == f"use {field}"
+    assert unknown_field("learning_rate", ["zzz"]).fix == "use a field of ViTConfig: zzz"
     with pytest.raises(UsageError, match="use a field of ViTConfig: image_size, "):
         create_model("vit_tiny_patch16_224", zzz=3)
 

@@ -11,6 +11,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Cut, cut_model, run_prefix
 from vitft.features.pipeline import build_pipeline
 from vitft.models.freeze import freeze_model
+from vitft.models.timm_blocks import VISIT, parameters_after, watch_blocks
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.system.errors import UsageError
@@ -181,3 +182,43 @@ def test_a_model_of_features_alone_is_cut_too() -> None:
     tokens = model.tokens_before(images(model), 2)
 
     assert torch.allclose(model.finish(tokens, 2), model.features(images(model)), atol=1e-5)
+
+
+class Line(nn.Module):
+    """A first layer, one block that is called any number of times, and a last layer."""
+
+    def __init__(self, calls: int, *, has_first: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, 1) if has_first else nn.Identity()
+        self.block, self.last = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
+        self.calls = calls
+        watch_blocks(self, ("block",))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.first(pixels)
+        for _ in range(self.calls):
+            x = self.block(x)
+        return self.last(x).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "found"),
+    [
+        (Line(1), {"block", "last"}),
+        (Line(1, has_first=False), {"block", "last"}),
+        (Line(0), "the input to its blocks is not a single tensor"),
+        (Line(2), "its blocks are called more than once per pass"),
+    ],
+)
+@pytest.mark.parametrize("trained", [True, False])
+def test_parameters_of_a_block_called_once_are_used_from_it_on(
+    net: Line, found: set[str] | str, trained: bool
+) -> None:
+    net.requires_grad_(trained)
+
+    after = parameters_after(net, net.block, torch.zeros(2, 3, 4, 4))
+
+    names = {f"{n}.{leaf}" for n in found for leaf in ("weight", "bias")}
+    assert after == (found if isinstance(found, str) else names)
+    assert all(p.requires_grad is trained and p.grad is None for p in net.parameters())
+    assert VISIT.get() is None

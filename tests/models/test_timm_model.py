@@ -148,11 +148,13 @@ def test_running_statistics_belong_to_the_best_weights() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-def test_a_head_that_is_not_one_linear_layer_is_refused() -> None:
+@pytest.mark.parametrize("is_random", [True, False])
+def test_a_head_that_is_not_one_linear_layer_is_refused(is_random: bool) -> None:
     config = TimmConfig(timm="deit_tiny_distilled_patch16_224", image_size=(224, 224))
+    tensors = None if is_random else timm.create_model(config.timm, num_classes=1).state_dict()
 
     with pytest.raises(UsageError, match="not a single linear layer"):
-        TimmModel(config)
+        TimmModel(config, tensors=tensors)
 
 
 def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
@@ -276,6 +278,13 @@ def test_stochastic_depth_is_active_only_during_training(tmp_path: Path, name: s
     still = model.eval().features(pixels)
     assert torch.equal(model.features(pixels), still)
     assert not torch.equal(model.train().features(pixels), still)
+
+
+def test_a_new_model_has_no_stochastic_depth_unless_it_is_set() -> None:
+    model = untrained(TimmConfig(timm="test_vit", image_size=(160, 160)))
+    pixels = torch.randn(8, 3, 160, 160)
+
+    assert torch.equal(model.train().features(pixels), model.eval().features(pixels))
 
 
 def test_stochastic_depth_that_timm_does_not_have_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +15,14 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.conftest import tiny_home
+from tests.support.collectives import results
 from tests.support.limits import HANG_S
+from tests.support.loopback_group import Loopback
 from tests.support.ranks import end_ranks, free_port, rank_environment
+from vitft.features.logistic import add_in_pairs
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import ResourceError
+from vitft.training import distributed as module
 from vitft.training.distributed import (
     ProcessGroup,
     choose_backend,
@@ -90,6 +95,18 @@ def test_the_device_of_the_run_chooses_the_backend(
 
 
 @pytest.mark.parametrize(
+    ("size", "backend", "device"),
+    [(1, "nccl", "cpu"), (2, "nccl", "cuda:1"), (3, "nccl", "cuda:1"), (2, "gloo", "cpu")],
+)
+def test_processes_exchange_tensors_of_their_own_gpu_if_the_backend_is_nccl(
+    monkeypatch: pytest.MonkeyPatch, size: int, backend: str, device: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+
+    assert ProcessGroup(0, size, local_rank=1).device == torch.device(device)
+
+
+@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (torch.distributed.DistBackendError("NCCL error: remote process exited"), ResourceError),
@@ -129,9 +146,17 @@ def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
     torch.testing.assert_close(first["model/1.running_mean"], expected)
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what three processes got from the collectives, in the order of their ranks."""
+@pytest.fixture(scope="module", params=["processes", "threads"])
+def collected(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Return what three ranks got from the collectives, in the order of their ranks."""
+    if request.param == "threads":
+        with pytest.MonkeyPatch.context() as patch:
+            loopback = Loopback(3)
+            patch.setattr(module, "distributed", loopback)
+            patch.setattr(module, "node_cores", lambda: 7)
+            return loopback.run(results)
     out, port = tmp_path_factory.mktemp("collectives"), free_port()
     processes = [
         subprocess.Popen(
@@ -172,6 +197,26 @@ def test_each_key_is_claimed_by_one_process_in_each_pass(collected: list[dict[st
 
     assert [sum(each) for each in zip(*claimed, strict=True)] == [1] * 6
     assert sum(found["claimed"][1] is not False for found in collected) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_float64_sums_of_the_main_process_are_added_in_pairs_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    values = torch.randn(size, 7, generator=generator, dtype=torch.float64)
+    loopback = Loopback(size)
+    monkeypatch.setattr(module, "distributed", loopback)
+
+    found = loopback.run(
+        lambda group: group.reduce_to_main(
+            [values[group.rank][:6].view(2, 3), values[group.rank, 6]]
+        )
+    )
+
+    expected = add_in_pairs(list(values))
+    assert torch.equal(found[0][0], expected[:6].view(2, 3))
+    assert torch.equal(found[0][1], expected[6])
 
 
 def test_claims_of_a_later_pass_begin_anew() -> None:
@@ -234,6 +279,62 @@ def test_a_command_without_torchrun_is_a_group_of_its_own(monkeypatch: pytest.Mo
     with process_group() as group:
         assert (group.rank, group.size) == (0, 1)
     assert group.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("rank", "has_gpu", "device", "backend"),
+    [(0, False, "auto", "gloo"), (2, True, "cuda", "nccl"), (1, True, "cpu", "gloo")],
+)
+@pytest.mark.parametrize("local", ["1", None])
+def test_a_process_of_torchrun_joins_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    has_gpu: bool,
+    device: str,
+    backend: str,
+    local: str | None,
+) -> None:
+    calls: list[Any] = []
+
+    def init(backend: str, **options: Any) -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # it may wait for minutes
+        calls.append((backend, options))
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: calls.append(f"{n} threads"))
+    monkeypatch.setattr(module, "worker_threads", lambda: 5)
+    monkeypatch.setattr("vitft.system.console.silence", lambda: calls.append("silent"))
+    monkeypatch.setattr(module, "rendezvous_store", lambda timeout: ("store", timeout))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("end"))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+    try:
+        with process_group(7.0, device) as group:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            calls.append("body")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    store: Any = ("store", timedelta(seconds=7))
+    assert (group.rank, group.size, group.local_rank) == (rank, 3, int(local or 0))
+    assert group.store == store
+    options = {"store": store, "rank": rank, "world_size": 3, "timeout": store[1]}
+    on_gpu = backend == "nccl"
+    assert calls == [
+        "5 threads",
+        *[int(local or 0)] * on_gpu,
+        *["silent"] * (rank > 0),
+        (backend, options),
+        "body",
+        *["end"] * on_gpu,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S
@@ -19,7 +23,13 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.training.checks import check_resume
-from vitft.training.distributed import ProcessGroup, check_sharding, full_tensor, slice_like
+from vitft.training.distributed import (
+    ProcessGroup,
+    check_sharding,
+    full_tensor,
+    slice_like,
+    unshard_into,
+)
 from vitft.training.loop import Trainer
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
@@ -134,6 +144,41 @@ def test_plain_tensors_are_returned_unchanged() -> None:
 
     assert full_tensor(tensor) is tensor
     assert slice_like(tensor, torch.zeros(2)) is tensor
+
+
+@pytest.fixture
+def second_of_two() -> Iterator[DeviceMesh]:
+    """A mesh of two processes, of which this one is the second, and the first does not exist."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_rank_gets_its_slice_of_a_tensor_of_the_same_shape(second_of_two: DeviceMesh) -> None:
+    like = distribute_tensor(
+        torch.zeros(4, 3, dtype=torch.float64), second_of_two, [Shard(0)], src_data_rank=None
+    )
+    tensor = torch.arange(12.0).view(4, 3)
+
+    found = slice_like(tensor, like)
+
+    assert isinstance(found, DTensor)
+    assert found.shape == tensor.shape
+    assert torch.equal(found.to_local(), tensor[2:].double())
+    step = torch.tensor(7.0)
+    assert slice_like(step, like) is step
+
+
+def test_trained_parameters_are_copied_into_the_original_model() -> None:
+    original, trained = nn.Linear(2, 2), nn.Linear(2, 2)
+    trained.bias.requires_grad = False
+    bias = original.bias.detach().clone()
+
+    unshard_into(original, trained)
+
+    assert torch.equal(original.weight, trained.weight)
+    assert torch.equal(original.bias, bias)
+    assert original.weight is not trained.weight
 
 
 @pytest.fixture(scope="module")

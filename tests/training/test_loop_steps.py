@@ -18,7 +18,8 @@ from vitft.features.cut import Whole
 from vitft.metrics.targets import TrainingLoss
 from vitft.models.vit import VisionTransformer
 from vitft.system.batch_limit import BatchLimit
-from vitft.system.errors import DivergedError
+from vitft.system.errors import DivergedError, ResourceError
+from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import (
     Batch,
     StepResult,
@@ -277,3 +278,77 @@ def test_a_run_resumed_with_a_later_version_draws_the_same_numbers() -> None:
 
 GOLDEN = (0.6658776998519897, 0.11984613802955812, 0.5567792081052679)
 """The first numbers of torch, Python and NumPy for the seed 1, step 2 and rank 3."""
+
+
+LOST, NO_MEMORY = "[gloo] Connection closed by peer", "CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("sharded", "message", "expected", "problem"),
+    [
+        pytest.param(True, LOST, ResourceError, "another process of the run has ended", id="lost"),
+        pytest.param(True, NO_MEMORY, ResourceError, "with 5 images at a time", id="memory"),
+        pytest.param(True, "wrong shape", RuntimeError, "wrong shape", id="another error"),
+        pytest.param(False, LOST, RuntimeError, r"\[gloo\]", id="whole model"),
+        pytest.param(False, "wrong shape", RuntimeError, "wrong shape", id="whole, another error"),
+        pytest.param(False, NO_MEMORY, ResourceError, "with one image at a time", id="one image"),
+    ],
+)
+def test_only_a_sharded_model_ends_with_an_error_of_another_process_or_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    sharded: bool,
+    message: str,
+    expected: type[Exception],
+    problem: str,
+) -> None:
+    trainer = Trainer(linear(), replace(PLAIN, micro_batch=5), steps_per_epoch=1)
+    trainer.sharded = sharded
+
+    def fail(_: Batch) -> Any:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(trainer, "accumulate", fail)
+
+    with pytest.raises(expected, match=problem) as caught:
+        trainer.backward(batch_of(0, images=4))
+
+    assert type(caught.value) is expected
+
+
+def gradients_of(images: int, whole: int, *, sharded: bool) -> tuple[Any, list[Tensor], list[int]]:
+    """Return loss, gradients and numbers of inputs of a rank of three, two images at a time."""
+    sizes: list[int] = []
+    spec = replace(PLAIN, micro_batch=2, label_smoothing=0.1)
+    model = linear()
+    trainer = Trainer(model, spec, steps_per_epoch=1, group=ProcessGroup(1, 3), sharded=sharded)
+    model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    batch = batch_of(0, images)._replace(images=whole)
+
+    found = trainer.accumulate(batch)
+
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return found, grads, sizes
+
+
+@pytest.mark.parametrize(
+    ("images", "plain", "sharded"),
+    [(4, [2, 2], [2, 2]), (3, [2, 1], [2, 1]), (2, [2], [2, 1]), (0, [], [1, 1])],
+)
+def test_a_sharded_rank_has_as_many_passes_as_the_others_and_gradients_for_their_mean(
+    images: int, plain: list[int], sharded: list[int]
+) -> None:
+    (loss, right), own, passes = gradients_of(images, 11, sharded=False)
+    (same_loss, same_right), scaled, more = gradients_of(images, 11, sharded=True)
+
+    assert (passes, more) == (plain, sharded)
+    assert (same_loss, same_right) == (pytest.approx(loss), right)
+    for one, other in zip(own, scaled, strict=True):
+        torch.testing.assert_close(other, 3 * one)
+    model, batch = linear(), batch_of(0, images)
+    logits = model(batch.inputs)
+    total = F.cross_entropy(logits, batch.labels, label_smoothing=0.1, reduction="sum") / 11
+    assert loss == pytest.approx(total.item())
+    assert right == int((logits.argmax(dim=1) == batch.labels).sum())
+    total.backward()
+    for one, parameter in zip(own, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)

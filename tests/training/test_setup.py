@@ -261,12 +261,15 @@ def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
         start = extract_and_split(setup, ProcessGroup())
     model = setup.pipeline.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    inputs = next_inputs(model, start.inputs, setup.config, "blocks:1", precision="fp32")
+    with caplog.at_level("INFO", "vitft"):
+        inputs = next_inputs(model, start.inputs, setup.config, "blocks:1", precision="fp32")
     later = {name for name, p in model.named_parameters() if p.requires_grad}
 
     assert "training:   the head (99 parameters) on cpu" in caplog.text
     total = sum(p.numel() for p in model.parameters())
     assert f"trained:    99 of {total:,} parameters" in caplog.text
+    assert "next stage: --freeze blocks:1" in caplog.text
+    assert caplog.text.count("caching the tokens of the frozen blocks in ") == 1
     assert trained == {"head.weight", "head.bias"}
     assert start.inputs.cut.pooled
     assert start.inputs.features(start.inputs.data.manifest.rows).shape[0] == 30

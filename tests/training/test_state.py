@@ -18,6 +18,7 @@ from vitft.config.sections import OptimSpec
 from vitft.data.split import Manifest
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.rundir import RunDir, read_environment
+from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Batch, Trainer
 from vitft.training.state import (
     State,
@@ -257,6 +258,41 @@ def test_a_state_holds_weights_buffers_averages_and_optimiser() -> None:
     assert (again.steps, again.micro_batch) == (1, 5)
     found, _ = trainer_state(again)
     assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(("rank", "is_written"), [(0, True), (1, False)])
+def test_only_the_main_process_receives_the_state_of_a_sharded_model(
+    rank: int, is_written: bool
+) -> None:
+    trainer = small_trainer()
+    expected, _ = stepped(trainer)
+    trainer.sharded, trainer.group = True, ProcessGroup(rank, 2)
+
+    tensors, facts = trainer_state(trainer)
+
+    assert facts["step"] == 1
+    assert tensors.keys() == (expected.keys() if is_written else set())
+    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "micro_batch", "restored"), [(True, 2, 2), (True, 0, 5), (False, 2, 5)]
+)
+def test_only_a_sharded_model_continues_with_the_micro_batches_of_the_settings(
+    sharded: bool, micro_batch: int, restored: int
+) -> None:
+    trainer = small_trainer()
+    trainer.limit.images = 5
+    tensors, facts = stepped(trainer)
+    again = small_trainer(micro_batch=micro_batch)
+    again.sharded = sharded
+
+    load_trainer_state(again, tensors, facts)
+
+    assert again.micro_batch == restored
+    again.sharded = False
+    found, _ = trainer_state(again)
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 

@@ -159,6 +159,18 @@ def test_each_epoch_is_a_row_and_the_best_is_marked(
     assert [line.split() for line in rows] == [cells] * 2
 
 
+@pytest.mark.parametrize("option", ["mixup", "cutmix", "erasing"])
+@pytest.mark.parametrize("reads_pixels", [True, False])
+def test_batches_of_pixels_are_augmented_and_those_of_features_are_not(
+    option: str, reads_pixels: bool
+) -> None:
+    train = {"freeze": "none", "augment": "none", option: 0.5}
+
+    trainer = trainer_of(settings(train=train), reads_pixels=reads_pixels)
+
+    assert (trainer.mix is not None) is reads_pixels
+
+
 def test_every_class_has_the_same_total_weight_and_the_mean_is_one() -> None:
     labels = [0, 0, 0, 0, 0, 1, 1, 2]
     rows = [row(str(i), label) for i, label in enumerate(labels)] + [row("val", 2, "val")]

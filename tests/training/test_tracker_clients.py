@@ -342,6 +342,14 @@ def test_a_tracker_that_fails_is_dropped_and_the_others_continue(
     ]
 
 
+def test_an_attempt_reports_whether_it_succeeded() -> None:
+    trackers = tracked(one=Client(), other=Client())
+
+    assert trackers.attempt("one", lambda: None)
+    assert not trackers.attempt("other", lambda: 1 / 0)
+    assert [*trackers.active] == ["one"]
+
+
 def test_results_are_sent_only_by_a_run_that_has_finished(tmp_path: Path) -> None:
     client = Client()
     trackers = tracked(one=client)

@@ -1,20 +1,32 @@
 """Trials of a run with a time budget: what they hold out, how long they take, what they report."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import (
+    data_set,
+    digest,
+    noted,
+    pooled_inputs,
+    row,
+    watched_progress,
+)
 from vitft.config.run import config_from_table
+from vitft.data.transforms import eval_view
 from vitft.features.head import solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.models.vit import VisionTransformer
 from vitft.system.signals import Stopper
 from vitft.training import trial as module
+from vitft.training.loop import StepResult
+from vitft.training.optim import WeightAverage
 from vitft.training.trial import (
     HeldOut,
     LayerSettings,
@@ -100,6 +112,14 @@ def test_epochs_are_counted_in_steps_and_in_time(tiny_vit: VisionTransformer) ->
     assert trial.affordable_epochs(times[6], after=times[6]) == 0
     assert trial.config(5).optim.interpolation < 1  # the weights before training are kept
     assert trial.config(5).optim.epochs == 5
+
+
+def test_small_data_is_tried_for_at_most_200_steps(tiny_vit: VisionTransformer) -> None:
+    trial = planned(tiny_vit)
+    trial.held_out = held_out_images(64, 16)
+
+    assert trial.most_epochs() == 25  # 8 steps each
+    assert [trial.further_epochs(n) for n in (8, 9, 26)] == [24, 25, 26]
 
 
 def test_large_data_is_tried_for_at_most_12_epochs(tiny_vit: VisionTransformer) -> None:
@@ -193,6 +213,82 @@ def test_the_times_of_features_and_of_steps_are_means_over_images(
     assert len(taken) == steps
     assert step_s == pytest.approx(each)
     assert extraction_s == pytest.approx(10 / 90 if is_frozen else 0.0)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_trial_reads_the_last_block_and_caches_features_of_all_its_images(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
+) -> None:
+    trial, calls = planned(tiny_vit), list[Any]()
+    trial.context.precision = "bf16"
+    head, manifest = object(), trial.held_out.manifest
+    trial.held_out = replace(trial.held_out, last_head=cast("Any", head))
+    extractor: Any = object() if is_frozen else None
+    pipeline = SimpleNamespace(cut="cut", open_extractor=lambda *_, **__: extractor)
+    monkeypatch.setattr(module, "read_last_block", lambda *given: calls.append(given))
+    monkeypatch.setattr(module, "compute_views", lambda *given: calls.append(given))
+    monkeypatch.setattr(module, "with_stage_data", lambda inputs, *_: inputs)
+    monkeypatch.setattr(
+        module,
+        "build_pipeline",
+        lambda *given, **named: noted(calls, (*given, *named.values()), pipeline),
+    )
+
+    inputs, model = trial.inputs(trial.config(1), manifest)
+
+    data = trial.data
+    assert model is not tiny_vit
+    assert calls[0] == (model, head)
+    assert calls[1] == (
+        *(model, data.transform, "none", trial.config(1).train),
+        *(torch.device("cpu"), "bf16"),
+    )
+    view = eval_view(data.transform)
+    asked = (extractor, manifest, manifest.rows, [view], "extracting features", data.group)
+    assert calls[2:] == [asked] * is_frozen
+    found: Any = inputs
+    assert (found.data.manifest, found.cut, found.extractor) == (manifest, "cut", extractor)
+
+
+def test_a_trial_trains_for_its_epochs_and_scores_four_fractions_of_the_trained_weights(
+    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, clock, weight = planned(tiny_vit), [100.0], nn.Parameter(torch.zeros(1))
+    trial.context.stopper, trial.context.precision = Stopper(0.0), "fp32"
+    bars, begun = watched_progress(monkeypatch), list[tuple[int, int]]()
+    average = WeightAverage({"w": weight}, 0.0, 0.25)
+
+    def step(images: int) -> StepResult:
+        clock[0] += 1.0
+        weight.data += 1
+        return StepResult(step=0, lr=0.1, loss=1.0, correct=0, images=images)
+
+    def batches(epoch: int, first: int) -> Iterator[int]:
+        begun.append((epoch, first))
+        return iter([40, 32])
+
+    def scored(_: Any, *, precision: str) -> tuple[Tensor, None]:
+        assert precision == "fp32"
+        return weight.detach().clone(), None
+
+    trainer = SimpleNamespace(step=step, average=average)
+    inputs = SimpleNamespace(data=trial.data)
+    monkeypatch.setattr(Trial, "inputs", lambda *_: (inputs, None))
+    monkeypatch.setattr(Trial, "results", lambda _, *given: given)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "make_trainer", lambda *_: trainer)
+    monkeypatch.setattr(module, "training_batches", lambda *_: batches)
+    monkeypatch.setattr(module, "validation_logits", scored)
+
+    epochs, logits, seconds = cast("Any", trial.run(3))
+
+    assert begun == [(0, 0), (1, 0), (2, 0)]
+    assert (epochs, seconds) == (3, 6.0)
+    found = {fraction: value.item() for fraction, value in logits.items()}
+    assert found == pytest.approx({0.25: 1.5, 0.5: 3.0, 0.75: 4.5, 1.0: 6.0})
+    assert [(bar.label, bar.total, bar.done) for bar in bars] == [
+        ("trial: training all layers", 3 * 72, 3 * 72)
+    ]
 
 
 def clusters() -> tuple[Any, Tensor, Tensor]:

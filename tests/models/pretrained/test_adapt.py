@@ -9,12 +9,18 @@ from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from vitft.models.pretrained.adapt import adapt, resize_positions
+from vitft.models.pretrained.adapt import (
+    adapt,
+    adapt_statistics,
+    check_statistics,
+    resize_kernel,
+    resize_positions,
+)
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import WeightsError
+from vitft.system.errors import UsageError, WeightsError
 
 CONFIG = ViTConfig(
     image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
@@ -183,6 +189,37 @@ def test_a_new_head_is_zero_and_the_old_one_is_reported() -> None:
     assert "head.weight" in tensors  # what came in is left untouched
 
 
+def test_kernels_are_resized_to_patches_that_are_not_square() -> None:
+    tensors = weights(CONFIG)
+    wanted = replace(CONFIG, patch_size=(4, 16), image_size=(16, 64))
+
+    adapted = adapt(tensors, CONFIG, wanted, new_head=False)
+
+    kernel = adapted.tensors["patch_embed.proj.weight"]
+    own = resize_kernel(tensors["patch_embed.proj.weight"], (4, 16))
+    assert torch.equal(kernel, own)
+    assert kernel.shape == (192, 3, 4, 16)
+    assert any("patch kernels 8x8 -> 4x16" in note for note in adapted.notes)
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_distillation_token_becomes_the_first_register(registers: int) -> None:
+    source = replace(CONFIG, distilled=True, registers=registers)
+    target = replace(CONFIG, num_classes=5, registers=registers + 1)
+    tensors = weights(source)
+    for name in ("dist_token", "reg_token"):
+        if name in tensors:
+            torch.nn.init.normal_(tensors[name])
+
+    adapted = adapt(tensors, source, target, new_head=True)
+
+    check_fit(adapted.tensors, target)
+    found = adapted.tensors["reg_token"]
+    assert torch.equal(found[:, :1], tensors["dist_token"])
+    assert torch.equal(found[:, 1:], tensors.get("reg_token", found[:, 1:]))
+    assert "dist_token" not in adapted.tensors
+
+
 def test_mean_pooling_takes_the_last_norm_and_back() -> None:
     tensors = weights(CONFIG)
     mean = replace(CONFIG, pool="mean")
@@ -194,3 +231,41 @@ def test_mean_pooling_takes_the_last_norm_and_back() -> None:
     assert torch.equal(there.tensors["fc_norm.weight"], tensors["norm.weight"])
     assert there.notes
     assert back.tensors.keys() == tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "channels"),
+    [
+        pytest.param((0.5,) * 3, None, 3, id="no std"),
+        pytest.param(None, (0.5,) * 3, 3, id="no mean"),
+        pytest.param((0.5,), (0.5,), 3, id="too few"),
+        pytest.param((0.5,) * 3, (0.5,) * 3, 1, id="too many"),
+    ],
+)
+def test_statistics_are_given_together_and_for_every_channel(
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_statistics(mean, std, channels)
+
+    shown = f"mean is {mean} and std is {std}, but the model has {channels} channel"
+    assert caught.value.problem.startswith(shown)
+    assert check_statistics(None, None, channels) is None
+    given = (0.5,) * channels, (0.25,) * channels
+    assert check_statistics(*given, channels) == given
+
+
+@pytest.mark.parametrize(
+    ("values", "channels", "fitted"),
+    [
+        ((0.1, 0.2, 0.6), 1, (0.3,)),
+        ((0.1,), 1, (0.1,)),
+        ((0.1,), 3, (0.1, 0.1, 0.1)),
+        ((0.1, 0.2, 0.6), 2, (0.1, 0.2)),
+        ((0.1, 0.2, 0.6), 5, (0.1, 0.2, 0.6, 0.1, 0.2)),
+    ],
+)
+def test_statistics_for_other_channels_are_averaged_or_repeated(
+    values: tuple[float, ...], channels: int, fitted: tuple[float, ...]
+) -> None:
+    assert adapt_statistics(values, channels) == pytest.approx(fitted)

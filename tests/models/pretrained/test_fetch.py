@@ -3,6 +3,7 @@
 The client reads its environment once, at import, so each situation is a process of its own.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save
 
 from tests.conftest import random_timm
@@ -25,18 +27,20 @@ from tests.support.limits import HANG_S
 from vitft.models.pretrained import fetch as fetching
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import (
+    cached_or_downloaded,
+    check_reachable,
     delete_cached,
     download_error,
+    download_from_hub,
     fetch_sidecars,
     find_damage,
-    log_leftovers,
     retry_delay,
     sha256_of,
     with_existing_file,
 )
-from vitft.models.pretrained.hub import DownloadBar, short_message
+from vitft.models.pretrained.hub import DownloadBar, http_error, short_message
 from vitft.system import console
-from vitft.system.errors import WeightsError
+from vitft.system.errors import ResourceError, WeightsError
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
 META = "facebook/dinov3-vits16-pretrain-lvd1689m"
@@ -423,6 +427,190 @@ def test_redirects_without_end_and_a_bare_404_do_not_come_from_a_hub() -> None:
     assert download_error(ENTRY, None).problem.startswith(failed)
 
 
+def failure(name: str, status: int | None = None, *, retry_after: str = "") -> Exception:
+    """Return an error of huggingface_hub's HTTP client, with the response of a server if any."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    error: Exception = type(name, (http_error(),), {"__init__": lambda _: None})()
+    if status is not None:
+        error.response = SimpleNamespace(status_code=status, headers=headers)  # type: ignore[attr-defined]
+    return error
+
+
+class Script:
+    """Answers or errors, one for each call, with the seconds that are slept between the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
+        self.answers, self.calls = list(answers), list[Any]()
+        self.slept, self.clock = list[float](), 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.clock, sleep=self.sleep, time=time.time)
+        monkeypatch.setattr(fetching, "time", clock)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 3))
+        self.clock += seconds
+
+    def __call__(self, *given: object, **named: object) -> Any:
+        self.calls.append((*given, named))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+METADATA = SimpleNamespace(commit_hash="c", etag="e")
+NOT_A_HUB = "does not respond like a Hugging Face hub"
+
+
+@pytest.mark.parametrize(
+    ("answers", "result", "slept"),
+    [
+        pytest.param([METADATA], "", [], id="reachable"),
+        pytest.param([failure("ConnectError")], "offline", [], id="no connection"),
+        pytest.param([failure("ConnectTimeout")], "offline", [], id="no connection in time"),
+        pytest.param(
+            [failure("ReadTimeout"), failure("ReadTimeout"), METADATA],
+            "",
+            [0.5, 1.0],
+            id="silent twice",
+        ),
+        pytest.param(
+            [failure("ReadTimeout") for _ in range(3)], "failed: ", [0.5, 1.0], id="silent"
+        ),
+        pytest.param(
+            [*(failure("E", 503) for _ in range(4)), METADATA], "", [0.5, 1, 2, 4], id="busy"
+        ),
+        pytest.param(
+            [failure("E", 503) for _ in range(7)],
+            "HTTP status 503",
+            [0.5, 1, 2, 4, 8, 16],
+            id="busy a minute",
+        ),
+        pytest.param(
+            [failure("E", 429, retry_after="59") for _ in range(2)],
+            "HTTP status 429",
+            [59.1],
+            id="asks for patience",
+        ),
+        pytest.param(
+            [failure("E", 429, retry_after="60")], "HTTP status 429", [], id="too patient"
+        ),
+        pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
+        pytest.param([failure("E", 400)], "HTTP status 400", [], id="refused"),
+        pytest.param(
+            [failure("E", 503, retry_after="0") for _ in range(9)],
+            NOT_A_HUB,
+            [0.1] * 9,
+            id="nine times",
+        ),
+        pytest.param([SimpleNamespace(commit_hash=None, etag="e")], NOT_A_HUB, [], id="no commit"),
+        pytest.param([SimpleNamespace(commit_hash="c", etag=None)], NOT_A_HUB, [], id="no ETag"),
+    ],
+)
+def test_a_hub_is_asked_for_the_file_for_up_to_a_minute(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], result: str, slept: list[float]
+) -> None:
+    script = Script(monkeypatch, *answers)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", script)
+    monkeypatch.setattr("vitft.models.pretrained.hub.short_message", lambda _: "offline")
+    entry = replace(ENTRY, revision="r")
+
+    if result in ("", "offline"):
+        assert check_reachable(entry) == result
+    else:
+        with pytest.raises(WeightsError, match=result):
+            check_reachable(entry)
+
+    assert script.slept == slept
+    assert script.answers == []
+    url, options = script.calls[0]
+    assert url.endswith("/a/b/resolve/r/model.safetensors")
+    assert options == {"timeout": (1.5, 5.0, 5.0, 5.0)}
+
+
+@pytest.mark.parametrize(
+    ("answers", "result", "slept"),
+    [
+        pytest.param(["/x"], "", [], id="at once"),
+        pytest.param([failure("ReadError"), "/x"], "", [0.5], id="interrupted once"),
+        pytest.param([OSError(errno.EIO, "failed"), "/x"], "", [0.5], id="wrong length"),
+        pytest.param([failure("E", 503), failure("E", 503), "/x"], "", [0.5, 1.0], id="busy twice"),
+        pytest.param(
+            [failure("E", 503) for _ in range(3)], "HTTP status 503", [0.5, 1.0], id="busy"
+        ),
+        pytest.param([failure("ReadTimeout")], "failed: ", [], id="retried by huggingface_hub"),
+        pytest.param([failure("E", 403)], "HTTP status 403", [], id="refused"),
+        pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
+        pytest.param([failure("E", 503, retry_after="9999"), "/x"], "", [20.0], id="long wait"),
+        pytest.param([OSError(errno.EACCES, "failed")], "is not writable", [], id="cache"),
+    ],
+)
+def test_an_interrupted_download_is_tried_three_times(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], result: str, slept: list[float]
+) -> None:
+    script = Script(monkeypatch, *answers)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", script)
+
+    if result:
+        with pytest.raises(WeightsError, match=result):
+            download_from_hub(replace(ENTRY, revision="r"))
+    else:
+        assert download_from_hub(replace(ENTRY, revision="r")) == Path("/x")
+
+    assert script.slept == slept
+    assert script.answers == []
+    options = {"revision": "r", "etag_timeout": 5.0, "tqdm_class": DownloadBar}
+    assert script.calls[0] == ("a/b", "model.safetensors", options)
+
+
+def test_a_full_disk_ends_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, OSError(errno.ENOSPC, "failed"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", script)
+
+    with pytest.raises(ResourceError, match="the disk is full"):
+        download_from_hub(ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("revision", "is_offline", "is_cached", "reason", "source"),
+    [
+        pytest.param("main", False, True, "", "hub", id="a branch may have moved"),
+        pytest.param("0" * 40, False, True, "", "cache", id="a commit never changes"),
+        pytest.param("0" * 40, False, False, "", "hub", id="an unknown commit"),
+        pytest.param("0" * 39, False, True, "", "hub", id="a short digest is a name"),
+        pytest.param("main", True, True, "", "cache", id="offline"),
+        pytest.param("main", True, False, "", "HF_HUB_OFFLINE is set", id="offline, unknown"),
+        pytest.param("main", False, True, "no route", "cache", id="unreachable"),
+        pytest.param(
+            "main", False, False, "no route", r"cannot be reached \(no route\)", id="nowhere"
+        ),
+    ],
+)
+def test_the_cache_is_used_for_commits_and_without_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+    revision: str,
+    is_offline: bool,
+    is_cached: bool,
+    reason: str,
+    source: str,
+) -> None:
+    def local(repo: str, file: str, *, revision: str, local_files_only: bool) -> str:
+        assert (repo, file, local_files_only) == ("a/b", "model.safetensors", True)
+        if not is_cached:
+            raise LocalEntryNotFoundError(f"no {revision}")
+        return "cache"
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: is_offline)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", local)
+    monkeypatch.setattr(fetching, "check_reachable", lambda _: reason)
+    monkeypatch.setattr(fetching, "download_from_hub", lambda _: Path("hub"))
+
+    if source in ("cache", "hub"):
+        assert cached_or_downloaded(replace(ENTRY, revision=revision)) == Path(source)
+    else:
+        with pytest.raises(WeightsError, match=rf"hf:a/b \(a/b\) is not in the cache, .*{source}"):
+            cached_or_downloaded(replace(ENTRY, revision=revision))
+
+
 def cached(folder: Path, name: str, content: bytes) -> Path:
     """Write a file as huggingface_hub caches it: a link to content that is named after its ETag."""
     blob, link = folder / "blobs" / name, folder / "snapshots" / "model.safetensors"
@@ -506,18 +694,23 @@ def test_files_beside_the_weights_are_fetched_and_damaged_ones_deleted(
 
 @pytest.mark.parametrize(("age", "is_old"), [(590, False), (660, True)])
 def test_partial_downloads_older_than_ten_minutes_are_mentioned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], age: float, is_old: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    age: float,
+    is_old: bool,
 ) -> None:
     path = cached(tmp_path, "x", b"weights")
-    for i in range(2):
+    monkeypatch.setattr(fetching, "cached_or_downloaded", lambda _: path)
+    for i in range(3):
         part = tmp_path / "blobs" / f"{i}.incomplete"
-        part.write_bytes(b"x" * 1_500_000)
+        part.write_bytes(b"x" * 500_000)
         os.utime(part, (time.time() - age,) * 2)
 
-    log_leftovers(path)
+    fetching.fetch(replace(ENTRY, name="vit"))
 
     shown = " ".join(capsys.readouterr().err.split())
-    assert ("partial downloads that can be deleted (2 files, 3 MB)" in shown) == is_old
+    assert ("partial downloads that can be deleted (3 files, 2 MB)" in shown) == is_old
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

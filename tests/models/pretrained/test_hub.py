@@ -5,17 +5,18 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, errors
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import logging as hub_logging
 
-from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries
 from vitft.models.pretrained.hub import (
     DownloadBar,
     check_disk,
     describe_failure,
     http_error,
     plain_http,
+    readable_errors,
     status_of,
 )
 from vitft.system.errors import ResourceError, WeightsError
@@ -128,13 +129,74 @@ def test_a_download_advances_by_whole_megabytes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("vitft.system.console.Progress", Recorder)
 
     with DownloadBar(desc="a\x1b", total=3_400_000) as bar:
-        for size in (400_000, 700_000, 100_000, 2_200_000):
+        for size in (400_000, 700_000, 400_000, 1_900_000):
             bar.update(size)
     bar.close()
     DownloadBar(desc="b", total=10).close()
     with DownloadBar(desc="c", total=None) as silent:
         silent.update(10**7)
 
-    assert steps[1:4] == [1, 2, "end"]
+    assert steps[1:5] == [1, 1, 1, "end"]
     assert [step[1:] for step in steps if isinstance(step, tuple)] == [(3, "MB"), (1, "MB")]
     assert "\x1b" not in str(steps)
+
+
+def raised(kind: type[Exception], cause: Exception | None = None) -> Exception:
+    """Return an error of huggingface_hub without the response that it usually needs."""
+    error = type(kind.__name__, (kind,), {"__init__": lambda _: None})()
+    error.__cause__ = cause
+    return error
+
+
+GATED = next(entry for entry in catalog_entries() if entry.gated_source)
+
+
+@pytest.mark.parametrize(
+    ("error", "repo", "problem", "fix"),
+    [
+        (
+            raised(errors.GatedRepoError),
+            "a/b",
+            "a/b is gated",
+            "accept them at URL and set HF_TOKEN",
+        ),
+        (
+            raised(errors.GatedRepoError),
+            GATED.gated_source,
+            f"{GATED.gated_source} is gated",
+            f"accept them at URL and set HF_TOKEN, or use {GATED.name}, which requires no account",
+        ),
+        (raised(errors.RepositoryNotFoundError), "a/b", "repository a/b does not exist", "check"),
+        (raised(errors.RevisionNotFoundError), "a/b", "a/b has no revision r", "listed at URL"),
+        (raised(errors.RemoteEntryNotFoundError), "a/b", "a/b has no file f", "at URL/tree/main"),
+        (
+            raised(errors.LocalEntryNotFoundError, raised(errors.FileMetadataError)),
+            "a/b",
+            "does not respond like a Hugging Face hub",
+            "check HF_ENDPOINT",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_the_hub_refuses_is_reported_with_a_fix(
+    error: Exception, repo: str, problem: str, fix: str
+) -> None:
+    entry = CatalogEntry(name="x", licence="", repo=repo, file="f", revision="r")
+
+    with pytest.raises(WeightsError) as caught, readable_errors(entry):
+        raise error
+
+    assert problem in caught.value.problem
+    shown = caught.value.fix.replace(f"{constants.ENDPOINT}/{repo}", "URL")
+    assert fix in shown
+    assert ("or use" in shown) == ("or use" in fix)
+
+
+@pytest.mark.parametrize(
+    "error", [raised(errors.LocalEntryNotFoundError), raised(http_error()), ValueError()]
+)
+def test_errors_of_the_connection_and_the_cache_are_not_changed(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, readable_errors(GATED):
+        raise error
+
+    assert caught.value is error

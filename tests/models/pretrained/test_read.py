@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
-from vitft.models.pretrained.read import read_weights
+from vitft.models.pretrained.read import check_storage, open_archive, read_weights
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -117,6 +117,7 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
             "a.safetensors", b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"
         ),
         pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="web page"),
+        pytest.param("a.safetensors", b"\n <HTML><body>", "a web page", id="page without a type"),
         pytest.param("a.pth", b"", "damaged torch file.*empty", id="empty pickle"),
         pytest.param("a.pth", b"\x80\x02garbage", "damaged torch file", id="broken pickle"),
         pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),
@@ -179,6 +180,12 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, state: dict[str
 
     with pytest.raises(WeightsError, match=r"tensor norm\.weight contains 3 non-finite values"):
         read_weights(tmp_path / "a.safetensors")
+
+
+def test_large_numbers_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
+    save_file({"a": torch.full((4,), 3e38), "b": torch.tensor([2**40])}, tmp_path / "a.safetensors")
+
+    assert read_weights(tmp_path / "a.safetensors").tensors.keys() == {"a", "b"}
 
 
 def test_a_known_digest_is_compared(tmp_path: Path, state: dict[str, Tensor]) -> None:
@@ -318,6 +325,18 @@ def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree
 EXPANDED = torch.zeros(1).expand(10**6, 10**6)
 
 
+def test_tensors_of_a_pickle_may_take_four_times_the_file_and_a_mebibyte(tmp_path: Path) -> None:
+    path, shared = tmp_path / "a.pth", torch.zeros(2**18)  # 1 MiB
+    path.write_bytes(bytes(100))
+
+    check_storage({"a": shared, "b": shared[:100]}, path)
+    check_storage({"a": torch.zeros(4).view(2, 2).T}, path)
+    with pytest.raises(WeightsError, match=r"smaller than its tensors, e\.g\. b \(101,\)"):
+        check_storage({"a": shared, "b": shared[:101]}, path)
+    with pytest.raises(WeightsError, match=r"smaller than its tensors, e\.g\. a \(2, 4\)"):
+        check_storage({"a": torch.zeros(7).as_strided((2, 4), (0, 1))}, path)
+
+
 def typed(kind: str, size: int) -> bytes:
     """A file with one tensor of eight numbers of the given type."""
     return safetensors({"cls_token": tensor_at(0, size, shape=(8,), dtype=kind)}, bytes(size))
@@ -368,6 +387,40 @@ def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
         read_weights(tmp_path / name, allow_pickle=True)
 
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("before", "limit"),
+    [
+        pytest.param(0, 20, id="20 times the size of a small file"),
+        pytest.param(2**30, 16, id="16 GiB for a large file"),
+    ],
+)
+def test_an_archive_that_unpacks_to_too_much_is_refused_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, limit: int
+) -> None:
+    path, opened = tmp_path / "a.npz", list[zipfile.ZipFile]()
+    with path.open("wb") as file:
+        file.seek(before)  # a hole, which takes no disk space
+        file.write(npz(a=b""))
+    most = limit * (before or path.stat().st_size)
+
+    class Archive(zipfile.ZipFile):
+        def infolist(self) -> list[zipfile.ZipInfo]:
+            opened.append(self)
+            half, rest = zipfile.ZipInfo("a"), zipfile.ZipInfo("b")
+            half.file_size, rest.file_size = most // 2, unpacked - most // 2
+            return [half, rest]
+
+    monkeypatch.setattr(zipfile, "ZipFile", Archive)
+
+    unpacked = most
+    with open_archive(path, ".npz file") as archive:
+        assert archive.fp is not None
+    unpacked = most + 1
+    with pytest.raises(WeightsError, match=f"refused: .* unpacks to {unpacked:,}"):
+        open_archive(path, ".npz file")
+    assert opened[-1].fp is None
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])

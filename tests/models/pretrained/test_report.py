@@ -128,6 +128,8 @@ def test_the_head_of_a_file_is_described(
     assert describe_head(weights) == text
     unusable = replace(weights, unusable_head="why")
     assert describe_head(unusable) == (text if not head else f"{text}; cannot be used: why")
+    body = {name: t for name, t in weights.tensors.items() if not name.startswith("head.")}
+    assert describe_head(replace(weights, tensors=body)) == "none"
 
 
 def test_a_file_is_described_fact_by_fact(tmp_path: Path, tiny_config: ViTConfig) -> None:

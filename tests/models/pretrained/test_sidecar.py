@@ -254,7 +254,8 @@ def test_transformers_config_states_heads_epsilon_and_classes(tmp_path: Path) ->
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.3, 0.2, 0.1))
     assert (found.interpolation, found.fit, found.crop) == ("bilinear", "squash", 1.0)
     assert found.source == f"from {tmp_path / 'preprocessor_config.json'}"
-    assert facts_of(tmp_path, config, HALF | {"do_normalize": False}).std == (1.0, 1.0, 1.0)
+    raw = facts_of(tmp_path, config, HALF | {"do_normalize": False})
+    assert (raw.mean, raw.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     assert facts_of(tmp_path, config, HALF | {"do_normalize": True}).std == (0.3, 0.2, 0.1)
 
 

@@ -19,6 +19,7 @@ from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.models.pretrained.load import load_backbone, load_pretrained
 from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.pretrained.timm_weights import registry_entry
 from vitft.models.timm_model import TimmModel
 from vitft.system.errors import WeightsError
 
@@ -140,10 +141,79 @@ def test_a_local_file_of_a_timm_model_is_loaded_without_a_network(
     loaded = model.net.state_dict()
     assert all(torch.equal(loaded[name], state[name]) for name in loaded)
     assert not bool(model.head.weight.any())
+    assert report.dropped == ("fc (7 classes)",)
     assert report.provenance["source"] == str(path)
     assert report.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert "licence" not in report.provenance  # of a file of unknown origin
     assert "state_dict" not in model.net.pretrained_cfg
+
+
+@pytest.mark.parametrize(
+    ("size", "sized", "positions"),
+    [(None, False, "as loaded"), (160, False, "as loaded"), (192, True, "resized by timm")],
+)
+def test_position_embeddings_are_resized_at_a_size_other_than_that_of_the_weights(
+    tmp_path: Path, size: int | None, sized: bool, positions: str
+) -> None:
+    state = timm.create_model("test_vit").state_dict()
+    save_file(state, tmp_path / "vit.safetensors")
+
+    model, report = load_backbone(
+        f"timm:test_vit={tmp_path}/vit.safetensors", num_classes=3, image_size=size
+    )
+
+    assert isinstance(model, TimmModel)
+    assert model.config.sized is sized
+    assert report.positions == positions
+    assert report.dropped == ("head (1000 classes)",)
+    assert report.transform.image_size == (size or 160,) * 2
+    assert (report.head, report.loaded) == ("new, 3 classes, initialised to zero", len(state) - 2)
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_a_convolutional_network_has_no_positions_to_resize(
+    resnet: tuple[Path, dict[str, torch.Tensor]], size: int
+) -> None:
+    path, _ = resnet
+
+    _, report = load_backbone(f"timm:test_resnet={path}", num_classes=3, image_size=size)
+
+    assert report.positions == "as loaded"
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ({}, "from timm"),
+        ({"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}, "given by --mean and --std"),
+    ],
+)
+def test_the_origin_of_the_channel_statistics_is_reported(
+    resnet: tuple[Path, dict[str, torch.Tensor]], given: dict[str, Any], source: str
+) -> None:
+    path, _ = resnet
+
+    _, report = load_backbone(f"timm:test_resnet={path}", num_classes=3, **given)
+
+    assert report.statistics_source == source
+    assert report.transform.mean == given.get("mean", (0.5, 0.5, 0.5))
+    assert report.transform.std == given.get("std", (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "note", "fit"),
+    [
+        ("vit_base_patch16_224.mae", "the licence forbids commercial use", "crop"),
+        ("vit_base_patch16_224.dino", "", "crop"),
+        ("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", "", "squash"),
+    ],
+)
+def test_published_weights_state_their_licence_and_how_images_are_fitted(
+    name: str, note: str, fit: str
+) -> None:
+    entry = registry_entry(name)
+
+    assert (entry.name, entry.note, entry.fit, entry.options) == (name, note, fit, {})
 
 
 def test_a_pickle_of_a_timm_model_needs_permission(
@@ -192,9 +262,10 @@ def test_a_file_without_a_classifier_and_one_with_missing_tensors(
     save_file(body, tmp_path / "body.safetensors")
     save_file({n: t for n, t in body.items() if "layer2" not in n}, tmp_path / "part.safetensors")
 
-    model, _ = load_backbone(f"timm:test_resnet={tmp_path}/body.safetensors", num_classes=3)
+    model, report = load_backbone(f"timm:test_resnet={tmp_path}/body.safetensors", num_classes=3)
 
     assert isinstance(model, TimmModel)
+    assert report.dropped == ()
     assert torch.equal(model.net.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
     with pytest.raises(WeightsError, match=r"part.safetensors does not match .* Missing key"):
         load_backbone(f"timm:test_resnet={tmp_path}/part.safetensors", num_classes=3)

@@ -62,10 +62,10 @@ def load_timm(
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    model, provenance = pretrained_timm(
+    model, old_classes, provenance = pretrained_timm(
         entry, config, drop_path=drop_path, allow_pickle=allow_pickle
     )
-    report = timm_report(model, entry.num_classes, transform, provenance)
+    report = timm_report(model, old_classes, transform, provenance)
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
@@ -75,8 +75,12 @@ def load_timm(
 
 def pretrained_timm(
     entry: CatalogEntry, config: TimmConfig, *, drop_path: float, allow_pickle: bool
-) -> tuple[TimmModel, Provenance]:
-    """Return a timm model with weights from the hub or the user's file, and the weights' origin.
+) -> tuple[TimmModel, int, Provenance]:
+    """Return a timm model with weights from the hub or the user's file.
+
+    Returns:
+        The model; the number of classes of the pretrained head, which is dropped, or 0 if there was
+        none; and the origin of the weights.
 
     Raises:
         WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
@@ -89,14 +93,15 @@ def pretrained_timm(
     if entry.local:
         path = Path(entry.local)
         raw = read_weights(path, allow_pickle=allow_pickle)
-        source = {"tensors": strip_prefixes(raw.tensors)}
+        tensors = strip_prefixes(raw.tensors)
+        source = {"tensors": tensors}
         provenance: Provenance = {"name": entry.name, "source": str(path), "sha256": raw.sha256}
     else:
-        fetched = fetch(entry)
+        fetched, tensors = fetch(entry), {}
         path, source = fetched.path, {"file": fetched.path}
         provenance = provenance_of(entry, fetched)
     try:
-        return TimmModel(config, **source, drop_path=drop_path), provenance
+        model = TimmModel(config, **source, drop_path=drop_path)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         sides = config.image_size
@@ -105,6 +110,8 @@ def pretrained_timm(
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
             "other weights",
         ) from error
+    head = tensors.get(f"{model.head_name}.weight", ())
+    return model, len(head) if entry.local else entry.num_classes, provenance
 
 
 def reload_timm(
