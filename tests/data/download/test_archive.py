@@ -323,6 +323,14 @@ def test_the_contents_are_summed_and_empty_folders_beside_the_wrapper_are_left_o
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "none"]
 
 
+def test_a_folder_may_be_listed_after_its_files_and_more_than_once(tmp_path: Path) -> None:
+    a, b = ((member(name, type=tarfile.DIRTYPE), b"") for name in ("a", "b/c"))
+
+    folder = unpacked(tmp_path, tar_bytes(b, plain("a/1"), a, b, plain("b/c/2"), b))
+
+    assert tree(folder) == {"a/1": b"x", "b/c/2": b"x"}
+
+
 @pytest.mark.parametrize("free", [5, 4])
 def test_the_contents_must_fit_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int

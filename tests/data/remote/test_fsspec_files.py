@@ -90,6 +90,36 @@ def test_a_file_must_fit_on_the_disk(
             attempt_file(ADDRESS, tmp_path / "p", DownloadLimits())
 
 
+@pytest.mark.parametrize("free", [600, 599])
+def test_only_the_rest_of_a_file_must_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    system, part, content = fsspec.filesystem("memory"), tmp_path / "p", bytes(range(250)) * 4
+    system.pipe_file("/set/x.tar", content)
+    info, cat_file = system.info, system.cat_file
+    monkeypatch.setattr(system, "info", lambda path: {**info(path), "ETag": "one"})
+    asked: list[tuple[int, int]] = []
+
+    def noted(path: str, *, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return bytes(cat_file(path, start=start, end=end))
+
+    monkeypatch.setattr(system, "cat_file", noted)
+    attempt_file(ADDRESS, part, DownloadLimits())
+    part.write_bytes(content[:400])
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+
+    if free == 600:
+        attempt_file(ADDRESS, part, DownloadLimits())
+        assert asked[1:] == [(400, 1000)]
+        assert part.read_bytes() == content
+    else:
+        with pytest.raises(ResourceError, match=r"needs another 0\.0 GB, but only 0\.0 GB"):
+            attempt_file(ADDRESS, part, DownloadLimits())
+        assert part.read_bytes() == content[:400]
+
+
 def test_four_mebibytes_are_asked_for_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
