@@ -1,6 +1,7 @@
 """Tables of any format as rows of text, and the place of every error."""
 
 import io
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -107,6 +108,23 @@ def test_rows_of_parquet_are_counted_from_1_after_the_header(tmp_path: Path) -> 
     assert str(table.error("odd")).startswith(f"{tmp_path}/t.parquet: odd")
     assert [(table.line, cells) for cells in lines] == [(1, ["x"]), (2, ["y"]), (3, [""])]
     assert str(table.error("odd")).startswith(f"{tmp_path}/t.parquet, row 3: odd")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("t.parquet", "valid Parquet"), ("t.xlsx", "a valid Excel file")]
+)
+def test_a_damaged_binary_table_is_an_error_with_the_first_line_of_the_reason(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("openpyxl")
+
+    with pytest.raises(DataError) as error:
+        list(reader(tmp_path / name, b"PAR1 damaged PAR1"))
+
+    found = re.fullmatch(rf".*/{name}.*: the file is not {kind} \((.*)\)", error.value.problem)
+    assert found is not None
+    assert len(found[1]) > 10
 
 
 def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path: Path) -> None:

@@ -111,10 +111,14 @@ def test_a_printed_sheet_is_as_wide_as_the_page_and_repeats_its_header(tmp_path:
 def test_a_failed_file_is_removed(tmp_path: Path) -> None:
     broken = Prediction(path="a.jpg", classes=("rose",))  # without a probability
 
-    with pytest.raises(ValueError, match=r"strict|longer|shorter"):
-        write(tmp_path / "o.xlsx", [broken])
+    with (
+        pytest.raises(ValueError, match=r"strict|longer|shorter"),
+        open_excel(tmp_path / "o.xlsx", 1) as file,
+    ):
+        file.add(broken)
 
     assert [*tmp_path.iterdir()] == []
+    assert file.sheet.closed  # so that openpyxl's own temporary file is too
 
 
 def test_a_sheet_has_at_most_2_to_the_20_rows_with_its_header(tmp_path: Path) -> None:

@@ -160,3 +160,14 @@ def test_evaluate_reports_the_accuracy_of_the_run(
     validation = len(Manifest.read(RunDir(run).split, run).val)
     assert f"{validation} images" in shown.out
     assert "applied the fixes of the run" in shown.err
+
+
+def test_unreadable_images_that_the_fixes_name_are_left_out(fixed: tuple[Path, Path]) -> None:
+    data, run = fixed
+    listed = find_labelled(data)
+    readable = tuple(image for image in listed.images if image[0] != DROPPED)
+    bad = ((DROPPED, "damaged"), ("green/x.png", MOVED))
+
+    found = as_in_run(replace(listed, images=readable, bad=bad), run, KNOWN)
+
+    assert found.bad == bad[1:]

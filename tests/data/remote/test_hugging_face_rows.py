@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import encoded, scene
+from tests.support.training_data import watched_progress
 from vitft.config.sections import DataSpec
 from vitft.data.images import read_bytes
 from vitft.data.remote import hugging_face, prepare
@@ -149,6 +150,59 @@ def test_rows_are_copied_to_shards_and_an_interrupted_copy_continues(
     assert len(library.read) == 12 + 17
 
 
+@pytest.mark.parametrize(
+    ("info", "totals"),
+    [
+        pytest.param(True, [7, 1], id="sizes"),
+        pytest.param(False, [1, 1], id="other splits only"),
+        pytest.param(None, [1, 1], id="nothing"),
+    ],
+)
+def test_the_progress_of_each_split_shows_how_many_rows_are_left(
+    library: FakeLibrary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    info: bool | None,
+    totals: list[int],
+) -> None:
+    bars = watched_progress(monkeypatch)
+    monkeypatch.setattr(hugging_face, "SHARD_ROWS", 5)
+    (tmp_path / "set").mkdir()
+    library.splits = {"train": rows_of(7), "test": rows_of(1)}
+    load = library.load_dataset
+
+    def loaded(**options: Any) -> FakeStream:
+        stream = load(**options)
+        if not info:
+            stream.info = None if info is None else SimpleNamespace(splits={"other": 1})
+        return stream
+
+    monkeypatch.setattr(library, "load_dataset", loaded)
+
+    prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+    shown = [bar for bar in bars if bar.label.startswith("copying")]
+    assert [bar.label for bar in shown] == ["copying set train", "copying set test"]
+    assert [bar.total for bar in shown] == totals
+    assert [bar.done for bar in shown] == [7, 1]
+
+
+def test_shards_of_changed_data_that_are_no_longer_needed_are_removed(
+    library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugging_face, "SHARD_ROWS", 5)
+    (tmp_path / "set").mkdir()
+    library.splits = {"train": rows_of(7)}
+    shards = prepare_data(f"hf:{tmp_path}/set", DataSpec()).parent / "shards"
+    assert len([*shards.glob("*.tar")]) == 2
+    library.splits = {"train": rows_of(3)}
+    (tmp_path / "set" / "new").touch()
+
+    prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+    assert [path.name for path in shards.glob("*.tar")] == ["train-00000.tar"]
+
+
 def test_a_dataset_without_images_or_with_an_error_is_refused(
     library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +324,10 @@ def test_arguments_of_local_and_remote_datasets(tmp_path: Path) -> None:
 
     assert load_arguments(HubName(file), "v") == {"path": "parquet", "data_files": file}
     assert load_arguments(HubName(folder, "", "c"), "v") == {"path": folder, "name": "c"}
+    (tmp_path / "b").touch()
+    assert load_arguments(HubName(f"{folder}/b"), "v") == {"path": f"{folder}/b", "name": None}
+    remote = {"path": "u/n.parquet", "name": None, "revision": "v"}
+    assert load_arguments(HubName("u/n.parquet"), "v") == remote
     assert load_arguments(HubName("u/n"), "v") == {"path": "u/n", "name": None, "revision": "v"}
 
 
