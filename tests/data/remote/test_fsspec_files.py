@@ -141,6 +141,25 @@ def test_four_mebibytes_are_asked_for_at_a_time(
     assert (tmp_path / "p").stat().st_size == 2**22 + 1
 
 
+def test_each_piece_is_on_the_disk_before_the_next_one_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, part = fsspec.filesystem("memory"), tmp_path / "p"
+    system.pipe_file("/set/x.tar", bytes(250))
+    monkeypatch.setattr(fsspec_files, "PIECE", 100)
+    sizes = list[int]()
+
+    def piece(_: str, *, start: int, end: int) -> bytes:
+        sizes.append(part.stat().st_size)
+        return bytes(end - start) if start < 200 else b""
+
+    monkeypatch.setattr(system, "cat_file", piece)
+    with pytest.raises(OSError, match="the file ended after 200 of 250 bytes"):
+        attempt_file(ADDRESS, part, DownloadLimits())
+
+    assert sizes == [0, 100, 200]
+
+
 def test_a_file_that_has_changed_is_fetched_in_its_new_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,10 +214,43 @@ def test_a_dataset_without_images_or_with_an_error_is_refused(
     (tmp_path / "set" / "new").touch()
     with pytest.raises(DataError, match="no column of images; columns found: image and label"):
         prepare_data(f"hf:{tmp_path}/set", DataSpec())
-    monkeypatch.setattr(library, "get_dataset_split_names", lambda *_: 1 / 0, raising=False)
+
+    def fail(*_: object) -> None:
+        raise ValueError("\n  the first line  \nthe second line")
+
+    monkeypatch.setattr(library, "get_dataset_split_names", fail)
     (tmp_path / "set" / "newer").touch()
-    with pytest.raises(DataError, match=r"cannot read hf:.*division by zero"):
+    with pytest.raises(DataError, match=r"cannot read hf:.*/set: the first line\n"):
         prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+
+@pytest.mark.parametrize("revision", ["", "v2"])
+def test_the_splits_and_rows_of_a_remote_dataset_are_those_of_one_commit(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    used: list[object] = []
+    library.splits = {"train": rows_of(2)}
+    names, load = library.get_dataset_split_names, library.load_dataset
+
+    def split_names(path: str, name: str | None, **options: object) -> list[str]:
+        used.append(options["revision"])
+        return names(path, name)
+
+    def loaded(*, split: str, streaming: bool, **options: object) -> FakeStream:
+        used.append(options["revision"])
+        return load(split=split, streaming=streaming)
+
+    class FakeHub:
+        def dataset_info(self, name: str, *, revision: str | None) -> SimpleNamespace:
+            return SimpleNamespace(sha=f"commit of {name} {revision}")
+
+    monkeypatch.setattr(library, "get_dataset_split_names", split_names)
+    monkeypatch.setattr(library, "load_dataset", loaded)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=FakeHub))
+
+    prepare_data(f"hf:user/name{f'@{revision}' * bool(revision)}", DataSpec())
+
+    assert used == [f"commit of user/name {revision or None}"] * 2
 
 
 @pytest.mark.parametrize(
