@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.training_data import watched_progress
 from vitft.data.download.archive import unpack
 from vitft.data.download.entries import (
     ArchiveLimits,
@@ -321,6 +322,23 @@ def test_the_contents_are_summed_and_empty_folders_beside_the_wrapper_are_left_o
     assert contents == (2, 5, ("set", "x"))
     assert tree(folder) == {"a/1": b"123", "b/2": b"45"}
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "none"]
+
+
+@pytest.mark.parametrize(("size", "megabytes"), [(2, 1), (700_000, 2), (1_200_000, 4)])
+def test_progress_is_in_megabytes_while_checking_and_in_files_while_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, megabytes: int
+) -> None:
+    bars = watched_progress(monkeypatch)
+    inner = member("set/empty", type=tarfile.DIRTYPE)
+    files = [plain(f"set/{i}", bytes(size)) for i in range(3)]
+
+    unpacked(tmp_path, tar_bytes(*files, (inner, b"")), ArchiveLimits())
+
+    read, written = bars
+    assert (read.label, read.total, read.unit) == ("checking a", megabytes, "MB")
+    assert read.done == (megabytes if size > 2 else 0)
+    assert (written.label, written.total, written.unit) == ("unpacking a", 3, "files")
+    assert written.done == 3
 
 
 def test_a_folder_may_be_listed_after_its_files_and_more_than_once(tmp_path: Path) -> None:
