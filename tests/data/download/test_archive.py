@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.training_data import watched_progress
@@ -341,12 +342,34 @@ def test_progress_is_in_megabytes_while_checking_and_in_files_while_unpacking(
     assert written.done == 3
 
 
-def test_a_folder_may_be_listed_after_its_files_and_more_than_once(tmp_path: Path) -> None:
-    a, b = ((member(name, type=tarfile.DIRTYPE), b"") for name in ("a", "b/c"))
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_folder_may_be_listed_before_and_after_its_files_and_more_than_once(
+    tmp_path: Path, kind: str
+) -> None:
+    names = ("b/c/", "a/1", "a/", "b/c/", "b/c/2", "b/c/", "empty/")
+    entries = [(name, b"" if name.endswith("/") else b"x") for name in names]
+    members = [
+        (member(name, type=tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE), content)
+        for name, content in entries
+    ]
 
-    folder = unpacked(tmp_path, tar_bytes(b, plain("a/1"), a, b, plain("b/c/2"), b))
+    folder = unpacked(
+        tmp_path, zip_bytes(*dict.fromkeys(entries)) if kind == "zip" else tar_bytes(*members)
+    )
 
     assert tree(folder) == {"a/1": b"x", "b/c/2": b"x"}
+    assert (folder / "empty").is_dir()
+
+
+def test_the_content_of_an_entry_begins_at_its_place() -> None:
+    data = np.random.default_rng(0).bytes(3 * 2**20)
+    stream = TarStream(io.BytesIO(data), len(data), ArchiveLimits())
+
+    assert b"".join(stream.content(1000, 5)) == data[1000:1005]
+    assert b"".join(stream.content(1005, 2**20 + 1)) == data[1005 : 1005 + 2**20 + 1]
+    assert b"".join(stream.content(3 * 2**20 - 2, 5)) == data[-2:]
+    with pytest.raises(ArchiveRefusedError, match="headers overlap"):
+        next(stream.content(5, 1))
 
 
 @pytest.mark.parametrize("free", [5, 4])
