@@ -1,11 +1,11 @@
 """Columns, cells and widths of Excel files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from vitft.predict.excel import clean_cell, column_width, open_excel
+from vitft.predict.excel import ExcelRowWriter, clean_cell, column_width, open_excel
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import RunError
 
@@ -118,7 +118,7 @@ def test_a_failed_file_is_removed(tmp_path: Path) -> None:
         file.add(broken)
 
     assert [*tmp_path.iterdir()] == []
-    assert file.sheet.closed  # so that openpyxl's own temporary file is too
+    assert cast("ExcelRowWriter", file).sheet.closed  # so that openpyxl's own temporary file is too
 
 
 def test_a_sheet_has_at_most_2_to_the_20_rows_with_its_header(tmp_path: Path) -> None:
