@@ -130,9 +130,12 @@ def test_rows_are_copied_to_shards_and_an_interrupted_copy_continues(
     assert library.read == [f"train {i}" for i in range(10)]
     assert (library.verbosity, library.bars) == (7, False)
     library.read.clear()
+    bars = watched_progress(monkeypatch)
 
     index = prepare_data(f"hf:{tmp_path}/set", DataSpec())
 
+    copying = [bar for bar in bars if bar.label.startswith("copying")]
+    assert [(bar.total, bar.done) for bar in copying] == [(7, 7), (5, 5)]
     assert library.read == [f"train {i}" for i in range(5, 12)] + [f"test {i}" for i in range(5)]
     lines = index.read_text().splitlines()
     paths = [line.split(",")[0] for line in lines[1:]]
