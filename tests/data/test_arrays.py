@@ -20,12 +20,13 @@ from vitft.cli.main import main
 from vitft.data.array_files import (
     CLASSES,
     PUBLISHED_SIZES,
+    ArrayPart,
     assumed_arrays,
     channels_last,
     open_torchvision,
     wanted_files,
 )
-from vitft.data.arrays import data_path, encode_bmp, find_arrays
+from vitft.data.arrays import ArraySet, data_path, encode_bmp, find_arrays
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.labelled import find_labelled
@@ -622,3 +623,21 @@ def test_weights_in_place_of_data_are_named(
         assert caught.value.fix == f"pass it with --weights {quoted}, and the images with --data"
     with pytest.raises(DataError, match="contains no labelled images; arrays found: x"):
         scan(Path("other.npz"))
+
+
+def test_images_are_listed_by_class_then_by_path_as_text() -> None:
+    images = np.broadcast_to(np.uint8(0), (100_002, 1, 1, 1))
+    many, few = np.zeros(100_002, np.int64), np.array([1, 0])
+    found = ArraySet(
+        classes=("a", "b"),
+        parts=(ArrayPart("train", images, many), ArrayPart("test", images[:2], few)),
+        notes=(),
+    ).listing()
+
+    assert [row[:2] for row in (found[0], found[1], found[-1])] == [
+        ("test/a/00001.bmp", 0), ("train/a/00000.bmp", 0), ("test/b/00000.bmp", 1),
+    ]  # fmt: skip
+    after = [path for path, _, _ in found].index("train/a/10000.bmp") + 1
+    assert [path for path, _, _ in found[after : after + 3]] == [
+        "train/a/100000.bmp", "train/a/100001.bmp", "train/a/10001.bmp",
+    ]  # fmt: skip

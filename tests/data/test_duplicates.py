@@ -318,3 +318,14 @@ def test_copies_are_found_in_large_sets_too(monkeypatch: pytest.MonkeyPatch) -> 
     found = near_pairs(sketches(*scenes, *(read(encoded(image, 60)) for image in scenes)))
 
     assert found == [(seed, seed + 8) for seed in range(8)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+def test_each_code_is_compared_with_up_to_32_that_follow_in_the_order(count: int) -> None:
+    found = similar_codes(np.full(count, 7, np.uint64))
+
+    pairs = [
+        (int(i), int(j)) for rows, columns in found for i, j in zip(rows, columns, strict=True)
+    ]
+
+    assert pairs == [(i, j) for i in range(count) for j in range(i + 1, min(i + 33, count))]

@@ -15,7 +15,7 @@ from vitft.cli.main import main
 from vitft.data import grey_range
 from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import ValueFacts, grey_levels, to_rgb, value_facts
-from vitft.data.grey_range import measure_grey_range, range_of
+from vitft.data.grey_range import has_wide_header, measure_grey_range, range_of
 from vitft.data.images import decode, read_image
 from vitft.data.scan import scan
 from vitft.data.signatures import has_more_pages
@@ -347,3 +347,22 @@ def test_colour_of_16_bits_is_noted() -> None:
 
     assert decode(data + chunk(b"IEND", b""), "x").odd == ("16-bit colour reduced to 8 bits",)
     assert decode(encoded(gradient(8, 8), "PNG"), "x").odd == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [("a.png", True), ("a.tif", True), ("b.png", False), ("b.tif", False), ("rgb.png", False),
+     ("cut.tif", False), ("text.tif", False), ("missing.png", False), (".", False)],
+)  # fmt: skip
+def test_a_header_states_whether_there_are_more_than_8_bits(
+    tmp_path: Path, name: str, wide: bool
+) -> None:
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    for kind, suffix in (("PNG", "png"), ("TIFF", "tif")):
+        (tmp_path / f"a.{suffix}").write_bytes(picture(values, kind))
+        (tmp_path / f"b.{suffix}").write_bytes(picture(values.astype(np.uint8), kind))
+    (tmp_path / "rgb.png").write_bytes(encoded(gradient(), "PNG"))
+    (tmp_path / "cut.tif").write_bytes(picture(values, "TIFF")[:20])
+    (tmp_path / "text.tif").write_text("II*")
+
+    assert has_wide_header(str(tmp_path / name)) is wide

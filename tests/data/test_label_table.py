@@ -598,3 +598,17 @@ def test_a_table_that_vitft_wrote_for_another_purpose_is_refused_by_name(
 
     assert problem in caught.value.problem
     assert caught.value.fix.startswith(fix)
+
+
+def test_of_two_spellings_of_one_file_the_first_one_is_found(tmp_path: Path) -> None:
+    composed, apart = "caf\u00e9.jpg", unicodedata.normalize("NFD", "caf\u00e9.jpg")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / composed).touch()
+    (tmp_path / "cat" / "1.jpg").touch()
+    rows = [f"cat\\{composed},a", f"cat/{apart},b", "cat/1.jpg,a", "cat\\1.jpg,b"]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+
+    folder = scan(tmp_path / "t.csv", DataSpec(allow_bad=True))
+
+    assert {file.path for file in folder.files} == {"cat/1.jpg", f"cat/{composed}"}
+    assert [path for path, _ in folder.bad] == [f"cat/{apart}", "cat\\1.jpg"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import draw_folder
-from vitft.data.labelled import find_labelled
+from vitft.data.labelled import find_labelled, with_changed_classes
 from vitft.system.errors import DataError, UsageError
 
 
@@ -180,3 +180,22 @@ def test_bad_files_alone_are_listed_and_empty_classes_are_counted(tmp_path: Path
     assert (found.images, found.bad) == ((), (("cat/1.jpg", "dangling symbolic link"),))
     with pytest.raises(DataError, match=r"no labelled images in .*none: 2 empty class folders\n"):
         find_labelled(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "note"),
+    [
+        ("red,\n", ("blue", "green"), "1 class left out (10 images)"),
+        ("red,green\n", ("blue", "green"), "2 merged into 1"),
+        ("red,\nblue,\nother,\n", ("green",), "2 classes left out (20 images)"),
+    ],
+)
+def test_the_note_on_changed_classes_counts_the_images_that_are_left_out(
+    tmp_path: Path, image_folder: Path, rows: str, classes: tuple[str, ...], note: str
+) -> None:
+    (tmp_path / "c.csv").write_text(f"class,new_class\n{rows}")
+
+    found = with_changed_classes(find_labelled(image_folder), tmp_path / "c.csv")
+
+    assert found.classes == classes
+    assert found.notes[-1] == f"c.csv: {note}"

@@ -99,6 +99,11 @@ def box(kind: bytes, size: int, content: bytes = b"") -> bytes:
         (box(b"ftyp", 16, bytes(8)), 16),
         (box(b"ftyp", 16, bytes(8)) + box(b"mdat", 1000, bytes(9)), 1016),
         (box(b"ftyp", 8) + box(b"mdat", 1, struct.pack(">Q", 5000)), 5008),
+        (
+            box(b"ftyp", 8) + box(b"mdat", 1, struct.pack(">Q", 0x0102030405060708)),
+            0x0102030405060710,
+        ),
+        (box(b"mdat", 0x01020304), 0x01020304),
         (box(b"mdat", 1, struct.pack(">Q", 3)), 16),  # at least as long as its header
         (box(b"free", 3) + box(b"free", 9, b"x"), 17),
         (box(b"ftyp", 8) + box(b"mdat", 0, bytes(9)), 25),

@@ -378,6 +378,46 @@ def test_local_files_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*found] == [ImageSource("b", url="b", data=b"b"), ImageSource("c", "c")]
 
 
+def test_sources_are_read_ahead_while_the_first_image_of_the_web_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = threading.Event()
+
+    def fetch(url: str, _: object) -> bytes:
+        if url == "late":
+            later.set()
+        return b"in time" if later.wait(5) else b"too late"
+
+    monkeypatch.setattr(sources_module, "fetch_image", fetch)
+    local = ImageSource("b", "b")
+    items = iter([ImageSource("a", url="early"), local, ImageSource("c", url="late")])
+
+    one, two, three = with_fetched(items)
+
+    assert (one.data, two, three.data) == (b"in time", local, b"in time")
+
+
+def test_nothing_is_fetched_after_the_last_source_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = list[str](), list[str]()
+
+    def fetch(url: str, _: object) -> bytes:
+        begun.append(url)
+        time.sleep(0.02)
+        ended.append(url)
+        return b""
+
+    monkeypatch.setattr(sources_module, "fetch_image", fetch)
+    found = with_fetched(ImageSource(str(i), url=str(i)) for i in range(60))
+    next(found)
+
+    found.close()  # type: ignore[attr-defined]
+
+    assert sorted(begun) == sorted(ended)
+    assert len(begun) < 32
+
+
 def test_the_bytes_of_a_source_are_its_own_or_those_of_its_file(here: Path) -> None:
     assert source_bytes(ImageSource("x", data=b""), max_pixels=9) == b""
     assert source_bytes(ImageSource("x", "photos/a.jpg"), max_pixels=9) == PNG

@@ -1,6 +1,7 @@
 """Tables of any format as rows of text, and the place of every error."""
 
 import io
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from vitft.data.table import (
     is_utf8,
     last_filled,
     leads_outside,
+    other_spelling,
     path_in,
 )
 from vitft.system.errors import DataError, RunError
@@ -109,6 +111,23 @@ def test_rows_of_parquet_are_counted_from_1_after_the_header(tmp_path: Path) -> 
     assert str(table.error("odd")).startswith(f"{tmp_path}/t.parquet, row 3: odd")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("t.parquet", "valid Parquet"), ("t.xlsx", "a valid Excel file")]
+)
+def test_a_damaged_binary_table_is_an_error_with_the_first_line_of_the_reason(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("openpyxl")
+
+    with pytest.raises(DataError) as error:
+        list(reader(tmp_path / name, b"PAR1 damaged PAR1"))
+
+    found = re.fullmatch(rf".*/{name}.*: the file is not {kind} \((.*)\)", error.value.problem)
+    assert found is not None
+    assert len(found[1]) > 10
+
+
 def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     columns = {
@@ -184,6 +203,33 @@ def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
 )  # fmt: skip
 def test_empty_parts_of_a_path_are_left_out(path: str, relative: str) -> None:
     assert path_in(Path("/data"), path) == relative
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("a\\1.jpg", "a/1.jpg"),
+        ("a\\.\\1.jpg", "a/1.jpg"),
+        ("cafe\u0301/2.jpg", "caf\u00e9/2.jpg"),
+        ("cafe\u0301\\e\u0301.jpg", "caf\u00e9/e\u0301.jpg"),
+        ("caf\u00e9/\u00e9.jpg", "caf\u00e9/e\u0301.jpg"),
+        ("a/1.jpg", ""),
+        ("./a/1.jpg", ""),
+        ("a\\3.jpg", ""),
+        ("caf\u00e9/2.jpg", ""),
+        ("b\\\u00e9.jpg", ""),
+        ("..\\outside.jpg", ""),
+    ],
+)
+def test_another_spelling_of_a_path_is_that_of_an_existing_file(
+    tmp_path: Path, path: str, found: str
+) -> None:
+    root = tmp_path / "root"
+    for name in ("a/1.jpg", "caf\u00e9/2.jpg", "caf\u00e9/e\u0301.jpg", "../outside.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+    assert other_spelling(root, path) == found
 
 
 def test_bytes_that_are_not_utf_8_are_known() -> None:

@@ -468,3 +468,30 @@ def test_losses_of_large_data_are_computed_in_parts(monkeypatch: pytest.MonkeyPa
     expected = -log_softmax(logits, axis=1)[np.arange(11), labels]
     np.testing.assert_allclose(whole, expected, atol=1e-14)
     assert log_losses(logits[:0], labels[:0]).shape == (0,)
+
+
+def test_if_no_bin_deviates_the_trial_errors_are_equal_and_towards_the_middle() -> None:
+    confidence, images = np.array([0.25, 0.75]), 16
+    right = np.arange(images) < images * confidence[:, None]
+    exact = bin_by_confidence(np.repeat(confidence, images), right.ravel().astype(np.float64))
+    counts = np.arange(images + 1)
+    one, other = np.abs(counts / images - confidence[:, None])
+    gaps = (one[:, None] + other) / 2
+
+    def chances(error: float) -> Floats:
+        low, high = binom.pmf(counts, images, confidence[:, None] + [[error], [-error]])
+        return np.asarray(low[:, None] * high)
+
+    values = np.unique(gaps.round(9))
+    below = [chances(0.0)[gaps < value - 1e-6].sum() for value in values]
+    median = values[np.searchsorted(below, 0.5) - 1]
+    is_equal = np.isclose(gaps, median)
+
+    def too_much(error: float) -> float:
+        of = chances(error)
+        return float(of[(gaps < median) & ~is_equal].sum() + of[is_equal].sum() / 2 - 0.025)
+
+    error, (low, high) = calibration_error(exact)
+
+    assert (error, low) == (0, 0)
+    assert high == pytest.approx(brentq(too_much, 0, 0.5), abs=0.01)

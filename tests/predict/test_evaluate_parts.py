@@ -198,6 +198,28 @@ def test_the_error_before_scaling_is_that_of_the_raw_logits(tmp_path: Path) -> N
         before_temperature(tmp_path, LOGITS, LABELS)
 
 
+def test_the_error_before_scaling_of_a_multi_label_model_undoes_the_temperature_of_each_label(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    labels = torch.from_numpy(random.integers(0, 2, (200, 2)))
+    logits = torch.from_numpy(random.normal(size=(200, 2))) + 2 * labels - 1
+    scores = dict.fromkeys(("map", "chance_map", "micro_f1", "macro_f1"), 0.5)
+    intervals = dict.fromkeys(("map_interval", "micro_f1_interval", "macro_f1_interval"))
+    row = {"ap": 0.5, "ap_interval": None}
+    per_label = {"a": {**row, "temperature": 3.0}, "b": row}
+    write_eval(tmp_path, labels={**scores, **intervals, "per_label": per_label})
+
+    error, temperature = before_temperature(tmp_path, logits, labels)
+
+    raw = logits.numpy() * [3.0, 1.0]
+    probability = 1 / (1 + np.exp(-np.abs(raw)))
+    expected = error_of(probability.ravel(), ((raw >= 0) == labels.numpy()).ravel())
+    assert temperature is None
+    assert error == pytest.approx(expected)
+    assert expected > 0.02
+
+
 def test_an_evaluation_is_written_to_a_new_folder_only(tmp_path: Path) -> None:
     done = Evaluation(results={"images": 1}, predictions=(left_out(path="a.jpg"),))  # type: ignore[typeddict-item]
 

@@ -1,11 +1,11 @@
 """Columns, cells and widths of Excel files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from vitft.predict.excel import clean_cell, column_width, open_excel
+from vitft.predict.excel import ExcelRowWriter, clean_cell, column_width, open_excel
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import RunError
 
@@ -111,10 +111,14 @@ def test_a_printed_sheet_is_as_wide_as_the_page_and_repeats_its_header(tmp_path:
 def test_a_failed_file_is_removed(tmp_path: Path) -> None:
     broken = Prediction(path="a.jpg", classes=("rose",))  # without a probability
 
-    with pytest.raises(ValueError, match=r"strict|longer|shorter"):
-        write(tmp_path / "o.xlsx", [broken])
+    with (
+        pytest.raises(ValueError, match=r"strict|longer|shorter"),
+        open_excel(tmp_path / "o.xlsx", 1) as file,
+    ):
+        file.add(broken)
 
     assert [*tmp_path.iterdir()] == []
+    assert cast("ExcelRowWriter", file).sheet.closed  # so that openpyxl's own temporary file is too
 
 
 def test_a_sheet_has_at_most_2_to_the_20_rows_with_its_header(tmp_path: Path) -> None:

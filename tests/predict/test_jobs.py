@@ -389,6 +389,24 @@ def test_a_finished_process_waits_for_the_others_and_then_merges(
         run(*photos, out="o.csv", shard=replace(both, rank=1), resume=True, top_k=2)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_finished_process_merges_if_the_others_ended_before_they_did(
+    model: Path, photos: list[str], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    assert run(*photos, out="alone.csv") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("vitft.predict.output.merge_shards", lambda *_: None)
+        for rank in (0, 1):
+            assert run(*photos, out="o.csv", shard=ProcessShard(rank=rank, world=2)) == 0
+    assert not Path("o.csv").exists()
+
+    shard = ProcessShard(rank=first, world=2)
+    assert run(*photos, out="o.csv", shard=shard, resume=True) == 0
+
+    assert Path("o.csv").read_bytes() == Path("alone.csv").read_bytes()
+    assert [*Path().glob("o.csv*")] == [Path("o.csv")]
+
+
 def test_overlays_get_the_views_and_the_rows_are_those_of_the_illustrator(
     model: Path, photos: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,7 @@ from vitft.predict.output import (
     find_resume_point,
     finished_path,
     open_rows,
+    parse_record,
     part_path,
     record_path,
 )
@@ -443,3 +444,32 @@ def test_a_full_disk_is_an_error_with_a_message(tmp_path: Path) -> None:
 
     with pytest.raises((ResourceError, RunError), match=r"disk full|cannot write"):
         write(out, "jsonl", PREDICTIONS * 50, ProcessShard())
+
+
+@pytest.mark.parametrize(
+    ("record", "style", "found"),
+    [
+        (b'{"path": "a", "classes": [1, 2]}\n', "jsonl", ("a", 2, False)),
+        (b'{"path": "a", "classes": []}\n', "jsonl", ("a", 0, False)),
+        (b'{"path": "a", "error": "x"}\n', "jsonl", ("a", 0, True)),
+        (b"a,rose,0.5,,\r\n", "csv", ("a", 0, False)),
+        (b'"a,b",,,note,x\r\n', "csv", ("a,b", 0, True)),
+    ],
+)
+def test_a_row_has_a_path_a_number_of_classes_in_json_lines_and_perhaps_an_error(
+    tmp_path: Path, record: bytes, style: str, found: tuple[str, int, bool]
+) -> None:
+    assert parse_record(record, style, tmp_path) == found
+
+
+@BOTH
+@pytest.mark.parametrize("record", [b"\n", b"[]\n", b'{"classes": []}\n', b'{"path": '])
+def test_a_row_of_another_program_is_refused_with_its_beginning(
+    tmp_path: Path, style: str, record: bytes
+) -> None:
+    if style == "csv":
+        record = b'"' + b"x" * 200_000 + record
+    with pytest.raises(RunError, match="a row was not written by vitft") as error:
+        parse_record(record, style, tmp_path)
+
+    assert error.value.problem.endswith(f": {record[:60]!r}")

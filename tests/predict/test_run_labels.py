@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from vitft.cli.main import main
 from vitft.config.run import checked_run_config
 from vitft.data.labelled import LabelledImages, find_labelled
 from vitft.data.split import Manifest
-from vitft.predict.run_labels import as_in_run
+from vitft.predict.run_labels import as_in_run, is_own_data
 from vitft.system.rundir import RunDir
 
 KNOWN = ("blue", "green", "red")
@@ -97,14 +98,43 @@ def test_one_image_of_the_run_among_others_does_not_make_them_the_data_of_the_ru
     assert "fixes" not in caplog.text
 
 
-def test_a_table_states_its_own_labels(fixed: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_table_states_its_own_labels_unless_it_is_the_table_of_the_run(
+    fixed: tuple[Path, Path], is_own: bool
+) -> None:
     data, run = fixed
-    table = tmp_path / "labels.csv"
-    rows = [f"{path},{path.parent.name}" for path in sorted(data.glob("*/*.png"))]
-    table.write_text("\n".join(["path,label", *rows]) + "\n")
-    listed = find_labelled(table)
+    for name in ("labels.csv", "other.csv"):
+        rows = [f"{path.relative_to(data)},{path.parent.name}" for path in data.glob("*/*.png")]
+        (data / name).write_text("\n".join(["path,label", *sorted(rows)]) + "\n")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace(str(data), str(data / "labels.csv")))
+    listed = find_labelled(data / ("labels.csv" if is_own else "other.csv"))
 
-    assert as_in_run(listed, run, KNOWN).images == listed.images
+    found = as_in_run(listed, run, KNOWN)
+
+    assert labels_in(found)[MOVED] == ("red" if is_own else "blue")
+    assert (found.images == listed.images) is not is_own
+
+
+def test_data_is_that_of_a_run_if_more_than_half_of_a_sample_are_its_images(
+    fixed: tuple[Path, Path],
+) -> None:
+    data, run = fixed
+    config, listed = checked_run_config(run), find_labelled(data)
+    kept = {row.path for row in Manifest.read(RunDir(run).split, run).rows}
+    own = [image for image in listed.images if image[0] in kept][:20]
+    foreign = [(f"other/{number}.png", "red") for number in range(20)]
+    every_second = [image for pair in zip(own, foreign, strict=True) for image in pair]
+
+    def is_own(images: list[tuple[str, str]]) -> bool:
+        return is_own_data(replace(listed, images=tuple(images)), config, run)
+
+    assert is_own(own[:3] + foreign[:2])
+    assert not is_own(own[:2] + foreign[:2])
+    assert is_own(every_second)  # of 40 images, every second one is compared
+    assert not is_own(every_second[1:] + every_second[:1])
+    RunDir(run).split.unlink()
+    assert not is_own(own)
 
 
 def test_fixes_that_have_changed_are_not_applied(
@@ -130,3 +160,14 @@ def test_evaluate_reports_the_accuracy_of_the_run(
     validation = len(Manifest.read(RunDir(run).split, run).val)
     assert f"{validation} images" in shown.out
     assert "applied the fixes of the run" in shown.err
+
+
+def test_unreadable_images_that_the_fixes_name_are_left_out(fixed: tuple[Path, Path]) -> None:
+    data, run = fixed
+    listed = find_labelled(data)
+    readable = tuple(image for image in listed.images if image[0] != DROPPED)
+    bad = ((DROPPED, "damaged"), ("green/x.png", MOVED))
+
+    found = as_in_run(replace(listed, images=readable, bad=bad), run, KNOWN)
+
+    assert found.bad == bad[1:]

@@ -76,8 +76,8 @@ def pooled_inputs(data: Dataset, features: dict[Any, Tensor], *, leading: int = 
 class Shown:
     """Progress bar that knows its total and how far it has advanced."""
 
-    def __init__(self, label: str, total: int, *, done: int = 0) -> None:
-        self.label, self.total, self.done = label, total, done
+    def __init__(self, label: str, total: int, *, done: int = 0, unit: str = "images") -> None:
+        self.label, self.total, self.done, self.unit = label, total, done, unit
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +92,8 @@ def watched_progress(monkeypatch: pytest.MonkeyPatch) -> list[Shown]:
     """Return a list to which every progress bar is added that is shown from now on."""
     bars: list[Shown] = []
 
-    def show(label: str, total: int, *, done: int = 0) -> Shown:
-        bars.append(Shown(label, total, done=done))
+    def show(label: str, total: int, *, done: int = 0, unit: str = "images") -> Shown:
+        bars.append(Shown(label, total, done=done, unit=unit))
         return bars[-1]
 
     monkeypatch.setattr("vitft.system.console.Progress", show)

@@ -9,8 +9,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.support.training_data import watched_progress
 from vitft.data.download.archive import unpack
 from vitft.data.download.entries import (
     ArchiveLimits,
@@ -321,6 +323,53 @@ def test_the_contents_are_summed_and_empty_folders_beside_the_wrapper_are_left_o
     assert contents == (2, 5, ("set", "x"))
     assert tree(folder) == {"a/1": b"123", "b/2": b"45"}
     assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "none"]
+
+
+@pytest.mark.parametrize(("size", "megabytes"), [(2, 1), (700_000, 2), (1_200_000, 4)])
+def test_progress_is_in_megabytes_while_checking_and_in_files_while_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, megabytes: int
+) -> None:
+    bars = watched_progress(monkeypatch)
+    inner = member("set/empty", type=tarfile.DIRTYPE)
+    files = [plain(f"set/{i}", bytes(size)) for i in range(3)]
+
+    unpacked(tmp_path, tar_bytes(*files, (inner, b"")), ArchiveLimits())
+
+    read, written = bars
+    assert (read.label, read.total, read.unit) == ("checking a", megabytes, "MB")
+    assert read.done == (megabytes if size > 2 else 0)
+    assert (written.label, written.total, written.unit) == ("unpacking a", 3, "files")
+    assert written.done == 3
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_folder_may_be_listed_before_and_after_its_files_and_more_than_once(
+    tmp_path: Path, kind: str
+) -> None:
+    names = ("b/c/", "a/1", "a/", "b/c/", "b/c/2", "b/c/", "empty/")
+    entries = [(name, b"" if name.endswith("/") else b"x") for name in names]
+    members = [
+        (member(name, type=tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE), content)
+        for name, content in entries
+    ]
+
+    folder = unpacked(
+        tmp_path, zip_bytes(*dict.fromkeys(entries)) if kind == "zip" else tar_bytes(*members)
+    )
+
+    assert tree(folder) == {"a/1": b"x", "b/c/2": b"x"}
+    assert (folder / "empty").is_dir()
+
+
+def test_the_content_of_an_entry_begins_at_its_place() -> None:
+    data = np.random.default_rng(0).bytes(3 * 2**20)
+    stream = TarStream(io.BytesIO(data), len(data), ArchiveLimits())
+
+    assert b"".join(stream.content(1000, 5)) == data[1000:1005]
+    assert b"".join(stream.content(1005, 2**20 + 1)) == data[1005 : 1005 + 2**20 + 1]
+    assert b"".join(stream.content(3 * 2**20 - 2, 5)) == data[-2:]
+    with pytest.raises(ArchiveRefusedError, match="headers overlap"):
+        next(stream.content(5, 1))
 
 
 @pytest.mark.parametrize("free", [5, 4])

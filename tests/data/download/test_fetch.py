@@ -19,7 +19,7 @@ import pytest
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser, main
-from vitft.data.download.fetch import fetch_folder, folder_name, image_root
+from vitft.data.download.fetch import fetch_folder, folder_name, image_root, select_archive
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part
 from vitft.data.scan import scan
@@ -438,6 +438,24 @@ def test_the_command_fetches_a_known_archive_from_another_address(
 def test_invalid_arguments_are_refused_before_any_request(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         command(*words)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        (
+            "xyzzy",
+            "use a known dataset (" + ", ".join(KNOWN_ARCHIVES) + "), or pass the address of "
+            "any archive with --url",
+        ),
+        ("a:b", "pass the address of any archive with --url"),
+    ],
+)
+def test_known_datasets_are_listed_unless_an_address_was_meant(name: str, fix: str) -> None:
+    with pytest.raises(UsageError) as error:
+        select_archive(name)
+
+    assert error.value.fix == fix
 
 
 def test_the_error_for_a_missing_known_folder_names_the_fetch_command(

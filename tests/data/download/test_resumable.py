@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.training_data import watched_progress
 from vitft.data.download import resumable
 from vitft.data.download.resumable import (
     BrokeOffError,
@@ -269,6 +270,36 @@ def test_the_deadline_moves_with_the_bytes_received(
 
     assert done == 67
     assert clock.renewed == renewed
+
+
+@pytest.mark.parametrize(
+    ("start", "total", "label", "rest", "done"),
+    [
+        (0, 4_400_000, "fetching x.tar", 4, 4),
+        (2_600_000, 7_000_000, "fetching x.tar, resuming at 3 MB", 4, 4),
+        (0, None, "fetching x.tar", 1, 4),
+        (2_600_000, None, "fetching x.tar, resuming at 3 MB", 1, 4),
+    ],
+)
+def test_the_progress_of_a_download_is_that_of_the_rest_in_megabytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    total: int | None,
+    label: str,
+    rest: int,
+    done: int,
+) -> None:
+    bars = watched_progress(monkeypatch)
+    answer = io.BytesIO(bytes(4_400_000))
+
+    with Deadline(30) as clock, (tmp_path / "x.tar.part").open("wb") as file:
+        part, limits = tmp_path / "x.tar.part", DownloadLimits()
+        size = copy_body(answer, file, part, start, total, limits, clock)
+
+    (bar,) = bars
+    assert size == start + 4_400_000
+    assert (bar.label, bar.total, bar.done, bar.unit) == (label, rest, done, "MB")
 
 
 def test_a_download_that_is_too_slow_breaks_off(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import encoded, scene
+from tests.support.training_data import watched_progress
 from vitft.config.sections import DataSpec
 from vitft.data.images import read_bytes
 from vitft.data.remote import hugging_face, prepare
@@ -129,9 +130,12 @@ def test_rows_are_copied_to_shards_and_an_interrupted_copy_continues(
     assert library.read == [f"train {i}" for i in range(10)]
     assert (library.verbosity, library.bars) == (7, False)
     library.read.clear()
+    bars = watched_progress(monkeypatch)
 
     index = prepare_data(f"hf:{tmp_path}/set", DataSpec())
 
+    copying = [bar for bar in bars if bar.label.startswith("copying")]
+    assert [(bar.total, bar.done) for bar in copying] == [(7, 7), (5, 5)]
     assert library.read == [f"train {i}" for i in range(5, 12)] + [f"test {i}" for i in range(5)]
     lines = index.read_text().splitlines()
     paths = [line.split(",")[0] for line in lines[1:]]
@@ -149,6 +153,59 @@ def test_rows_are_copied_to_shards_and_an_interrupted_copy_continues(
     assert len(library.read) == 12 + 17
 
 
+@pytest.mark.parametrize(
+    ("info", "totals"),
+    [
+        pytest.param(True, [7, 1], id="sizes"),
+        pytest.param(False, [1, 1], id="other splits only"),
+        pytest.param(None, [1, 1], id="nothing"),
+    ],
+)
+def test_the_progress_of_each_split_shows_how_many_rows_are_left(
+    library: FakeLibrary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    info: bool | None,
+    totals: list[int],
+) -> None:
+    bars = watched_progress(monkeypatch)
+    monkeypatch.setattr(hugging_face, "SHARD_ROWS", 5)
+    (tmp_path / "set").mkdir()
+    library.splits = {"train": rows_of(7), "test": rows_of(1)}
+    load = library.load_dataset
+
+    def loaded(**options: Any) -> FakeStream:
+        stream = load(**options)
+        if not info:
+            stream.info = None if info is None else SimpleNamespace(splits={"other": 1})
+        return stream
+
+    monkeypatch.setattr(library, "load_dataset", loaded)
+
+    prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+    shown = [bar for bar in bars if bar.label.startswith("copying")]
+    assert [bar.label for bar in shown] == ["copying set train", "copying set test"]
+    assert [bar.total for bar in shown] == totals
+    assert [bar.done for bar in shown] == [7, 1]
+
+
+def test_shards_of_changed_data_that_are_no_longer_needed_are_removed(
+    library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugging_face, "SHARD_ROWS", 5)
+    (tmp_path / "set").mkdir()
+    library.splits = {"train": rows_of(7)}
+    shards = prepare_data(f"hf:{tmp_path}/set", DataSpec()).parent / "shards"
+    assert len([*shards.glob("*.tar")]) == 2
+    library.splits = {"train": rows_of(3)}
+    (tmp_path / "set" / "new").touch()
+
+    prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+    assert [path.name for path in shards.glob("*.tar")] == ["train-00000.tar"]
+
+
 def test_a_dataset_without_images_or_with_an_error_is_refused(
     library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,10 +217,43 @@ def test_a_dataset_without_images_or_with_an_error_is_refused(
     (tmp_path / "set" / "new").touch()
     with pytest.raises(DataError, match="no column of images; columns found: image and label"):
         prepare_data(f"hf:{tmp_path}/set", DataSpec())
-    monkeypatch.setattr(library, "get_dataset_split_names", lambda *_: 1 / 0, raising=False)
+
+    def fail(*_: object) -> None:
+        raise ValueError("\n  the first line  \nthe second line")
+
+    monkeypatch.setattr(library, "get_dataset_split_names", fail)
     (tmp_path / "set" / "newer").touch()
-    with pytest.raises(DataError, match=r"cannot read hf:.*division by zero"):
+    with pytest.raises(DataError, match=r"cannot read hf:.*/set: the first line\n"):
         prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+
+@pytest.mark.parametrize("revision", ["", "v2"])
+def test_the_splits_and_rows_of_a_remote_dataset_are_those_of_one_commit(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    used: list[object] = []
+    library.splits = {"train": rows_of(2)}
+    names, load = library.get_dataset_split_names, library.load_dataset
+
+    def split_names(path: str, name: str | None, **options: object) -> list[str]:
+        used.append(options["revision"])
+        return names(path, name)
+
+    def loaded(*, split: str, streaming: bool, **options: object) -> FakeStream:
+        used.append(options["revision"])
+        return load(split=split, streaming=streaming)
+
+    class FakeHub:
+        def dataset_info(self, name: str, *, revision: str | None) -> SimpleNamespace:
+            return SimpleNamespace(sha=f"commit of {name} {revision}")
+
+    monkeypatch.setattr(library, "get_dataset_split_names", split_names)
+    monkeypatch.setattr(library, "load_dataset", loaded)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=FakeHub))
+
+    prepare_data(f"hf:user/name{f'@{revision}' * bool(revision)}", DataSpec())
+
+    assert used == [f"commit of user/name {revision or None}"] * 2
 
 
 @pytest.mark.parametrize(
@@ -270,6 +360,10 @@ def test_arguments_of_local_and_remote_datasets(tmp_path: Path) -> None:
 
     assert load_arguments(HubName(file), "v") == {"path": "parquet", "data_files": file}
     assert load_arguments(HubName(folder, "", "c"), "v") == {"path": folder, "name": "c"}
+    (tmp_path / "b").touch()
+    assert load_arguments(HubName(f"{folder}/b"), "v") == {"path": f"{folder}/b", "name": None}
+    remote = {"path": "u/n.parquet", "name": None, "revision": "v"}
+    assert load_arguments(HubName("u/n.parquet"), "v") == remote
     assert load_arguments(HubName("u/n"), "v") == {"path": "u/n", "name": None, "revision": "v"}
 
 

@@ -9,6 +9,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.remote.fsspec_files import check_libraries
 from vitft.data.remote.hugging_face import parse_name
 from vitft.data.remote.places import (
+    Place,
     check_place,
     common_folder,
     expand_braces,
@@ -95,6 +96,7 @@ REFUSED = [
     ("wds:", 2, "names no data", "wds:https"),
     ("hf:", 2, "names no data", "hf:USER/NAME"),
     ("wds:{a,a}.tar", 2, "names a.tar twice", "once"),
+    ("wds:{a,b,c,b}.tar", 2, "names b.tar twice", "once"),
     ("wds:nowhere-*.tar", 3, "no shards match", "check the pattern"),
     ("wds:nowhere-{0..1}.tar", 3, "cannot read the shard", "check the path"),
     ("wds:http://127.0.0.1:1/a.tar", 3, "127.0.0.1 is a private address", "allow_private"),
@@ -146,6 +148,28 @@ def test_paths_stay_paths(tmp_path: Path) -> None:
     assert check_place("torchvision:CIFAR10") is None
 
 
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("set", "{here}/set"),
+        ("set:train", "{here}/set:train"),
+        ("a:b", "{here}/a:b"),
+        ("a:b:c/train", "{here}/a:b:c/train"),
+        ("user/name:train", "user/name:train"),
+        ("user/name", "user/name"),
+        ("", ""),
+    ],
+)
+def test_the_path_of_a_hugging_face_dataset_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("set", "a:b"):
+        (tmp_path / name).mkdir()
+
+    assert Place("hf", address).text == f"hf:{text.format(here=tmp_path)}"
+
+
 def test_a_pattern_without_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no shards match"):
         list_shards(f"{tmp_path}/*.tar")
@@ -171,6 +195,7 @@ def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
         prepare_data("hf:user/name", DataSpec())
 
     assert "datasets" in error.value.fix
+    assert not Place("hf", "user/name").folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Making of a local copy: room on the disk, waiting for another process, images of samples."""
 
 import fcntl
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ from tests.support.pictures import encoded, scene
 from tests.support.shards import serving_shards, shard, shards_of, write_shards
 from vitft.config.sections import DataSpec
 from vitft.data.remote import prepare
-from vitft.data.remote.local_copy import IndexedShard, ShardFile
-from vitft.data.remote.places import Place
-from vitft.data.remote.prepare import check_free_space, copied_images, prepare_data
+from vitft.data.remote.local_copy import SOURCE, IndexedShard, ShardFile, read_copy
+from vitft.data.remote.places import Place, check_place, list_shards
+from vitft.data.remote.prepare import check_free_space, copied_images, is_complete, prepare_data
 from vitft.data.remote.samples import ShardSamples
 from vitft.system.errors import DataError, ResourceError, UsageError
 
@@ -119,3 +120,23 @@ def test_a_copy_has_no_folder_of_images(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"data\.root=x has no effect"):
         prepare_data(data, DataSpec(root="x"))
+
+
+def test_a_copy_is_complete_if_it_has_all_shards_in_order_and_none_has_changed(
+    tmp_path: Path,
+) -> None:
+    data = write_shards(tmp_path, [shard({name: {"jpg": PICTURE}}) for name in "ab"])
+    index = prepare_data(data, DataSpec())
+    written = index.stat().st_ino, (index.parent / SOURCE).stat().st_ino
+    place, copy = check_place(data), read_copy(index.parent)
+    assert place is not None
+    shards = list_shards(place.address)
+
+    assert is_complete(copy, place, shards)
+    for others in (shards[:1], shards[::-1], [*shards, shards[0]]):
+        assert not is_complete(copy, place, others)
+    assert not is_complete(None, place, [])
+    assert prepare_data(data, DataSpec()) == index
+    assert (index.stat().st_ino, (index.parent / SOURCE).stat().st_ino) == written
+    os.utime(tmp_path / "part-01.tar", ns=(0, 0))
+    assert not is_complete(copy, place, shards)

@@ -1,0 +1,83 @@
+"""Images in the shards of a local copy: their positions, and what is refused."""
+
+import os
+import pickle  # noqa: TID251 - what must not be read
+from pathlib import Path
+
+import pytest
+
+from tests.support.pictures import encoded, scene
+from tests.support.shards import shard, write_shards
+from vitft.config.sections import DataSpec
+from vitft.data.remote.local_copy import MEMBERS, SOURCE
+from vitft.data.remote.members import copy_member
+from vitft.data.remote.prepare import prepare_data
+from vitft.system.errors import ImageError
+
+PICTURES = [encoded(scene(seed, (8, 8))) for seed in range(6)]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The folder of a copy of two shards with three images each."""
+    shards = [
+        shard({f"{i}": {"jpg": PICTURES[i]} for i in numbers}) for numbers in ((0, 1, 2), (3, 4, 5))
+    ]
+    return prepare_data(write_shards(tmp_path, shards), DataSpec()).parent
+
+
+def test_each_image_of_a_copy_is_found_by_its_path(copied: Path) -> None:
+    paths = [f"{copied}/part-0{i // 3}.tar/{i}.jpg" for i in range(6)]
+
+    assert [copy_member(path) for path in paths] == PICTURES
+    assert [copy_member(path, most=9) for path in paths] == [data[:9] for data in PICTURES]
+    assert copy_member(paths[0], most=10**6) == PICTURES[0]
+
+
+def test_other_paths_lead_to_no_image(copied: Path) -> None:
+    others = [
+        "",
+        ".jpg",
+        "x.jpg",
+        *(f"part-00.tar/{i}.png" for i in range(20)),
+        "part-01.tar/0.jpg",
+    ]
+
+    assert {copy_member(f"{copied}/{name}") for name in others} == {None}
+    assert copy_member(f"{copied.parent}/other/part-00.tar/0.jpg") is None
+    (copied / SOURCE).unlink()
+    assert copy_member(f"{copied}/part-00.tar/0.jpg") is None
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_an_image_of_a_shard_that_has_changed_is_an_error(
+    copied: Path, tmp_path: Path, is_newer: bool
+) -> None:
+    path, file = f"{copied}/part-01.tar/5.jpg", tmp_path / "part-01.tar"
+    before = file.stat()
+    file.write_bytes(file.read_bytes() if is_newer else file.read_bytes() + b"\0")
+    times = (before.st_atime_ns, before.st_mtime_ns + is_newer)
+    os.utime(file, ns=times)
+
+    with pytest.raises(ImageError, match=r"the shard part-01\.tar has changed"):
+        copy_member(path)
+    file.unlink()
+    with pytest.raises(ImageError, match=r"the shard part-01\.tar is missing"):
+        copy_member(path)
+
+
+class Command:
+    """An object that creates a folder when it is read from a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_positions_that_are_a_pickle_are_not_read(copied: Path, tmp_path: Path) -> None:
+    (copied / MEMBERS).write_bytes(pickle.dumps(Command(tmp_path / "executed")))
+
+    assert copy_member(f"{copied}/part-00.tar/0.jpg") is None
+    assert not (tmp_path / "executed").exists()
