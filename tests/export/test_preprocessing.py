@@ -19,7 +19,7 @@ from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.images import open_image
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import MAX_ASPECT, MAX_RESIZED_PIXELS, EvalTransform
 from vitft.export import export_run
 from vitft.export.formats.preprocessing import PreprocessingFormat, constants_of, write_vector
 from vitft.export.formats.vectors import Vector, drawn, image_file, pixel_file
@@ -167,6 +167,39 @@ def test_the_python_program_reproduces_decoded_vectors_and_their_files(
             assert found.tobytes() == path.with_suffix(".tensor").read_bytes(), path.name
 
 
+@pytest.mark.parametrize("folder", ["photos"], indirect=True)
+def test_the_python_program_exits_with_the_names_of_unequal_vectors(
+    folder: Path,
+    tmp_path: Path,
+    reference: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(folder / "vectors", tmp_path / "vectors")
+    for arguments in ([], [str(tmp_path / "vectors")]):
+        monkeypatch.setattr(reference, "__file__", str(folder / "preprocess.py"))
+        monkeypatch.setattr(sys, "argv", ["preprocess.py", *arguments])
+        reference.check_vectors()
+    assert capsys.readouterr().out == "5 of 5 vectors equal\n" * 2
+    for name in ("phone.tensor", "tall.view"):
+        path = tmp_path / "vectors" / name
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    message = r"^3 of 5 vectors equal; different: phone \(floats\), tall \(bytes\)$"
+    with pytest.raises(SystemExit, match=message):
+        reference.check_vectors()
+    for path in (tmp_path / "vectors").iterdir():
+        path.unlink()
+    with pytest.raises(SystemExit, match=r"^0 of 0 vectors equal"):
+        reference.check_vectors()
+
+
+@pytest.mark.parametrize("folder", ["photos"], indirect=True)
+def test_decoded_pixels_are_upright_and_opaque_unless_stated(reference: ModuleType) -> None:
+    assert reference.DecodedPixels(np.zeros((1, 1, 1)), "L", "16")[3:] == (1, -1)
+    assert reference.MAX_SIDE_RATIO == MAX_ASPECT
+    assert reference.MAX_PIXELS_RESIZED == MAX_RESIZED_PIXELS
+
+
 def test_the_python_program_opens_files_as_vitft_does(
     folder: Path, tmp_path: Path, reference: ModuleType
 ) -> None:
@@ -184,7 +217,9 @@ def test_the_python_program_opens_files_as_vitft_does(
         values[:2, :3] = [[-1, np.nan, 0], [highest, 0.5, 0]]
         Image.fromarray(values).save(tmp_path / f"float_{highest}.tif")
     Image.fromarray(np.where(greys > 99, np.nan, np.inf)).save(tmp_path / "not_finite.tif")
-    Image.fromarray(greys.astype(np.int32) * 400 - 9000).save(tmp_path / "signed.tif")
+    signed = (63 * np.arange(-300, 300) + 120).astype(np.int32).reshape(30, 20)
+    signed[0, :3] = 2**31 - 1, -(2**31), 65535 + 300
+    Image.fromarray(signed).save(tmp_path / "signed.tif")
     wide = greys.astype(np.uint16) * 257
     Image.fromarray(wide).save(tmp_path / "clear_wide.png", transparency=0)
     wide[:, ::3] = 0

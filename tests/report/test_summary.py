@@ -120,6 +120,8 @@ def test_trials_of_a_time_budget_are_described(run: Run, folds: int, text: str) 
     assert "clearly better" not in layers
     assert "clearly better" not in nothing
     assert describe_budget(run) == ""
+    del budget["trials"][0]["folds"]  # of an older run: once
+    assert "training images. The" in describe_budget(with_results(run, budget=budget))
 
 
 def test_how_reliably_foreign_images_are_flagged_is_stated(run: Run) -> None:
