@@ -662,3 +662,26 @@ def test_estimated_widths_are_generous_but_close() -> None:
         real = font.getlength(text) / 10
         assert 0.99 * real <= svg.text_width(text) <= 1.2 * real
         assert svg.text_width(text, 22) == pytest.approx(2 * svg.text_width(text))
+
+
+def test_ticks_are_outside_the_axes_and_their_labels_beyond_them() -> None:
+    x, y = (svg.Axis(low=0, high=2, ticks=[(1, "1")]) for _ in range(2))
+    series = [svg.Series(xs=[0, 2], ys=[0, 2], colour="accent", name="line")]
+    root = ElementTree.fromstring(svg.Chart(label="c", x=x, y=y, series=series).markup())
+
+    paths = [[float(n) for n in re.findall(r"[\d.]+", path.get("d", ""))] for path in root]
+    (below, beside), handle = (p for p in paths if is_short(p)), paths[-3]
+    middle = (x.begin + x.end) / 2, (y.begin + y.end) / 2
+    assert below == pytest.approx([middle[0], 172.8, middle[0], 172.8 + 3.5], abs=0.01)
+    assert beside == pytest.approx([x.begin, middle[1], x.begin - 3.5, middle[1]], abs=0.01)
+    assert handle == pytest.approx([x.begin + 3, 10.9, x.begin + 21, 10.9], abs=0.01)
+    labels = [(float(t.get("x", 0)), t.get("text-anchor")) for t in root if t.text == "1"]
+    assert labels == [
+        (pytest.approx(middle[0], abs=0.01), "middle"),
+        (pytest.approx(x.begin - 7, abs=0.01), "end"),
+    ]
+
+
+def is_short(path: list[float]) -> bool:
+    """Return whether a path is a line of at most 12 units."""
+    return len(path) == 4 and abs(path[0] - path[2]) + abs(path[1] - path[3]) <= 12
