@@ -17,6 +17,7 @@ from vitft.cli.main import main
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import MIXTURE, SEVERAL_BLOCKS
 from vitft.report import charts, svg
+from vitft.report.chart_files import standalone
 from vitft.report.chart_sections import (
     confidence_section,
     epoch_numbers,
@@ -685,3 +686,13 @@ def test_ticks_are_outside_the_axes_and_their_labels_beyond_them() -> None:
 def is_short(path: list[float]) -> bool:
     """Return whether a path is a line of at most 12 units."""
     return len(path) == 4 and abs(path[0] - path[2]) + abs(path[1] - path[3]) <= 12
+
+
+def test_a_chart_file_is_three_times_as_large_as_a_chart_on_the_page() -> None:
+    axis = svg.Axis(low=0, high=1, ticks=[(0, "0")])
+    chart = svg.Chart(label="c", x=axis, y=replace(axis), series=[]).markup()
+
+    root = ElementTree.fromstring(standalone(chart))
+
+    assert (root.get("width"), root.get("height")) == ("972", "626.4")
+    assert root.get("viewBox") == "0 0 324 208.8"

@@ -546,7 +546,7 @@ def test_spinners_have_ended_before_a_bar_begins(monkeypatch: pytest.MonkeyPatch
     assert is_gone == [True]
 
 
-@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("width", [38, 50, 80, 120])
 def test_a_bar_is_one_line_as_wide_as_the_terminal_and_ends_with_its_step(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
