@@ -10,6 +10,7 @@ from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.run_files import read_run
+from vitft.system.errors import UsageError
 
 
 @pytest.fixture
@@ -87,3 +88,22 @@ def test_disputed_images_are_those_on_which_the_runs_disagree(runs: list[str]) -
     )
     make_run(Path("d"), per_class=30, held_back=20, hardness=2)
     assert disputed_text(compared("a", "d")) == ""
+
+
+def test_only_a_figure_requires_matplotlib(
+    runs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required: list[tuple[str, str]] = []
+
+    def missing(extra: str, *, feature: str) -> None:
+        required.append((extra, feature))
+        raise UsageError("matplotlib is not installed", fix="install it")
+
+    monkeypatch.setattr("vitft.cli.compare.require_extra", missing)
+
+    assert main(["compare", "a", "b", "--out", "page.html"]) == 0
+    assert main(["compare", "a", "b"]) == 0
+    assert required == []
+    assert main(["compare", "a", "b", "--out", "f.png"]) == 2
+    assert required == [("plots", "a figure of the comparison")]
+    assert not Path("f.png").exists()

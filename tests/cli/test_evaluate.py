@@ -280,7 +280,10 @@ def test_of_many_confusions_the_ten_most_frequent_are_listed(
 
     print_confusion(counts, [f"c{i:02}" for i in range(13)])
 
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert lines[1].index("c12") == lines[0].index("predicted as")
+    assert {len(line) for line in lines} == {len(lines[0])}
     assert [row[2] for row in rows[1:]] == [str(i) for i in range(12, 2, -1)]
 
 

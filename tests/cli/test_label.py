@@ -1,11 +1,15 @@
 """Where `vitft label` writes its table, and what it suggests afterwards."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitft.cli.label import check_table, label_command, paths_in_table, print_next
 from vitft.cli.main import build_parser, main
+from vitft.serve.label.answers import AnswerFile
+from vitft.serve.server import listen
 from vitft.system.errors import UsageError
 
 
@@ -126,3 +130,31 @@ def test_wrong_requests_are_refused_before_torch_is_imported(
 
     assert main(["label", *words]) == code
     assert text in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_reported_before_the_pictures_are_read(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(extra: str, *, feature: str) -> None:
+        raise UsageError(f"{feature} needs {extra}", fix="install it")
+
+    monkeypatch.setattr("vitft.cli.label.require_extra", missing)
+
+    assert main(["label", "photos"]) == 2  # the folder has no pictures
+    assert "vitft label needs serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_table_in_use_is_reported_before_the_port_and_a_new_one_after_it(
+    here: Path, capsys: pytest.CaptureFixture[str], exists: bool
+) -> None:
+    Image.new("RGB", (4, 4)).save("photos/a.png")
+    table = Path("labels.csv")
+    with AnswerFile(table) if exists else nullcontext(), listen("127.0.0.1", 0) as bound:
+        port = str(bound.getsockname()[1])
+
+        assert main(["label", "photos", "--port", port]) == (8 if exists else 2)
+
+    error = capsys.readouterr().err
+    assert ("cannot listen on" in error) is not exists
+    assert table.exists() is exists

@@ -18,6 +18,7 @@ from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import export_run
+from vitft.export.answers import pipeline_answer
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.snippets import GraphInput, view_code
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
@@ -243,3 +244,20 @@ def test_every_format_has_a_program_in_its_readme(tmp_path: Path) -> None:
 
     assert "```sh\nvitft predict --run . photo.jpg\n```" in text
     assert "```python" not in text  # no other library opens a post-norm model
+
+
+def test_a_pipeline_of_labels_returns_those_that_reach_their_thresholds() -> None:
+    scores = {"a": 0.5, "b": 0.3, "c": 0.69}
+    names: dict[str, Any] = {
+        "open_rgb": str,
+        "classifier": lambda _, top_k: [
+            {"label": label, "score": score} for label, score in scores.items()
+        ][:top_k],
+        "thresholds": {"a": 0.5, "b": 0.2, "c": 0.7},
+    }
+    for thresholds in ({"a": 0.5}, ()):
+        code = pipeline_answer("", thresholds)
+        exec(f"def answer{len(thresholds)}(path):\n{code}", names)
+
+    assert names["answer1"]("x.jpg") == {"a": 0.5, "b": 0.3}
+    assert "a" in str(names["answer0"]("x.jpg"))

@@ -17,6 +17,7 @@ from vitft.cli.main import main
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import MIXTURE, SEVERAL_BLOCKS
 from vitft.report import charts, svg
+from vitft.report.chart_files import standalone
 from vitft.report.chart_sections import (
     confidence_section,
     epoch_numbers,
@@ -662,3 +663,34 @@ def test_estimated_widths_are_generous_but_close() -> None:
         real = font.getlength(text) / 10
         assert 0.99 * real <= svg.text_width(text) <= 1.2 * real
         assert svg.text_width(text, 22) == pytest.approx(2 * svg.text_width(text))
+
+
+def test_ticks_are_outside_the_axes_and_their_labels_beyond_them() -> None:
+    x, y = (svg.Axis(low=0, high=2, ticks=[(1, "1")]) for _ in range(2))
+    series = [svg.Series(xs=[0, 2], ys=[0, 2], colour="accent", name="line")]
+    root = ElementTree.fromstring(svg.Chart(label="c", x=x, y=y, series=series).markup())
+
+    paths = [[float(n) for n in re.findall(r"[\d.]+", path.get("d", ""))] for path in root]
+    (below, beside), handle = (p for p in paths if is_short(p)), paths[-3]
+    middle = (x.begin + x.end) / 2, (y.begin + y.end) / 2
+    assert below == pytest.approx([middle[0], 172.8, middle[0], 172.8 + 3.5], abs=0.01)
+    assert beside == pytest.approx([x.begin, middle[1], x.begin - 3.5, middle[1]], abs=0.01)
+    assert handle == pytest.approx([x.begin + 3, 10.9, x.begin + 21, 10.9], abs=0.01)
+    places = {t.get("text-anchor"): float(t.get("x", 0)) for t in root if t.text == "1"}
+    assert places["middle"] == pytest.approx(middle[0], abs=0.01)
+    assert places["end"] == pytest.approx(x.begin - 7, abs=0.01)
+
+
+def is_short(path: list[float]) -> bool:
+    """Return whether a path is a line of at most 12 units."""
+    return len(path) == 4 and abs(path[0] - path[2]) + abs(path[1] - path[3]) <= 12
+
+
+def test_a_chart_file_is_three_times_as_large_as_a_chart_on_the_page() -> None:
+    axis = svg.Axis(low=0, high=1, ticks=[(0, "0")])
+    chart = svg.Chart(label="c", x=axis, y=replace(axis), series=[]).markup()
+
+    root = ElementTree.fromstring(standalone(chart))
+
+    assert (root.get("width"), root.get("height")) == ("972", "626.4")
+    assert root.get("viewBox") == "0 0 324 208.8"

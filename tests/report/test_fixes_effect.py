@@ -25,6 +25,7 @@ from vitft.report.fixes_effect import (
     FixesEffect,
     HeldOutCounts,
     dropped_images,
+    evaluation_command,
     fixes_effect,
     fixes_text,
 )
@@ -361,3 +362,17 @@ def test_added_and_missing_images_of_other_causes_are_counted_together(tmp_path:
     assert effect is not None
     assert (effect.relabelled, effect.left_out, effect.added) == (1, 1, 5)
     assert effect.verdict == "mixed"
+
+
+def test_a_run_on_images_in_an_unknown_folder_has_no_command_that_evaluates_another(
+    tmp_path: Path,
+) -> None:
+    run, other = (read_run(make_run(tmp_path / name)) for name in ("a", "b"))
+
+    where = {"data": {"path": str(tmp_path), "root": ""}}
+    known, unknown = (replace(run, config=config) for config in (where, {}))
+    assert evaluation_command(known, other).startswith(
+        f"vitft evaluate --data {run.path}/split.csv --set data.root={tmp_path} "
+    )
+    assert unknown.root_uri == ""
+    assert evaluation_command(unknown, other) == ""

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -413,3 +414,34 @@ def test_colours_and_markers_of_runs_repeat() -> None:
 
     assert len({*looks[:7]}) == 7
     assert looks[7] == looks[0]
+
+
+def test_a_font_with_a_character_is_searched_among_all_and_newly_installed_fonts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Font:
+        def __init__(self, characters: str) -> None:
+            self.characters = characters
+
+        def get_char_index(self, code: int) -> int:
+            return int(chr(code) in self.characters)
+
+    fonts = {"default": "a", "b": "字x", "c": "字", "d": "字数", "e": "", "f": "新"}
+    listed = [
+        SimpleNamespace(name=name, fname=path, style=style)
+        for name, path, style in (
+            *(("Zeta", "d", "normal"), ("Beta", "c", "normal"), ("Alpha", "b", "italic")),
+            ("STIX General", "b", "normal"),
+        )
+    ]
+    manager = SimpleNamespace(ttflist=listed, findfont=lambda _: "default")
+    new = SimpleNamespace(name="New", fname="f", style="normal")
+    monkeypatch.setattr(plots, "fontManager", manager)
+    monkeypatch.setattr(plots, "get_font", lambda path: Font(fonts[path]))
+    monkeypatch.setattr(plots, "add_new_fonts", lambda: listed.extend([new] * (new not in listed)))
+    plots.family_with.cache_clear()
+
+    assert [plots.family_with(c) for c in "a字数x新?"] == [
+        plots.DEFAULT_FONT, "Beta", "Zeta", "", "New", "",
+    ]  # fmt: skip
+    plots.family_with.cache_clear()

@@ -658,7 +658,7 @@ def test_a_thumbnail_is_a_small_jpeg(tmp_path: Path, content: bytes, *, is_shown
     sha256 = run.predictions[0].sha256
     (run.path / "thumbs" / thumb_name(sha256)).write_bytes(content)
 
-    assert bool(run.thumbnail(sha256)) is is_shown
+    assert (run.thumbnail(sha256) != "") is is_shown
     assert run.thumbnail(sha256, attention=True).startswith("data:image/jpeg;base64,")
     assert run.thumbnail("0" * 64) == ""
 
@@ -674,7 +674,7 @@ def test_thumbnails_are_embedded_until_the_page_is_full(
     def embedded(budget: int) -> list[bool]:
         monkeypatch.setattr("vitft.report.run_files.MAX_EMBEDDED", budget)
         thumbnails = Thumbnails([run, other])
-        return [bool(thumbnails.get(sha256)) for sha256 in digests[:4]]
+        return [thumbnails.get(sha256) != "" for sha256 in digests[:4]]
 
     assert embedded(10**6) == [True] * 4  # of the other run where the first has none
     assert embedded(2 * size) == [True, True, False, False]

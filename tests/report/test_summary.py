@@ -120,6 +120,8 @@ def test_trials_of_a_time_budget_are_described(run: Run, folds: int, text: str) 
     assert "clearly better" not in layers
     assert "clearly better" not in nothing
     assert describe_budget(run) == ""
+    del budget["trials"][0]["folds"]  # of an older run: once
+    assert "training images. The" in describe_budget(with_results(run, budget=budget))
 
 
 def test_how_reliably_foreign_images_are_flagged_is_stated(run: Run) -> None:
@@ -220,3 +222,7 @@ def test_the_metrics_of_a_multi_label_run_begin_with_its_precision(run: Run) -> 
     ]  # fmt: skip
     assert [(one.name, one.value) for one in plain[1:2]] == [("test accuracy", "50.0%")]
     assert plain[1].meaning == "on 9 test images, not used to train or select the model"
+
+
+def test_a_model_without_weights_and_architecture_is_not_described(run: Run) -> None:
+    assert describe_model(replace(run, config={}, card=None)) == ""

@@ -16,10 +16,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+import uvicorn
 from starlette.exceptions import HTTPException
+from uvicorn.server import ServerState
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
@@ -35,7 +38,7 @@ from vitft.serve import limits
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.page import build_page
-from vitft.serve.server import TimeoutProtocol, listen, make_server
+from vitft.serve.server import Server, TimeoutProtocol, listen, make_server
 from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system import imports
 from vitft.system.errors import UsageError
@@ -661,3 +664,78 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
 )
 def test_a_number_of_bytes_may_have_a_unit(text: str, number: int) -> None:
     assert byte_count(text) == number
+
+
+def test_the_first_signal_stops_the_server_and_later_ones_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        daemon = is_started = False
+
+        def __init__(self, *arguments: Any) -> None:
+            self.arguments = arguments
+            timers.append(self)
+
+        def start(self) -> None:
+            self.is_started = True
+
+    monkeypatch.setattr("vitft.serve.server.threading.Timer", Timer)
+    server = Server(uvicorn.Config(lambda: None))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.handle_exit(number, None)
+
+    assert (server.exit_code, server.should_exit) == (143, True)
+    (timer,) = timers
+    assert timer.arguments == (limits.STOP_SECONDS, os._exit, [143])
+    assert (timer.daemon, timer.is_started) == (True, True)
+
+
+def connection() -> tuple[TimeoutProtocol, MagicMock]:
+    """Return a protocol with a connection that only records what is sent."""
+    config = uvicorn.Config(lambda: None, log_config=None, lifespan="off")
+    config.load()
+    protocol = TimeoutProtocol(config, ServerState(), {})
+    transport = MagicMock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+def test_a_full_send_buffer_pauses_the_application_until_it_is_sent_or_the_time_is_over() -> None:
+    async def check() -> None:
+        protocol, transport = connection()
+        protocol.pause_writing()
+        timer = protocol.write_timer
+        assert timer is not None
+        assert protocol.flow.write_paused
+        assert timer.when() - protocol.loop.time() == pytest.approx(limits.WRITE_SECONDS, abs=1)
+        protocol.resume_writing()
+        assert not protocol.flow.write_paused
+        assert timer.cancelled()
+        assert protocol.write_timer is None
+        protocol.connection_lost(None)
+        transport.abort.assert_not_called()
+
+    asyncio.run(check())
+
+
+def test_a_refused_request_ends_its_application_and_its_connection() -> None:
+    async def check() -> None:
+        protocol, transport = connection()
+        cycle: Any = SimpleNamespace(
+            response_complete=False, disconnected=False, message_event=asyncio.Event()
+        )
+        protocol.cycle = cycle
+        protocol.refuse(408, "too slow")
+        assert cycle.disconnected
+        assert cycle.message_event.is_set()
+        sent = b"".join(call.args[0] for call in transport.write.call_args_list)
+        assert error_of(sent) == (408, "too slow")
+        transport.close.assert_called_once()
+        protocol.connection_lost(None)
+
+    asyncio.run(check())

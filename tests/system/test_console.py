@@ -3,7 +3,10 @@
 import io
 import logging
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -494,3 +497,71 @@ def test_the_speed_is_beside_the_metrics_from_100_columns_on(
 
     assert progress.metrics_beside_bar().startswith("loss 0.5  accuracy 90%")
     assert ("images/s" in progress.metrics_beside_bar()) is shows_speed
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_long_quiet_step_is_shown_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    shown: list[str] = []
+    begun = threading.Event()
+
+    @contextmanager
+    def display(kind: str) -> Iterator[None]:
+        shown.append(f"{kind} begins")
+        begun.set()
+        yield
+        shown.append(f"{kind} ends")
+
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+    monkeypatch.setattr(console, "shows_notes", lambda: True)
+    monkeypatch.setattr(console, "has_terminal", lambda: is_terminal)
+    monkeypatch.setattr(console, "spinner", lambda _: display("spinner"))
+    monkeypatch.setattr(console, "logged_step", lambda _: display("log"))
+    kind = "spinner" if is_terminal else "log"
+
+    with console.quiet_step("fitting"):
+        assert begun.wait(10)
+        time.sleep(0.05)
+        assert shown == [f"{kind} begins"]
+
+    assert shown == [f"{kind} begins", f"{kind} ends"]
+
+
+def test_spinners_have_ended_before_a_bar_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    is_gone: list[bool] = []
+
+    def spin() -> None:
+        ended.wait(10)
+        time.sleep(0.05)
+        is_gone.append(True)
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    monkeypatch.setattr(console, "RUNNING", [(ended, thread)])
+
+    console.end_spinners()
+
+    assert is_gone == [True]
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 120])
+def test_a_bar_is_one_line_as_wide_as_the_terminal_and_ends_with_its_step(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    terminal_of(monkeypatch, width)
+    monkeypatch.setattr(console.Progress, "time_left", lambda _: "2 min left")
+    monkeypatch.setattr(console.Progress, "count_text", lambda _: "12345 / 48000")
+
+    with console.Progress("training", 48_000) as progress:
+        progress.advance(12_345, loss="0.010", accuracy="100.0%", rate="0.00001")
+        drawn = Console(file=io.StringIO(), width=width)
+        lines = drawn.render_lines(progress.bar.get_renderable(), pad=False)
+        texts = ["".join(part.text for part in line) for line in lines]
+        assert progress.bar.live.is_started
+
+    assert [len(text) for text in texts] == [width]
+    assert texts[0].startswith("train")
+    assert width < 50 or "12345 / 48000 2 min left" in texts[0]
+    assert not progress.bar.live.is_started

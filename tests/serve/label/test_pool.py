@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -42,6 +43,8 @@ def test_at_most_fifty_pictures_represent_a_class() -> None:
 
     assert chosen == [*range(59, 9, -1), 60]
     assert labels == [0] * 50 + [1]
+    alike = logits_of(*([0.95] * 300))
+    assert stand_ins(alike)[0] == [*range(50)]  # of equal probabilities, the first ones
 
 
 def drawn(folder: Path, *names: str) -> Path:
@@ -108,7 +111,7 @@ def test_a_folder_of_unreadable_images_is_an_error_with_an_example(tmp_path: Pat
 
 
 def test_a_pool_has_the_directions_of_its_readable_pictures(
-    image_folder: Path, tiny_weights: Path
+    image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (image_folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     copied = image_folder / "red" / "copy.png"
@@ -124,6 +127,7 @@ def test_a_pool_has_the_directions_of_its_readable_pictures(
     assert len(pool.paths) == len(pool.digests) == len({*pool.digests}) == 30
     assert ("red/000.png", "red/copy.png") in pool.paths
     assert [path for path, _ in pool.bad] == ["torn.png"]
+    assert "skipped torn.png: " in caplog.text
     torch.testing.assert_close(pool.z.norm(dim=1), torch.ones(30))
     colours = [paths[0].split("/")[0] for paths in pool.paths]
     same = torch.tensor([[a == b for b in colours] for a in colours])
@@ -148,3 +152,28 @@ def test_a_pool_of_a_run_has_its_classes_and_their_stand_ins(
     assert len(pool.classes) == 3
     assert pool.stand_ins is not None
     assert len(pool.stand_ins.pictures) == len(pool.stand_ins.labels) <= 30
+
+
+def test_the_grey_range_is_that_of_the_pictures_or_of_the_run(
+    tmp_path: Path, tiny_vit: VisionTransformer, tiny_weights: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    run = make_reference_run(tmp_path / "made", tiny_vit)
+    (tmp_path / "wide").mkdir()
+    for i in range(3):
+        greys = np.linspace(0, 4095 - i, 64).astype(np.uint16).reshape(8, 8)
+        Image.fromarray(greys).save(tmp_path / "wide" / f"{i}.png")
+
+    of_pictures, of_run = (
+        load_pool(
+            find_pictures(tmp_path / "wide"),
+            weights=str(tiny_weights),
+            run=name,
+            train=TrainSpec(device="cpu", cache="none"),
+        ).grey_range
+        for name in (None, str(run))
+    )
+
+    assert len(of_pictures) == 2
+    assert of_pictures[1] == pytest.approx(4095, rel=0.1)
+    assert of_run == ()

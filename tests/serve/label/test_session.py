@@ -387,6 +387,7 @@ def test_the_stand_ins_of_a_class_weigh_as_much_as_five_answers(
 
 def test_only_an_undone_answer_about_one_picture_is_asked_again(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
+        assert session.state("mixed")["undo"] == ""
         answer(session, 8)
         free = [picture for picture, _ in session.likely("daisy")]
         session.confirm(free[:2], "daisy", [])
