@@ -100,6 +100,14 @@ def test_long_texts_of_a_list_are_cut_in_their_row(monkeypatch: pytest.MonkeyPat
     assert found == ["n     text", "name  a text of more than t\N{HORIZONTAL ELLIPSIS}"]
 
 
+def test_headings_and_titles_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(["true", "shoes [old]", "shoes [bold]"], [["a", "1", "2"]], title="run [new]")
+
+    title, head, _ = capsys.readouterr().out.splitlines()
+    assert title.strip() == "run [new]"
+    assert head.split("  ") == ["true", "shoes [old]", "shoes [bold]"]
+
+
 def test_a_table_without_rows_has_its_headings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed_table(monkeypatch, 80, ("one", "two"), []) == ["one  two"]
 

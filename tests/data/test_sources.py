@@ -124,6 +124,26 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("old [a]/*.jpg", ["old [a]/1.jpg"]),
+        ("old [a]/**/*.jpg", ["old [a]/1.jpg", "old [a]/in/2.jpg"]),
+        ("old [a]/i*/2.jpg", ["old [a]/in/2.jpg"]),
+        ("old [[]a]/*.jpg", ["old [a]/1.jpg"]),
+        ("[op]ld [[]a]/*.jpg", ["old [a]/1.jpg"]),
+    ],
+)
+def test_folders_whose_names_look_like_patterns_are_folders(
+    here: Path, pattern: str, found: list[str]
+) -> None:
+    (here / "old [a]" / "in").mkdir(parents=True)
+    (here / "old [a]" / "1.jpg").write_bytes(PNG)
+    (here / "old [a]" / "in" / "2.jpg").write_bytes(PNG)
+
+    assert names(pattern) == found
+
+
+@pytest.mark.parametrize(
     ("inputs", "lists", "message"),
     [
         pytest.param(["photos/*.gif"], [], "no files match", id="pattern"),

@@ -115,10 +115,11 @@ def table(
     whole = [i for i in shown if i == 0 or i >= first_number]
     headings = {i: columns[i] for i in shown}
     wrapped_to = {} if is_list else wrapped_widths(headings, widest, width, whole=whole)
-    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    caption = Text(visible(title)) if title else None
+    grid = Table(title=caption, title_justify="left", box=None, pad_edge=False)
     for i, size in shown.items():
         grid.add_column(
-            columns[i],
+            Text(visible(columns[i])),  # not as markup: a class may be named "shoes [old]"
             justify="right" if i >= first_number else "left",
             overflow="ellipsis" if is_list else "fold",
             no_wrap=is_list,

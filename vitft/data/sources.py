@@ -26,7 +26,7 @@ from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_files
-from vitft.data.walk import HIDDEN, Walk, is_folder
+from vitft.data.walk import HIDDEN, Walk, is_folder, literal_folders
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
 from vitft.system.text import describe_os_error, listing
@@ -95,7 +95,7 @@ def argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterab
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
         return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
-        found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps names as typed
+        found = sorted(glob.glob(literal_folders(name), recursive=True))  # noqa: PTH207 - keeps names as typed
         if not found:
             raise DataError(f"no files match {name}", fix="check the pattern and the folder")
         return (source for match in found for source in named_sources(match, match))

@@ -4,6 +4,7 @@ Only the names and types of entries are used, and no file is opened. `data.folde
 classes and the layout.
 """
 
+import glob
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -209,3 +210,13 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def literal_folders(pattern: str) -> str:
+    """Escape the first folders of a pattern if they exist as typed, e.g. `shoes [old]/*.jpg`."""
+    folder = os.path.dirname(pattern)  # noqa: PTH120
+    while glob.has_magic(folder):
+        if os.path.isdir(folder):  # noqa: PTH112 - Path would raise on odd names
+            return glob.escape(folder) + pattern[len(folder) :]
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    return pattern
