@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.support.pictures import encoded, scene, scenes_folder
 from vitft.check.audit import AuditedImage, audit_images
 from vitft.check.folder import CheckResult, check_folder
-from vitft.check.page import shown_paths, write_check_page
+from vitft.check.page import draw_thumbnail, shown_paths, write_check_page
 from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.metrics.results import AuditResults, CopyGroup, Mislabel
 from vitft.system.errors import RunError
@@ -197,3 +198,16 @@ def test_copies_within_one_subset_are_not_across_the_split() -> None:
         ["1", "2"],
         ["3", "4"],
     ]
+
+
+def test_a_picture_that_has_gone_has_no_thumbnail(tmp_path: Path) -> None:
+    result = cast("CheckResult", SimpleNamespace(grey_range=()))
+    scene(0).save(tmp_path / "here.png")
+
+    here, gone = (
+        draw_thumbnail(name, root=tmp_path, max_pixels=10**6, result=result)
+        for name in ("here.png", "gone.png")
+    )
+
+    assert here.startswith("data:image/jpeg;base64,")
+    assert gone == ""

@@ -1,11 +1,15 @@
 """Where `vitft label` writes its table, and what it suggests afterwards."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vitft.cli.label import check_table, label_command, paths_in_table, print_next
 from vitft.cli.main import build_parser, main
+from vitft.serve.label.answers import AnswerFile
+from vitft.serve.server import listen
+from vitft.system import imports
 from vitft.system.errors import UsageError
 
 
@@ -126,3 +130,30 @@ def test_wrong_requests_are_refused_before_torch_is_imported(
 
     assert main(["label", *words]) == code
     assert text in capsys.readouterr().err
+
+
+def test_the_libraries_of_the_page_are_required_before_the_pictures_are_listed(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "serve", ("no_such_library",))
+
+    assert main(["label", "photos"]) == 2
+    assert "vitft label" in (error := capsys.readouterr().err)
+    assert "fix: run pip install 'fastapi>=" in error
+
+
+@pytest.mark.parametrize("table", ["mine.csv", "new.csv"])
+def test_of_a_table_and_a_port_in_use_the_table_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    Path("photos/a.jpg").touch()
+    taken: Any
+    with AnswerFile(Path("mine.csv")), listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+
+        assert main(["label", "photos", "--out", table, "--port", port]) != 0
+
+    error = capsys.readouterr().err
+    assert ("another vitft label process" in error) is (table == "mine.csv")
+    assert (f"cannot listen on 127.0.0.1 port {port}" in error) is (table == "new.csv")
+    assert not Path("new.csv").exists()

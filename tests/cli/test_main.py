@@ -458,3 +458,15 @@ def test_a_name_with_a_leading_hyphen_is_not_mistaken_for_a_typing_error(
     assert main(arguments) == 2
 
     assert "write ./-new" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_an_exit_of_the_parser_has_its_own_code(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, code: int
+) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(given)
+
+    monkeypatch.setattr("vitft.cli.main.parse", leave)
+
+    assert main(["recipes"]) == code

@@ -18,6 +18,7 @@ from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import export_run
+from vitft.export.answers import pipeline_answer
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.snippets import GraphInput, view_code
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
@@ -243,3 +244,23 @@ def test_every_format_has_a_program_in_its_readme(tmp_path: Path) -> None:
 
     assert "```sh\nvitft predict --run . photo.jpg\n```" in text
     assert "```python" not in text  # no other library opens a post-norm model
+
+
+def test_a_pipeline_answers_with_the_class_or_with_the_labels_from_their_thresholds_on() -> None:
+    scores = {"a": 0.5, "b": 0.5, "c": 0.9}
+    asked: list[Any] = []
+
+    def classifier(image: str, top_k: int | None) -> list[dict[str, Any]]:
+        asked.append((image, top_k))
+        found = [{"label": name, "score": score} for name, score in scores.items()]
+        return sorted(found, key=lambda one: -one["score"])[:top_k]
+
+    def answered(thresholds: dict[str, float]) -> Any:
+        names = {"open_rgb": str.upper, "classifier": classifier, "thresholds": thresholds}
+        exec(f"def classify(path):\n{pipeline_answer('[1:]', thresholds)}\n", names)
+        classify: Any = names["classify"]
+        return classify("photo")
+
+    assert answered({}) == ("c", 0.9)
+    assert answered({"a": 0.5, "b": 0.51, "c": 0.1}) == {"a": 0.5, "c": 0.9}
+    assert asked == [("HOTO", 1), ("HOTO", None)]

@@ -187,6 +187,9 @@ def test_the_weakest_class_is_named_in_a_sentence(tmp_path: Path) -> None:
         "The weakest label is poppy, with an average precision of 60.0% on 12 validation images "
         "(95% interval: 20.0 to 80.0%)."
     )
+    assert (weakest := weakest_of(several)) is not None
+    assert weakest.is_clear
+    assert not weakest.is_cross_validated
     perfect = weak_run(tmp_path / "perfect", daisy=1.0, poppy=1.0, rose=1.0)
     assert weakest_sentence(perfect).startswith("None of the 12 validation images was")
     poor: Any = {**run.results, "majority": 0.99, "cross_validation": None}

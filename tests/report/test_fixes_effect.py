@@ -25,6 +25,7 @@ from vitft.report.fixes_effect import (
     FixesEffect,
     HeldOutCounts,
     dropped_images,
+    evaluation_command,
     fixes_effect,
     fixes_text,
 )
@@ -361,3 +362,16 @@ def test_added_and_missing_images_of_other_causes_are_counted_together(tmp_path:
     assert effect is not None
     assert (effect.relabelled, effect.left_out, effect.added) == (1, 1, 5)
     assert effect.verdict == "mixed"
+
+
+def test_images_that_are_in_no_folder_have_no_command_for_their_labels(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    nowhere, local = (
+        replace(run, config={**run.config, "data": {**run.config["data"], "path": path}})
+        for path in ("hf://a/b", str(tmp_path))
+    )
+
+    assert evaluation_command(nowhere, local) == ""
+    assert evaluation_command(local, nowhere) == (
+        f"vitft evaluate --data {run.path}/split.csv --set data.root={tmp_path} --run {run.path}"
+    )

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,46 @@ def test_a_font_installed_after_the_list_was_cached_is_found(
 
     assert added == ["/new/cjk.ttc"]
     plots.add_new_fonts.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("fonts", "family"),
+    [
+        ([], ""),
+        (["none.ttf"], ""),
+        (["slanted.ttf"], ""),
+        (["symbols.ttf"], ""),
+        (["new.ttf"], "New"),
+        (["none.ttf", "slanted.ttf", "new.ttf", "also.ttf"], "Also"),
+    ],
+)
+def test_the_first_upright_font_by_name_that_has_a_character_draws_it(
+    monkeypatch: pytest.MonkeyPatch, fonts: list[str], family: str
+) -> None:
+    listed = {
+        "none.ttf": ("Bare", "normal"),
+        "slanted.ttf": ("Able", "italic"),
+        "symbols.ttf": (f"{plots.SYMBOL_FONTS[0]} Q", "normal"),
+        "new.ttf": ("New", "normal"),
+        "also.ttf": ("Also", "normal"),
+    }
+    manager = SimpleNamespace(findfont=lambda _: "default.ttf", ttflist=[])
+
+    def add() -> None:
+        for file in fonts:
+            name, style = listed[file]
+            manager.ttflist.append(SimpleNamespace(fname=file, name=name, style=style))
+
+    def index(file: str, code: int) -> int:
+        return int(file not in ("default.ttf", "none.ttf") or code < 128)
+
+    opened: Any = lambda file: SimpleNamespace(get_char_index=lambda code: index(file, code))  # noqa: E731
+    monkeypatch.setattr(plots, "fontManager", manager)
+    monkeypatch.setattr(plots, "get_font", opened)
+    monkeypatch.setattr(plots, "add_new_fonts", add)
+
+    assert plots.family_with.__wrapped__("字") == family
+    assert plots.family_with.__wrapped__("x") == "DejaVu Sans"
 
 
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:

@@ -72,6 +72,7 @@ def test_the_model_is_described_by_its_size_weights_and_input(
         f"The Vision Transformer (2 blocks, {size} parameters) was pretrained (weights: demo); "
         "only a new linear head was trained. Its input is 16 × 16 pixels."
     )
+    assert describe_model(replace(run, config={}, card=None)) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,11 +103,17 @@ TRIAL = {
 
 
 @pytest.mark.parametrize(
-    ("folds", "text"), [(1, "training images. The"), (3, "images, 3 times, each with other images")]
+    ("folds", "text"),
+    [
+        (0, "training images. The"),
+        (1, "training images. The"),
+        (2, "images, 2 times, each with other images"),
+        (3, "images, 3 times, each with other images"),
+    ],
 )
 def test_trials_of_a_time_budget_are_described(run: Run, folds: int, text: str) -> None:
     budget: dict[str, Any] = {"seconds": 60, "skipped": [], "chosen": "head"}
-    budget["trials"] = [{**TRIAL, "folds": folds}]
+    budget["trials"] = [{**TRIAL, "folds": folds} if folds else TRIAL]
 
     found = describe_budget(with_results(run, budget=budget))
     layers = describe_budget(with_results(run, budget={**budget, "chosen": "blocks:2"}))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h11
 import pytest
 import torch
 from starlette.exceptions import HTTPException
@@ -35,7 +36,7 @@ from vitft.serve import limits
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.page import build_page
-from vitft.serve.server import TimeoutProtocol, listen, make_server
+from vitft.serve.server import TimeoutProtocol, listen, make_server, server_of
 from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system import imports
 from vitft.system.errors import UsageError
@@ -231,9 +232,12 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
         timers.append((seconds, function))
         return SimpleNamespace(cancel=lambda: cancelled.append(seconds))
 
-    nothing = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+    flow: list[str] = []
     protocol: Any = object.__new__(TimeoutProtocol)
-    protocol.flow, protocol.loop = nothing, SimpleNamespace(call_later=call_later)
+    protocol.flow = SimpleNamespace(
+        pause_writing=lambda: flow.append("pause"), resume_writing=lambda: flow.append("resume")
+    )
+    protocol.loop = SimpleNamespace(call_later=call_later)
     protocol.transport = SimpleNamespace(abort="abort")
 
     protocol.resume_writing()
@@ -243,6 +247,46 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
 
     assert timers == [(20.0, "abort")]
     assert cancelled == [20.0]
+    assert flow == ["resume", "pause", "resume", "resume"]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_refused_request_gets_one_response_and_its_handler_is_woken(*, has_begun: bool) -> None:
+    written, closed = bytearray(), []
+    protocol: Any = object.__new__(TimeoutProtocol)
+    protocol.transport = SimpleNamespace(write=written.extend, close=lambda: closed.append(True))
+    protocol.conn = h11.Connection(h11.SERVER)
+    protocol.conn.receive_data(HEAD + b"Content-Length: 9\r\n\r\n")
+    protocol.conn.next_event()
+    protocol.cycle = SimpleNamespace(
+        response_complete=False, disconnected=False, message_event=asyncio.Event()
+    )
+    if has_begun:
+        protocol.conn.send(h11.Response(status_code=200, headers=[(b"content-length", b"5")]))
+
+    protocol.refuse(400, "no HTTP")
+
+    assert protocol.cycle.disconnected
+    assert protocol.cycle.message_event.is_set()
+    assert closed == [True]
+    assert bool(written) is not has_begun
+    assert has_begun or error_of(bytes(written)) == (400, "no HTTP")
+
+
+def test_the_first_signal_stops_the_server_and_later_ones_change_nothing() -> None:
+    server = server_of(lambda *_: None)  # type: ignore[arg-type, return-value]
+
+    server.handle_exit(signal.SIGINT, None)
+    first = server.watchdog
+    server.handle_exit(signal.SIGTERM, None)
+
+    assert server.should_exit
+    assert server.exit_code == 130
+    assert first is not None
+    assert first.is_alive()
+    assert first.interval == limits.STOP_SECONDS
+    assert server.watchdog is first
+    first.cancel()
 
 
 def test_uploads_share_a_memory_budget_and_release_it() -> None:

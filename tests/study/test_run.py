@@ -147,3 +147,25 @@ def test_a_run_that_was_trained_on_the_images_is_named(
     assert caplog.messages == [
         "r was trained on 2 of these 3 images, so its accuracies here tell nothing about new images"
     ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cache", "pruned"),
+    [(True, "", [3600]), (True, "none", []), (False, "", [])],
+)
+def test_features_cached_in_the_default_folder_are_limited_after_a_study(
+    colours: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: bool,
+    cache: str,
+    pruned: list[int],
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr("vitft.study.run.prune", lambda _, *, idle_s: found.append(idle_s))
+    name = str(tiny_weights) if weights else "histogram"
+    plan = check_study(str(colours), [name], [2], seeds=1, out=str(colours.parent / "o"))
+
+    run_study(plan, data=DataSpec(), train=TrainSpec(device="cpu", cache=cache))
+
+    assert found == pruned

@@ -3,10 +3,12 @@
 import io
 import logging
 import sys
+import threading
 import time
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from vitft.export.formats.graph import silenced
 from vitft.system import console
@@ -494,3 +496,66 @@ def test_the_speed_is_beside_the_metrics_from_100_columns_on(
 
     assert progress.metrics_beside_bar().startswith("loss 0.5  accuracy 90%")
     assert ("images/s" in progress.metrics_beside_bar()) is shows_speed
+
+
+@pytest.mark.parametrize("width", [50, 120])
+def test_a_bar_is_one_line_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    shown = terminal_of(monkeypatch, width)
+    monkeypatch.setattr(console, "MEASURED_S", 0.0)
+
+    with console.Progress("extracting features", 48_000) as progress:
+        progress.advance(12_345)
+        progress.advance(1, loss="0.010", accuracy="100.0%")
+        start = len(shown.getvalue())
+        progress.bar.refresh()
+        drawn = shown.getvalue()[start:]
+
+    (text,) = [Text.from_ansi(line).plain for line in drawn.replace("\r", "\n").split("\n") if line]
+    assert len(text) == width
+    assert "extracting features" in text
+    assert not progress.bar.live.is_started
+
+
+def test_the_spinner_of_a_quiet_step_stays_until_the_step_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal_of(monkeypatch)
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+
+    with console.quiet_step("fitting the head"):
+        time.sleep(0.15)
+        before = len(shown.getvalue())
+        time.sleep(0.15)
+        meanwhile = shown.getvalue()[before:]
+
+    assert "fitting the head" in meanwhile
+
+
+def test_a_quiet_step_that_is_logged_is_never_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.02)
+
+    with console.quiet_step("fitting the head"):
+        time.sleep(0.15)
+
+    assert "fitting the head: still running after 0 s" in capsys.readouterr().err.splitlines()
+
+
+def test_a_spinner_has_gone_before_a_bar_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def spin() -> None:
+        ended.wait()
+        time.sleep(0.1)
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    monkeypatch.setattr(console, "RUNNING", [(ended, thread)])
+
+    console.end_spinners()
+
+    assert not thread.is_alive()

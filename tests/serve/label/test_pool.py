@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -108,7 +109,7 @@ def test_a_folder_of_unreadable_images_is_an_error_with_an_example(tmp_path: Pat
 
 
 def test_a_pool_has_the_directions_of_its_readable_pictures(
-    image_folder: Path, tiny_weights: Path
+    image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (image_folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     copied = image_folder / "red" / "copy.png"
@@ -124,6 +125,7 @@ def test_a_pool_has_the_directions_of_its_readable_pictures(
     assert len(pool.paths) == len(pool.digests) == len({*pool.digests}) == 30
     assert ("red/000.png", "red/copy.png") in pool.paths
     assert [path for path, _ in pool.bad] == ["torn.png"]
+    assert "skipped torn.png: " in caplog.text
     torch.testing.assert_close(pool.z.norm(dim=1), torch.ones(30))
     colours = [paths[0].split("/")[0] for paths in pool.paths]
     same = torch.tensor([[a == b for b in colours] for a in colours])
@@ -148,3 +150,20 @@ def test_a_pool_of_a_run_has_its_classes_and_their_stand_ins(
     assert len(pool.classes) == 3
     assert pool.stand_ins is not None
     assert len(pool.stand_ins.pictures) == len(pool.stand_ins.labels) <= 30
+
+
+def test_grey_values_are_scaled_to_the_range_of_the_pictures_unless_a_run_has_its_own(
+    image_folder: Path, tmp_path: Path, tiny_vit: VisionTransformer, tiny_weights: Path
+) -> None:
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    Image.fromarray(values).save(image_folder / "red" / "12-bit.png")
+    (tmp_path / "made").mkdir()
+    run = make_reference_run(tmp_path / "made", tiny_vit)
+    folder, train = find_pictures(image_folder), TrainSpec(device="cpu", cache="none")
+
+    new = load_pool(folder, weights=str(tiny_weights), run=None, train=train)
+    trained = load_pool(folder, weights="", run=str(run), train=train)
+
+    assert new.grey_range
+    assert 0 <= new.grey_range[0] < new.grey_range[1] <= 4095
+    assert trained.grey_range == ()

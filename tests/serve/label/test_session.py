@@ -143,6 +143,7 @@ def test_undo_asks_about_the_same_picture_again(tmp_path: Path) -> None:
         for _ in range(20):
             session.undo()  # nothing is left: no error
         assert session.state("mixed")["answered"] == 0
+        assert session.state("mixed")["undo"] == ""
 
 
 def test_several_pictures_are_confirmed_and_the_others_asked_about_next(tmp_path: Path) -> None:
