@@ -613,7 +613,7 @@ def test_texts_of_a_chart_are_inside_it_and_do_not_overlap() -> None:
     ))  # fmt: skip
 
     _, _, width, height = map(float, root.attrib["viewBox"].split())
-    boxes = []
+    boxes: list[tuple[float, ...]] = []
     for text in root.iter("text"):
         size = float(text.attrib["font-size"])
         long = font.getlength(text.text or "") * size / 110
@@ -629,6 +629,15 @@ def test_texts_of_a_chart_are_inside_it_and_do_not_overlap() -> None:
         assert 0 <= top < bottom <= height
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+    ends = [
+        (float(x), float(y))
+        for path in root.iter("path")
+        if path.attrib["class"] == "s-muted"  # axes and ticks
+        for x, y in re.findall(r"([\d.]+) ([\d.]+)", path.attrib["d"])
+    ]
+    assert len(ends) > 20
+    for x, y in ends:
+        assert not any(a - 2 < x < c + 2 and b - 2 < y < d + 2 for a, b, c, d in boxes)
     paths = " ".join(path.attrib["d"] for path in root.iter("path"))
     points = [float(n) for n in re.findall(r"-?\d+\.\d\d", paths)]
     assert min(points) >= 0
