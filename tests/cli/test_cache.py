@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from vitft.cli.main import build_parser, main
+from vitft.features.cache import Space
 
 
 def space(folder: Path, *, bytes_: int, used: int, **settings: str) -> Path:
@@ -41,6 +43,25 @@ def test_features_are_listed_with_their_total(
     assert second.split()[0] == "fingerprints"
     assert second.split()[-1] == "1.5"
     assert total.startswith(f"0.00 GB in {cache}, limit ")
+
+
+def test_sizes_are_right_aligned_and_their_total_is_in_gigabytes(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        Space(folder=cache, settings={"prefix": "abc"}, size=10**9 * n, shards=1, used=1.7e9)
+        for n in (3, 14)
+    ]
+    monkeypatch.setattr("vitft.features.cache.spaces", lambda _: found)
+
+    assert main(["cache", "list"]) == 0
+
+    head, first, second, total = capsys.readouterr().out.splitlines()
+    assert len(head) == len(first) == len(second)
+    assert (first[-9:], second[-9:]) == ("  3,000.0", " 14,000.0")
+    assert re.search("abc +20", first)
+    assert head.index("last used") == first.index("2023-")
+    assert total.startswith("17.00 GB in ")
 
 
 def test_another_folder_may_be_listed(

@@ -10,7 +10,7 @@ from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.run_files import read_run
-from vitft.system import imports
+from vitft.system.errors import UsageError
 
 
 @pytest.fixture
@@ -90,16 +90,20 @@ def test_disputed_images_are_those_on_which_the_runs_disagree(runs: list[str]) -
     assert disputed_text(compared("a", "d")) == ""
 
 
-def test_a_figure_needs_the_library_for_plots_before_any_run_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_only_a_figure_requires_matplotlib(
+    runs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "plots", ("no_such_library",))
+    required: list[tuple[str, str]] = []
 
+    def missing(extra: str, *, feature: str) -> None:
+        required.append((extra, feature))
+        raise UsageError("matplotlib is not installed", fix="install it")
+
+    monkeypatch.setattr("vitft.cli.compare.require_extra", missing)
+
+    assert main(["compare", "a", "b", "--out", "page.html"]) == 0
+    assert main(["compare", "a", "b"]) == 0
+    assert required == []
     assert main(["compare", "a", "b", "--out", "f.png"]) == 2
-    figure = capsys.readouterr().err
-    assert main(["compare", "a", "b", "--out", "f.html"]) == 5
-
-    assert "a figure of the comparison" in figure
-    assert "fix: run pip install 'matplotlib>=" in figure
-    assert "no_such_library" not in capsys.readouterr().err
+    assert required == [("plots", "a figure of the comparison")]
+    assert not Path("f.png").exists()

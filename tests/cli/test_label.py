@@ -1,15 +1,15 @@
 """Where `vitft label` writes its table, and what it suggests afterwards."""
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
+from PIL import Image
 
 from vitft.cli.label import check_table, label_command, paths_in_table, print_next
 from vitft.cli.main import build_parser, main
 from vitft.serve.label.answers import AnswerFile
 from vitft.serve.server import listen
-from vitft.system import imports
 from vitft.system.errors import UsageError
 
 
@@ -132,28 +132,29 @@ def test_wrong_requests_are_refused_before_torch_is_imported(
     assert text in capsys.readouterr().err
 
 
-def test_the_libraries_of_the_page_are_required_before_the_pictures_are_listed(
+def test_a_missing_extra_is_reported_before_the_pictures_are_read(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "serve", ("no_such_library",))
+    def missing(extra: str, *, feature: str) -> None:
+        raise UsageError(f"{feature} needs {extra}", fix="install it")
 
-    assert main(["label", "photos"]) == 2
-    assert "vitft label" in (error := capsys.readouterr().err)
-    assert "fix: run pip install 'fastapi>=" in error
+    monkeypatch.setattr("vitft.cli.label.require_extra", missing)
+
+    assert main(["label", "photos"]) == 2  # the folder has no pictures
+    assert "vitft label needs serve" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("table", ["mine.csv", "new.csv"])
-def test_of_a_table_and_a_port_in_use_the_table_is_named(
-    here: Path, capsys: pytest.CaptureFixture[str], table: str
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_table_in_use_is_reported_before_the_port_and_a_new_one_after_it(
+    here: Path, capsys: pytest.CaptureFixture[str], exists: bool
 ) -> None:
-    Path("photos/a.jpg").touch()
-    taken: Any
-    with AnswerFile(Path("mine.csv")), listen("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
+    Image.new("RGB", (4, 4)).save("photos/a.png")
+    table = Path("labels.csv")
+    with AnswerFile(table) if exists else nullcontext(), listen("127.0.0.1", 0) as bound:
+        port = str(bound.getsockname()[1])
 
-        assert main(["label", "photos", "--out", table, "--port", port]) != 0
+        assert main(["label", "photos", "--port", port]) == (8 if exists else 2)
 
     error = capsys.readouterr().err
-    assert ("another vitft label process" in error) is (table == "mine.csv")
-    assert (f"cannot listen on 127.0.0.1 port {port}" in error) is (table == "new.csv")
-    assert not Path("new.csv").exists()
+    assert ("cannot listen on" in error) is not exists
+    assert table.exists() is exists

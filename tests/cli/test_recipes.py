@@ -5,7 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from vitft.cli import output
 from vitft.cli.main import main
 from vitft.system.files import resource
 
@@ -46,3 +48,19 @@ def test_one_recipe_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["recipes", str(own)]) == 0
     assert capsys.readouterr().out == path.read_text().rstrip("\n") + "\n"
     assert main(["recipes", "no-such"]) == 2
+
+
+def test_long_texts_of_a_recipe_are_indented_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = Console(width=60, force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
+    monkeypatch.setattr(output, "stdout", lambda: narrow)
+
+    assert main(["recipes"]) == 0
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "vitft" not in line]
+    depths = [len(line) - len(line.lstrip()) for line in lines]
+    assert {*depths} == {0, 4, 12}
+    for above, depth in zip(lines[:-1], depths[1:], strict=True):
+        if depth == 12:  # continues one of three kinds of texts
+            assert above.startswith(("    for     ", "    result  ", "    time    ", " " * 12))

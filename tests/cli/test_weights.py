@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from tests.models.pretrained.test_flavours import CONFIG, google_arrays, random_weights
 from vitft.cli.parser import Parser
 from vitft.cli.weights import add_weights
+from vitft.system import console
 from vitft.system.errors import UsageError, WeightsError
 
 
@@ -27,8 +29,6 @@ def run(*words: str) -> int:
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the last commands wrote to stdout; the console is made anew to see the capture."""
-    from vitft.system import console
-
     console.stdout.cache_clear()
     console.stderr.cache_clear()
     yield lambda: capsys.readouterr().out
@@ -238,3 +238,25 @@ def test_an_image_size_has_one_or_two_sides(
     else:
         assert run("inspect", str(file), "--image-size", *sides, "--classes", "0") == 0
         assert f"pos_embed {grid}" in printed()
+
+
+def test_the_licence_of_fetched_weights_is_noted_before_the_download(
+    printed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+
+    def fetch(entry: Any, *, allow_pickle: bool) -> Any:
+        noted.append(capsys.readouterr().err)
+        return SimpleNamespace(path="x/model.safetensors", revision="abc", sha256="0f")
+
+    monkeypatch.setattr("vitft.models.pretrained.fetch.fetch", fetch)
+    console.show_log()
+
+    assert run("fetch", "vit_small_patch14_reg4_dinov2.lvd142m") == 0
+
+    assert "licence: apache-2.0" in noted[0]
+    assert printed().splitlines() == [
+        "file:       x/model.safetensors",
+        "commit:     abc",
+        "sha256:     0f (verified)",
+    ]

@@ -330,6 +330,20 @@ def test_weights_have_16_bits_if_there_are_too_few_images_to_try_8_bits_on(tmp_p
     assert done.notes[0] == f"--html: 16-bit weights, {few}"
 
 
+def test_images_of_several_batches_are_tried_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    monkeypatch.setattr(html, "MIN_TRIED", 6)
+    expected = export_run(str(run), plan_export(["html"], str(tmp_path / "one"))).notes[0]
+
+    monkeypatch.setattr(html, "IMAGES_AT_ONCE", 4)
+    found = export_run(str(run), plan_export(["html"], str(tmp_path / "two"))).notes[0]
+
+    assert found == expected
+    assert "on only 6 validation images" in found
+
+
 def test_a_hybrid_and_nearest_interpolation_are_refused(tmp_path: Path) -> None:
     hybrid = replace(tiny(3), image_size=(32, 32), patch_size=(16, 16), stem=())
     cases = {

@@ -149,6 +149,9 @@ class AnsweredError(OSError):
     ("error", "cause", "reason", "fix"),
     [
         (AnsweredError(401), OSError("refused"), "HTTP status 401", "set HF_TOKEN to a token"),
+        (AnsweredError(403), OSError("refused"), "HTTP status 403", "set HF_TOKEN to a token"),
+        (AnsweredError(402), OSError("refused"), "HTTP status 402", "upload it later: hf upload"),
+        (AnsweredError(404), OSError("refused"), "HTTP status 404", "upload it later: hf upload"),
         (AnsweredError(500), OSError("refused"), "HTTP status 500", "upload it later: hf upload"),
         (RuntimeError("wrapped"), OSError("refused"), "refused", "upload it later: hf upload"),
         (RuntimeError("alone"), None, "alone", "upload it later: hf upload"),

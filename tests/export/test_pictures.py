@@ -103,9 +103,9 @@ def test_names_that_the_font_lacks_are_numbers(name: str, text: str) -> None:
     assert shown_name(name, 7, ImageFont.load_default(14)) == text
 
 
-def test_a_long_name_is_cut_to_the_longest_beginning_that_fits() -> None:
+@pytest.mark.parametrize("name", ["a very long name of a class of flowers", "il" * 40, "W" * 15])
+def test_a_long_name_is_cut_to_the_longest_beginning_that_fits(name: str) -> None:
     font = ImageFont.load_default(14)
-    name = "a very long name of a class of flowers"
 
     short = shown_name(name, 0, font)
 

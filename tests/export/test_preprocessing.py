@@ -1,25 +1,27 @@
 """The transform for other languages: a specification, vectors, and three programs that agree."""
 
+import importlib
 import json
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.test_images import tiff
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.images import open_image
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import MAX_ASPECT, MAX_RESIZED_PIXELS, EvalTransform
 from vitft.export import export_run
-from vitft.export.formats.preprocessing import PreprocessingFormat, write_vector
+from vitft.export.formats.preprocessing import PreprocessingFormat, constants_of, write_vector
 from vitft.export.formats.vectors import Vector, drawn, image_file, pixel_file
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained
@@ -144,8 +146,63 @@ def test_every_language_names_a_vector_that_differs_by_one_bit(
     assert {*text.split(": ")[1].split(", ")} == {"phone (floats)", "tall (bytes)"}
 
 
-def test_the_python_program_opens_files_as_vitft_does(folder: Path, tmp_path: Path) -> None:
-    program = runpy.run_path(str(folder / "preprocess.py"))
+@pytest.fixture
+def reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The Python program before it is written to a folder, with the constants of that folder."""
+    module = importlib.import_module("vitft.export.reference.preprocess")
+    described = json.loads((folder / "preprocessing.json").read_text())
+    transform = EvalTransform.from_json(described["transform"])
+    for name, value in constants_of(transform).items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+def test_the_python_program_reproduces_decoded_vectors_and_their_files(
+    folder: Path, reference: ModuleType
+) -> None:
+    for part, count in (("vectors", 5), ("more", 24)):
+        assert reference.unequal_vectors(folder / part) == (count, [])
+        for path in (folder / part).glob("*.[pt][ni][gf]"):
+            found = reference.preprocess(reference.read_file(path))
+            assert found.tobytes() == path.with_suffix(".tensor").read_bytes(), path.name
+
+
+@pytest.mark.parametrize("folder", ["photos"], indirect=True)
+def test_the_python_program_exits_with_the_names_of_unequal_vectors(
+    folder: Path,
+    tmp_path: Path,
+    reference: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(folder / "vectors", tmp_path / "vectors")
+    for arguments in ([], [str(tmp_path / "vectors")]):
+        monkeypatch.setattr(reference, "__file__", str(folder / "preprocess.py"))
+        monkeypatch.setattr(sys, "argv", ["preprocess.py", *arguments])
+        reference.check_vectors()
+    assert capsys.readouterr().out == "5 of 5 vectors equal\n" * 2
+    for name in ("phone.tensor", "tall.view"):
+        path = tmp_path / "vectors" / name
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    message = r"^3 of 5 vectors equal; different: phone \(floats\), tall \(bytes\)$"
+    with pytest.raises(SystemExit, match=message):
+        reference.check_vectors()
+    for path in (tmp_path / "vectors").iterdir():
+        path.unlink()
+    with pytest.raises(SystemExit, match=r"^0 of 0 vectors equal"):
+        reference.check_vectors()
+
+
+@pytest.mark.parametrize("folder", ["photos"], indirect=True)
+def test_decoded_pixels_are_upright_and_opaque_unless_stated(reference: ModuleType) -> None:
+    assert reference.DecodedPixels(np.zeros((1, 1, 1)), "L", "16")[3:] == (1, -1)
+    assert reference.MAX_SIDE_RATIO == MAX_ASPECT
+    assert reference.MAX_PIXELS_RESIZED == MAX_RESIZED_PIXELS
+
+
+def test_the_python_program_opens_files_as_vitft_does(
+    folder: Path, tmp_path: Path, reference: ModuleType
+) -> None:
     described = json.loads((folder / "preprocessing.json").read_text())
     transform = EvalTransform.from_json(described["transform"])
     random = np.random.default_rng(2)
@@ -154,14 +211,28 @@ def test_the_python_program_opens_files_as_vitft_does(folder: Path, tmp_path: Pa
     colours.quantize(7).save(tmp_path / "palette.png", transparency=2)
     colours.convert("1").save(tmp_path / "black_and_white.png")
     colours.convert("L").save(tmp_path / "clear_grey.png", transparency=3)
-    colours.convert("F").save(tmp_path / "float.tif")
+    greys = np.asarray(colours.convert("L"), np.float32)
+    for highest in (0.5, 1.0, 1.01, 300.0):
+        values = (greys / greys.max() * np.float32(highest)).astype(np.float32)
+        values[:2, :3] = [[-1, np.nan, 0], [highest, 0.5, 0]]
+        Image.fromarray(values).save(tmp_path / f"float_{highest}.tif")
+    Image.fromarray(np.where(greys > 99, np.nan, np.inf)).save(tmp_path / "not_finite.tif")
+    signed = (63 * np.arange(-300, 300) + 120).astype(np.int32).reshape(30, 20)
+    signed[0, :3] = 2**31 - 1, -(2**31), 65535 + 300
+    Image.fromarray(signed).save(tmp_path / "signed.tif")
+    wide = greys.astype(np.uint16) * 257
+    Image.fromarray(wide).save(tmp_path / "clear_wide.png", transparency=0)
+    wide[:, ::3] = 0
+    bits = "".join(f"{value:012b}" for value in wide.ravel() >> 4)
+    pixels = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    (tmp_path / "12_bits.tif").write_bytes(tiff(20, 30, pixels, bits=(12,)))
     paths = [*tmp_path.iterdir(), *(folder / "vectors").glob("*.[pt][ni][gf]")]
-    assert len(paths) == 10
+    assert len(paths) == 17
 
     for path in paths:
-        found = program["preprocess"](program["read_file"](path))
+        found = reference.preprocess(reference.read_file(path))
         view = transform.pixels(open_image(path, grey_range=transform.grey_range))
-        expected = program["tensor_of"](view)
+        expected = reference.tensor_of(view)
         np.testing.assert_array_equal(found, expected, str(path))
 
 

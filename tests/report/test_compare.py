@@ -33,7 +33,7 @@ from vitft.report.comparison_page import (
 )
 from vitft.report.fixed_images import data_changes, data_notes, fixes_notes
 from vitft.report.reproduce import different_settings
-from vitft.report.run_files import Run, read_run
+from vitft.report.run_files import Run, find_runs, read_run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.structure import structured
 from vitft.system.text import points
@@ -804,3 +804,12 @@ def test_images_with_different_wrong_predictions_are_counted_apart() -> None:
         " with the 2 images on which the runs disagree (1 of them with different wrong predictions)"
     )
     assert disputed_text(replace(comparison, images=images[2:])) == ""
+
+
+def test_one_run_is_too_few_and_its_repetition_is_named(tmp_path: Path) -> None:
+    run = str(make_run(tmp_path / "a"))
+
+    with pytest.raises(UsageError, match=r"^only one run to compare\n"):
+        find_runs([run])
+    with pytest.raises(UsageError, match=r"only one run to compare: .*a is given 2 times\n"):
+        find_runs([run, run])

@@ -187,9 +187,6 @@ def test_the_weakest_class_is_named_in_a_sentence(tmp_path: Path) -> None:
         "The weakest label is poppy, with an average precision of 60.0% on 12 validation images "
         "(95% interval: 20.0 to 80.0%)."
     )
-    assert (weakest := weakest_of(several)) is not None
-    assert weakest.is_clear
-    assert not weakest.is_cross_validated
     perfect = weak_run(tmp_path / "perfect", daisy=1.0, poppy=1.0, rose=1.0)
     assert weakest_sentence(perfect).startswith("None of the 12 validation images was")
     poor: Any = {**run.results, "majority": 0.99, "cross_validation": None}
@@ -253,3 +250,15 @@ def test_there_are_at_most_four_examples_of_each_kind_with_thumbnails(tmp_path: 
     assert [one.prediction for one in example_rows(run, Thumbnails([run]))[0].examples] == (
         mistakes(run.predictions)[3:7]
     )
+
+
+def test_the_label_with_the_lowest_average_precision_is_named_without_doubt(tmp_path: Path) -> None:
+    rows = {name: {"ap": ap, "ap_interval": (0.2, 0.8)} for name, ap in
+            zip(FLOWERS, (0.9, 0.6, 0.7), strict=True)}  # fmt: skip
+
+    worst = weakest_of(weak_run(tmp_path, labels=rows, daisy=1.0, poppy=1.0, rose=1.0))
+
+    assert worst is not None
+    assert (worst.name, worst.measure) == ("poppy", "average precision")
+    assert (worst.value, worst.interval) == ("60.0%", "20.0 to 80.0%")
+    assert (worst.is_clear, worst.is_cross_validated) == (True, False)

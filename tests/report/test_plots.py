@@ -73,46 +73,6 @@ def test_a_font_installed_after_the_list_was_cached_is_found(
     plots.add_new_fonts.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("fonts", "family"),
-    [
-        ([], ""),
-        (["none.ttf"], ""),
-        (["slanted.ttf"], ""),
-        (["symbols.ttf"], ""),
-        (["new.ttf"], "New"),
-        (["none.ttf", "slanted.ttf", "new.ttf", "also.ttf"], "Also"),
-    ],
-)
-def test_the_first_upright_font_by_name_that_has_a_character_draws_it(
-    monkeypatch: pytest.MonkeyPatch, fonts: list[str], family: str
-) -> None:
-    listed = {
-        "none.ttf": ("Bare", "normal"),
-        "slanted.ttf": ("Able", "italic"),
-        "symbols.ttf": (f"{plots.SYMBOL_FONTS[0]} Q", "normal"),
-        "new.ttf": ("New", "normal"),
-        "also.ttf": ("Also", "normal"),
-    }
-    manager = SimpleNamespace(findfont=lambda _: "default.ttf", ttflist=[])
-
-    def add() -> None:
-        for file in fonts:
-            name, style = listed[file]
-            manager.ttflist.append(SimpleNamespace(fname=file, name=name, style=style))
-
-    def index(file: str, code: int) -> int:
-        return int(file not in ("default.ttf", "none.ttf") or code < 128)
-
-    opened: Any = lambda file: SimpleNamespace(get_char_index=lambda code: index(file, code))  # noqa: E731
-    monkeypatch.setattr(plots, "fontManager", manager)
-    monkeypatch.setattr(plots, "get_font", opened)
-    monkeypatch.setattr(plots, "add_new_fonts", add)
-
-    assert plots.family_with.__wrapped__("字") == family
-    assert plots.family_with.__wrapped__("x") == "DejaVu Sans"
-
-
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
     curve = AccuracyCurve(
         name="蒲公英 وردة",
@@ -454,3 +414,34 @@ def test_colours_and_markers_of_runs_repeat() -> None:
 
     assert len({*looks[:7]}) == 7
     assert looks[7] == looks[0]
+
+
+def test_a_font_with_a_character_is_searched_among_all_and_newly_installed_fonts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Font:
+        def __init__(self, characters: str) -> None:
+            self.characters = characters
+
+        def get_char_index(self, code: int) -> int:
+            return int(chr(code) in self.characters)
+
+    fonts = {"default": "a", "b": "字x", "c": "字", "d": "字数", "e": "", "f": "新"}
+    listed = [
+        SimpleNamespace(name=name, fname=path, style=style)
+        for name, path, style in (
+            *(("Zeta", "d", "normal"), ("Beta", "c", "normal"), ("Alpha", "b", "italic")),
+            ("STIX General", "b", "normal"),
+        )
+    ]
+    manager = SimpleNamespace(ttflist=listed, findfont=lambda _: "default")
+    new = SimpleNamespace(name="New", fname="f", style="normal")
+    monkeypatch.setattr(plots, "fontManager", manager)
+    monkeypatch.setattr(plots, "get_font", lambda path: Font(fonts[path]))
+    monkeypatch.setattr(plots, "add_new_fonts", lambda: new in listed or listed.append(new))
+    plots.family_with.cache_clear()
+
+    assert [plots.family_with(c) for c in "a字数x新?"] == [
+        plots.DEFAULT_FONT, "Beta", "Zeta", "", "New", "",
+    ]  # fmt: skip
+    plots.family_with.cache_clear()

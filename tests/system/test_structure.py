@@ -8,6 +8,7 @@ import pytest
 
 from vitft.system.errors import UsageError
 from vitft.system.structure import (
+    AtLeastOne,
     Natural,
     Range,
     Share,
@@ -231,3 +232,21 @@ def test_infinity_is_in_no_range() -> None:
     assert math.inf not in Range()
     assert -math.inf not in Range()
     assert 1e300 in Range()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        (Share, [0, 1, 1 + 5e-10], [-1e-12, 1 + 2e-9]),
+        (Natural, [0, 1], [-1]),
+        (AtLeastOne, [1, 2], [0]),
+    ],
+)
+def test_fractions_and_counts_have_their_bounds(
+    kind: Any, inside: list[float], outside: list[float]
+) -> None:
+    for value in inside:
+        assert structured(value, kind) == value
+    for value in outside:
+        with pytest.raises(StructureError, match="instead of a number"):
+            structured(value, kind)
