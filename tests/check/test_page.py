@@ -200,14 +200,15 @@ def test_copies_within_one_subset_are_not_across_the_split() -> None:
     ]
 
 
-def test_a_picture_that_has_gone_has_no_thumbnail(tmp_path: Path) -> None:
+def test_an_image_that_can_no_longer_be_read_has_an_empty_thumbnail(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(scene(0)))
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     result = cast("CheckResult", SimpleNamespace(grey_range=()))
-    scene(0).save(tmp_path / "here.png")
 
-    here, gone = (
+    found = [
         draw_thumbnail(name, root=tmp_path, max_pixels=10**6, result=result)
-        for name in ("here.png", "gone.png")
-    )
+        for name in ("a.png", "torn.png", "removed.png")
+    ]
 
-    assert here.startswith("data:image/jpeg;base64,")
-    assert gone == ""
+    assert found[0].startswith("data:image/jpeg;base64,")
+    assert found[1:] == ["", ""]

@@ -278,12 +278,13 @@ def test_of_many_confusions_the_ten_most_frequent_are_listed(
 ) -> None:
     counts = {(0, i): i for i in range(1, 13)}
 
-    print_confusion(counts, [f"c{i:02}{'x' * (i == 0) * 9}" for i in range(13)])
+    print_confusion(counts, [f"c{i:02}" for i in range(13)])
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines[1:]] == [str(i) for i in range(12, 2, -1)]
-    assert lines[1] == "c00xxxxxxxxx  c12               12"  # names on the left
-    assert lines[-1] == "c00xxxxxxxxx  c03                3"  # and numbers on the right
+    rows = [line.split() for line in lines]
+    assert lines[1].index("c12") == lines[0].index("predicted as")
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert [row[2] for row in rows[1:]] == [str(i) for i in range(12, 2, -1)]
 
 
 def test_columns_that_do_not_fit_are_numbered_like_the_rows(

@@ -460,13 +460,13 @@ def test_a_name_with_a_leading_hyphen_is_not_mistaken_for_a_typing_error(
     assert "write ./-new" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (3, 3)])
-def test_an_exit_of_the_parser_has_its_own_code(
-    monkeypatch: pytest.MonkeyPatch, given: int | None, code: int
+@pytest.mark.parametrize(("raised", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_the_code_of_an_exit_during_parsing_is_returned(
+    monkeypatch: pytest.MonkeyPatch, raised: int | None, code: int
 ) -> None:
-    def leave(*_: object) -> None:
-        raise SystemExit(given)
+    def exits(_: str) -> None:
+        raise SystemExit(raised)
 
-    monkeypatch.setattr("vitft.cli.main.parse", leave)
+    monkeypatch.setattr("vitft.cli.main.build_parser", exits)
 
-    assert main(["recipes"]) == code
+    assert main(["predict"]) == code

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.export import Exported, export_run, export_safetensors, job
 from vitft.export.compare import ExportComparison, check_comparison
-from vitft.export.formats.timm import SafetensorsFormat
+from vitft.export.formats.timm import SafetensorsFormat, vit_arguments
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.models.classifier import load_classifier
@@ -582,3 +583,11 @@ def test_a_format_that_differs_from_the_run_is_removed_and_the_others_are_kept(
     assert (out / "safetensors" / "model.safetensors").is_file()
     assert main(["export", "--run", str(run), "--timm", "--out", str(tmp_path / "none")]) == 5
     assert not (tmp_path / "none").exists()
+
+
+def test_only_a_gated_mlp_leaves_the_activation_to_timm() -> None:
+    plain = tiny(3, activation="quick_gelu")
+
+    assert vit_arguments(plain)["act_layer"] == "quick_gelu"
+    assert "act_layer" not in vit_arguments(replace(plain, gated_mlp=True))
+    assert "act_layer" not in vit_arguments(tiny(3))

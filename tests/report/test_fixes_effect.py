@@ -364,14 +364,15 @@ def test_added_and_missing_images_of_other_causes_are_counted_together(tmp_path:
     assert effect.verdict == "mixed"
 
 
-def test_images_that_are_in_no_folder_have_no_command_for_their_labels(tmp_path: Path) -> None:
-    run = read_run(make_run(tmp_path / "run"))
-    nowhere, local = (
-        replace(run, config={**run.config, "data": {**run.config["data"], "path": path}})
-        for path in ("hf://a/b", str(tmp_path))
-    )
+def test_a_run_on_images_in_an_unknown_folder_has_no_command_that_evaluates_another(
+    tmp_path: Path,
+) -> None:
+    run, other = (read_run(make_run(tmp_path / name)) for name in ("a", "b"))
 
-    assert evaluation_command(nowhere, local) == ""
-    assert evaluation_command(local, nowhere) == (
-        f"vitft evaluate --data {run.path}/split.csv --set data.root={tmp_path} --run {run.path}"
+    where = {"data": {"path": str(tmp_path), "root": ""}}
+    known, unknown = (replace(run, config=config) for config in (where, {}))
+    assert evaluation_command(known, other).startswith(
+        f"vitft evaluate --data {run.path}/split.csv --set data.root={tmp_path} "
     )
+    assert unknown.root_uri == ""
+    assert evaluation_command(unknown, other) == ""

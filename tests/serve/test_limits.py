@@ -16,11 +16,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import h11
 import pytest
 import torch
+import uvicorn
 from starlette.exceptions import HTTPException
+from uvicorn.server import ServerState
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
@@ -36,7 +39,7 @@ from vitft.serve import limits
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.page import build_page
-from vitft.serve.server import TimeoutProtocol, listen, make_server, server_of
+from vitft.serve.server import Server, TimeoutProtocol, listen, make_server
 from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system import imports
 from vitft.system.errors import UsageError
@@ -232,12 +235,9 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
         timers.append((seconds, function))
         return SimpleNamespace(cancel=lambda: cancelled.append(seconds))
 
-    flow: list[str] = []
+    nothing = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
     protocol: Any = object.__new__(TimeoutProtocol)
-    protocol.flow = SimpleNamespace(
-        pause_writing=lambda: flow.append("pause"), resume_writing=lambda: flow.append("resume")
-    )
-    protocol.loop = SimpleNamespace(call_later=call_later)
+    protocol.flow, protocol.loop = nothing, SimpleNamespace(call_later=call_later)
     protocol.transport = SimpleNamespace(abort="abort")
 
     protocol.resume_writing()
@@ -247,46 +247,6 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
 
     assert timers == [(20.0, "abort")]
     assert cancelled == [20.0]
-    assert flow == ["resume", "pause", "resume", "resume"]
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_a_refused_request_gets_one_response_and_its_handler_is_woken(*, has_begun: bool) -> None:
-    written, closed = bytearray(), []
-    protocol: Any = object.__new__(TimeoutProtocol)
-    protocol.transport = SimpleNamespace(write=written.extend, close=lambda: closed.append(True))
-    protocol.conn = h11.Connection(h11.SERVER)
-    protocol.conn.receive_data(HEAD + b"Content-Length: 9\r\n\r\n")
-    protocol.conn.next_event()
-    protocol.cycle = SimpleNamespace(
-        response_complete=False, disconnected=False, message_event=asyncio.Event()
-    )
-    if has_begun:
-        protocol.conn.send(h11.Response(status_code=200, headers=[(b"content-length", b"5")]))
-
-    protocol.refuse(400, "no HTTP")
-
-    assert protocol.cycle.disconnected
-    assert protocol.cycle.message_event.is_set()
-    assert closed == [True]
-    assert bool(written) is not has_begun
-    assert has_begun or error_of(bytes(written)) == (400, "no HTTP")
-
-
-def test_the_first_signal_stops_the_server_and_later_ones_change_nothing() -> None:
-    server = server_of(lambda *_: None)  # type: ignore[arg-type, return-value]
-
-    server.handle_exit(signal.SIGINT, None)
-    first = server.watchdog
-    server.handle_exit(signal.SIGTERM, None)
-
-    assert server.should_exit
-    assert server.exit_code == 130
-    assert first is not None
-    assert first.is_alive()
-    assert first.interval == limits.STOP_SECONDS
-    assert server.watchdog is first
-    first.cancel()
 
 
 def test_uploads_share_a_memory_budget_and_release_it() -> None:
@@ -705,3 +665,83 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
 )
 def test_a_number_of_bytes_may_have_a_unit(text: str, number: int) -> None:
     assert byte_count(text) == number
+
+
+def test_the_first_signal_stops_the_server_and_later_ones_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        daemon = is_started = False
+
+        def __init__(self, *arguments: Any) -> None:
+            self.arguments = arguments
+            timers.append(self)
+
+        def start(self) -> None:
+            self.is_started = True
+
+    monkeypatch.setattr("vitft.serve.server.threading.Timer", Timer)
+    server = Server(uvicorn.Config(lambda: None))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.handle_exit(number, None)
+
+    assert (server.exit_code, server.should_exit) == (143, True)
+    (timer,) = timers
+    assert timer.arguments == (limits.STOP_SECONDS, os._exit, [143])
+    assert (timer.daemon, timer.is_started) == (True, True)
+
+
+def connection() -> tuple[TimeoutProtocol, MagicMock]:
+    """Return a protocol with a connection that only records what is sent."""
+    config = uvicorn.Config(lambda: None, log_config=None, lifespan="off")
+    config.load()
+    protocol = TimeoutProtocol(config, ServerState(), {})
+    transport = MagicMock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+def test_a_full_send_buffer_pauses_the_application_until_it_is_sent_or_the_time_is_over() -> None:
+    async def check() -> None:
+        protocol, transport = connection()
+        protocol.pause_writing()
+        timer = protocol.write_timer
+        assert timer is not None
+        assert protocol.flow.write_paused
+        assert timer.when() - protocol.loop.time() == pytest.approx(limits.WRITE_SECONDS, abs=1)
+        protocol.resume_writing()
+        assert not protocol.flow.write_paused
+        assert timer.cancelled()
+        assert protocol.write_timer is None
+        protocol.connection_lost(None)
+        transport.abort.assert_not_called()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_refused_request_gets_one_response_and_its_handler_is_woken(*, has_begun: bool) -> None:
+    written, closed = bytearray(), []
+    protocol: Any = object.__new__(TimeoutProtocol)
+    protocol.transport = SimpleNamespace(write=written.extend, close=lambda: closed.append(True))
+    protocol.conn = h11.Connection(h11.SERVER)
+    protocol.conn.receive_data(HEAD + b"Content-Length: 9\r\n\r\n")
+    protocol.conn.next_event()
+    protocol.cycle = SimpleNamespace(
+        response_complete=False, disconnected=False, message_event=asyncio.Event()
+    )
+    if has_begun:
+        protocol.conn.send(h11.Response(status_code=200, headers=[(b"content-length", b"5")]))
+
+    protocol.refuse(400, "no HTTP")
+
+    assert protocol.cycle.disconnected
+    assert protocol.cycle.message_event.is_set()
+    assert closed == [True]
+    assert bool(written) is not has_begun
+    assert has_begun or error_of(bytes(written)) == (400, "no HTTP")

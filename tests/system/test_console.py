@@ -6,6 +6,8 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -499,6 +501,53 @@ def test_the_speed_is_beside_the_metrics_from_100_columns_on(
     assert ("images/s" in progress.metrics_beside_bar()) is shows_speed
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_long_quiet_step_is_shown_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    shown: list[str] = []
+    begun = threading.Event()
+
+    @contextmanager
+    def display(kind: str) -> Iterator[None]:
+        shown.append(f"{kind} begins")
+        begun.set()
+        yield
+        shown.append(f"{kind} ends")
+
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+    monkeypatch.setattr(console, "shows_notes", lambda: True)
+    monkeypatch.setattr(console, "has_terminal", lambda: is_terminal)
+    monkeypatch.setattr(console, "spinner", lambda _: display("spinner"))
+    monkeypatch.setattr(console, "logged_step", lambda _: display("log"))
+    kind = "spinner" if is_terminal else "log"
+
+    with console.quiet_step("fitting"):
+        assert begun.wait(10)
+        time.sleep(0.05)
+        assert shown == [f"{kind} begins"]
+
+    assert shown == [f"{kind} begins", f"{kind} ends"]
+
+
+def test_spinners_have_ended_before_a_bar_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    is_gone: list[bool] = []
+
+    def spin() -> None:
+        ended.wait(10)
+        time.sleep(0.05)
+        is_gone.append(True)
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    monkeypatch.setattr(console, "RUNNING", [(ended, thread)])
+
+    console.end_spinners()
+
+    assert is_gone == [True]
+
+
 @pytest.mark.parametrize(
     ("width", "text"),
     [
@@ -508,7 +557,7 @@ def test_the_speed_is_beside_the_metrics_from_100_columns_on(
         (120, "12346/48000"),
     ],
 )
-def test_a_bar_is_one_line_as_wide_as_the_terminal(
+def test_a_bar_is_one_line_as_wide_as_the_terminal_and_ends_with_its_step(
     monkeypatch: pytest.MonkeyPatch, width: int, text: str
 ) -> None:
     shown = terminal_of(monkeypatch, width)
@@ -526,46 +575,3 @@ def test_a_bar_is_one_line_as_wide_as_the_terminal(
     assert len(line) == width
     assert text in line
     assert not progress.bar.live.is_started
-
-
-def test_the_spinner_of_a_quiet_step_stays_until_the_step_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = terminal_of(monkeypatch)
-    monkeypatch.setattr(console, "QUIET_S", 0.0)
-
-    with console.quiet_step("fitting the head"):
-        time.sleep(0.15)
-        before = len(shown.getvalue())
-        time.sleep(0.15)
-        meanwhile = shown.getvalue()[before:]
-
-    assert "fitting the head" in meanwhile
-
-
-def test_a_quiet_step_that_is_logged_is_never_silent(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "QUIET_S", 0.0)
-    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.02)
-
-    with console.quiet_step("fitting the head"):
-        time.sleep(0.15)
-
-    assert "fitting the head: still running after 0 s" in capsys.readouterr().err.splitlines()
-
-
-def test_a_spinner_has_gone_before_a_bar_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def spin() -> None:
-        ended.wait()
-        time.sleep(0.1)
-
-    thread = threading.Thread(target=spin, daemon=True)
-    thread.start()
-    monkeypatch.setattr(console, "RUNNING", [(ended, thread)])
-
-    console.end_spinners()
-
-    assert not thread.is_alive()

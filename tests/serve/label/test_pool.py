@@ -152,18 +152,26 @@ def test_a_pool_of_a_run_has_its_classes_and_their_stand_ins(
     assert len(pool.stand_ins.pictures) == len(pool.stand_ins.labels) <= 30
 
 
-def test_grey_values_are_scaled_to_the_range_of_the_pictures_unless_a_run_has_its_own(
-    image_folder: Path, tmp_path: Path, tiny_vit: VisionTransformer, tiny_weights: Path
+def test_the_grey_range_is_that_of_the_pictures_or_of_the_run(
+    tmp_path: Path, tiny_vit: VisionTransformer, tiny_weights: Path
 ) -> None:
-    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
-    Image.fromarray(values).save(image_folder / "red" / "12-bit.png")
     (tmp_path / "made").mkdir()
     run = make_reference_run(tmp_path / "made", tiny_vit)
-    folder, train = find_pictures(image_folder), TrainSpec(device="cpu", cache="none")
+    (tmp_path / "wide").mkdir()
+    for i in range(3):
+        greys = np.linspace(0, 4095 - i, 64).astype(np.uint16).reshape(8, 8)
+        Image.fromarray(greys).save(tmp_path / "wide" / f"{i}.png")
 
-    new = load_pool(folder, weights=str(tiny_weights), run=None, train=train)
-    trained = load_pool(folder, weights="", run=str(run), train=train)
+    of_pictures, of_run = (
+        load_pool(
+            find_pictures(tmp_path / "wide"),
+            weights=str(tiny_weights),
+            run=name,
+            train=TrainSpec(device="cpu", cache="none"),
+        ).grey_range
+        for name in (None, str(run))
+    )
 
-    assert new.grey_range
-    assert 0 <= new.grey_range[0] < new.grey_range[1] <= 4095
-    assert trained.grey_range == ()
+    assert len(of_pictures) == 2
+    assert of_pictures[1] == pytest.approx(4095, rel=0.1)
+    assert of_run == ()
