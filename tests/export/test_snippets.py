@@ -18,7 +18,7 @@ from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import export_run
-from vitft.export.answers import pipeline_answer
+from vitft.export.answers import answer_text, given_labels, pipeline_answer
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.snippets import GraphInput, view_code
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
@@ -264,3 +264,25 @@ def test_a_pipeline_answers_with_the_class_or_with_the_labels_from_their_thresho
     assert answered({}) == ("c", 0.9)
     assert answered({"a": 0.5, "b": 0.51, "c": 0.1}) == {"a": 0.5, "c": 0.9}
     assert asked == [("HOTO", 1), ("HOTO", None)]
+
+
+def test_the_labels_of_probabilities_are_those_from_their_thresholds_on() -> None:
+    names: dict[str, Any] = {"labels": ["a", "b", "c"], "found": [0.5, 0.5, 0.9]}
+    code = given_labels("found", (0.5, 0.51, 0.1))
+
+    exec(f"def classify():\n{code}\n", names)
+
+    assert names["classify"]() == {"a": 0.5, "c": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "noun"),
+    [((0.5,), "labels"), ({"a": 0.5}, "labels"), ((), "class"), ({}, "class")],
+)
+def test_the_docstring_of_a_program_names_the_class_or_the_labels(
+    thresholds: object, noun: str
+) -> None:
+    first, _, rest = answer_text(thresholds).partition(noun)
+
+    assert first == ("Return the " if noun == "labels" else "Return the most probable ")
+    assert rest.startswith(" of an image, ")
