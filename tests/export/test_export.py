@@ -16,6 +16,7 @@ import torch
 
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
+from vitft import export
 from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.export import Exported, export_run, export_safetensors, job
@@ -591,3 +592,10 @@ def test_only_a_gated_mlp_leaves_the_activation_to_timm() -> None:
     assert vit_arguments(plain)["act_layer"] == "quick_gelu"
     assert "act_layer" not in vit_arguments(replace(plain, gated_mlp=True))
     assert "act_layer" not in vit_arguments(tiny(3))
+
+
+def test_the_package_offers_the_functions_of_its_job_module() -> None:
+    for name in export.__all__:
+        assert getattr(export, name) is getattr(job, name)
+    with pytest.raises(AttributeError, match="has no attribute 'export_runs'"):
+        getattr(export, "export_runs")  # noqa: B009 - unknown to mypy

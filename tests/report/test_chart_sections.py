@@ -17,6 +17,7 @@ from vitft.cli.main import main
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import MIXTURE, SEVERAL_BLOCKS
 from vitft.report import charts, svg
+from vitft.report.chart_files import standalone
 from vitft.report.chart_sections import (
     confidence_section,
     epoch_numbers,
@@ -678,13 +679,21 @@ def test_ticks_are_outside_the_axes_and_their_labels_beyond_them() -> None:
     assert below == pytest.approx([middle[0], 172.8, middle[0], 172.8 + 3.5], abs=0.01)
     assert beside == pytest.approx([x.begin, middle[1], x.begin - 3.5, middle[1]], abs=0.01)
     assert handle == pytest.approx([x.begin + 3, 10.9, x.begin + 21, 10.9], abs=0.01)
-    labels = [(float(t.get("x", 0)), t.get("text-anchor")) for t in root if t.text == "1"]
-    assert labels == [
-        (pytest.approx(middle[0], abs=0.01), "middle"),
-        (pytest.approx(x.begin - 7, abs=0.01), "end"),
-    ]
+    places = {t.get("text-anchor"): float(t.get("x", 0)) for t in root if t.text == "1"}
+    assert places["middle"] == pytest.approx(middle[0], abs=0.01)
+    assert places["end"] == pytest.approx(x.begin - 7, abs=0.01)
 
 
 def is_short(path: list[float]) -> bool:
     """Return whether a path is a line of at most 12 units."""
     return len(path) == 4 and abs(path[0] - path[2]) + abs(path[1] - path[3]) <= 12
+
+
+def test_a_chart_file_is_three_times_as_large_as_a_chart_on_the_page() -> None:
+    axis = svg.Axis(low=0, high=1, ticks=[(0, "0")])
+    chart = svg.Chart(label="c", x=axis, y=replace(axis), series=[]).markup()
+
+    root = ElementTree.fromstring(standalone(chart))
+
+    assert (root.get("width"), root.get("height")) == ("972", "626.4")
+    assert root.get("viewBox") == "0 0 324 208.8"

@@ -14,7 +14,6 @@ from PIL import Image
 from tests.conftest import draw_folder, tiny_home
 from tests.support.run_files import make_run
 from vitft.api import Trained, finetune, load
-from vitft.explain.method import Method
 from vitft.metrics.verdict import verdict
 from vitft.predict.prediction import Prediction
 from vitft.predict.run_info import RunInfo
@@ -224,7 +223,14 @@ def test_an_explanation_is_an_image_that_names_its_class(
 def test_both_pictures_of_an_explanation_have_their_full_size(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, "red")
     shown = Explanation(
-        image, image, Method(), np.zeros((2, 2), np.float32), "red", 0.5, map_name="a", meaning="b"
+        image,
+        image,
+        "relevance",
+        np.zeros((2, 2), np.float32),
+        "red",
+        0.5,
+        map_name="a",
+        meaning="b",
     )
 
     sources = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', shown._repr_html_())

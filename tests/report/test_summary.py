@@ -257,3 +257,7 @@ def test_the_metrics_of_a_multi_label_run_begin_with_its_precision(run: Run) -> 
     ]  # fmt: skip
     assert [(one.name, one.value) for one in plain[1:2]] == [("test accuracy", "50.0%")]
     assert plain[1].meaning == "on 9 test images, not used to train or select the model"
+
+
+def test_a_model_without_weights_and_architecture_is_not_described(run: Run) -> None:
+    assert describe_model(replace(run, config={}, card=None)) == ""

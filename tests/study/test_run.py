@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ import torch
 from tests.conftest import draw_folder
 from tests.study.test_study import checked, files
 from vitft.config.sections import DataSpec, TrainSpec
+from vitft.data.folder import Folder
+from vitft.features.pipeline import inspect_dataset
 from vitft.study.plan import BASELINES, FeatureSource, Plan, check_study
 from vitft.study.run import (
     FewShotSplit,
@@ -149,23 +151,29 @@ def test_a_run_that_was_trained_on_the_images_is_named(
     ]
 
 
-@pytest.mark.parametrize(
-    ("weights", "cache", "pruned"),
-    [(True, "", [3600]), (True, "none", []), (False, "", [])],
-)
-def test_features_cached_in_the_default_folder_are_limited_after_a_study(
-    colours: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    weights: bool,
-    cache: str,
-    pruned: list[int],
+@pytest.mark.parametrize(("cache", "is_pruned"), [("", True), ("own", False)])
+def test_only_the_default_cache_is_pruned_after_a_study(
+    colours: Path, monkeypatch: pytest.MonkeyPatch, cache: str, is_pruned: bool
 ) -> None:
-    found: list[int] = []
-    monkeypatch.setattr("vitft.study.run.prune", lambda _, *, idle_s: found.append(idle_s))
-    name = str(tiny_weights) if weights else "histogram"
-    plan = check_study(str(colours), [name], [2], seeds=1, out=str(colours.parent / "o"))
+    pruned: list[int] = []
+    monkeypatch.setattr("vitft.study.run.prune", lambda *_, idle_s: pruned.append(idle_s))
+    plan = check_study(str(colours), ["histogram"], [2], seeds=1, out=str(colours.parent / "o"))
+    source = FeatureSource(name="x", weights="x")
+    plan = replace(plan, sources=(source, *plan.sources))
+
+    class Features:
+        def __init__(self, folder: Folder, *_: Any, **__: Any) -> None:
+            self.folder = folder
+
+        def inspect(self) -> Any:
+            return inspect_dataset(self.folder, max_pixels=10**6, allow_bad=False)
+
+        def rows(self, images: Any) -> torch.Tensor:
+            return torch.randn(len(images), 8)
+
+    monkeypatch.setattr("vitft.study.run.BackboneFeatures", Features)
+    monkeypatch.setattr("vitft.study.run.warn_of_known_images", lambda *_: None)
 
     run_study(plan, data=DataSpec(), train=TrainSpec(device="cpu", cache=cache))
 
-    assert found == pruned
+    assert pruned == [3600] * is_pruned

@@ -43,6 +43,8 @@ def test_at_most_fifty_pictures_represent_a_class() -> None:
 
     assert chosen == [*range(59, 9, -1), 60]
     assert labels == [0] * 50 + [1]
+    alike = logits_of(*([0.95] * 300))
+    assert stand_ins(alike)[0] == [*range(50)]  # of equal probabilities, the first ones
 
 
 def drawn(folder: Path, *names: str) -> Path:
