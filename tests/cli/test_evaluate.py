@@ -250,6 +250,27 @@ def test_the_metrics_of_a_class_have_their_intervals(capsys: pytest.CaptureFixtu
     assert row == "cat 12 50.0% 25.0 to 75.0% 40.0% 30.0 to 50.0%"
 
 
+@pytest.mark.parametrize(("width", "intervals"), [(100, 3), (79, 2), (64, 1), (49, 0)])
+def test_on_a_narrow_terminal_the_intervals_of_classes_are_left_out_from_the_right(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    intervals: int,
+) -> None:
+    narrow = Console(width=width, highlight=False, soft_wrap=True, emoji=False)
+    monkeypatch.setattr(output, "stdout", lambda: narrow)
+
+    print_classes({"cat": one_class(12)})
+
+    head = capsys.readouterr().out.splitlines()[0]
+    shown = ("recall", "precision", "F1")
+    assert head.split() == [
+        "class",
+        "images",
+        *(w for i, m in enumerate(shown) for w in (m, *["95%", "interval"] * (i < intervals))),
+    ]
+
+
 @pytest.mark.parametrize("number", [12, 13])
 def test_up_to_twelve_classes_have_a_confusion_matrix(
     capsys: pytest.CaptureFixture[str], number: int

@@ -1,6 +1,9 @@
 """Options of `vitft serve`: sizes, ports, addresses and defaults."""
 
 import argparse
+import gc
+import weakref
+from typing import Any
 
 import pytest
 
@@ -105,3 +108,28 @@ def test_a_server_returns_its_exit_code_and_says_that_it_stopped(
     printed = capsys.readouterr()
     assert printed.out == "serving at x\n"
     assert printed.err == "stopped\n" * bool(code)
+
+
+def test_a_server_runs_without_garbage_and_with_all_objects_frozen() -> None:
+    class Cycle:
+        own: Any = None
+
+    class Observer(Server):
+        def run(self, *, sockets: list[object]) -> None:
+            found.append((gone(), gc.get_freeze_count() > 1000, len(sockets)))
+
+    found: list[object] = []
+    cycle = Cycle()
+    cycle.own = cycle
+    gone = weakref.ref(cycle)
+    gc.disable()
+    gc.unfreeze()  # what the import of PyTorch has frozen
+    try:
+        del cycle
+        assert gone() is not None
+        run_server(Observer(0, is_stopped=False), object(), "serving")  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+    assert found == [(None, True, 1)]

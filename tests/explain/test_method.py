@@ -76,6 +76,7 @@ def test_options_that_have_an_effect_are_taken(name: str, options: dict[str, Any
         ("rollout", {}, "", "--class has no effect"),
         ("attention", {"fusion": "max", "head": 0}, None, "--fusion combines all heads"),
         ("rollout", {"depth": 3}, None, "unknown option 'depth'\n.*fusion, discard, block, head$"),
+        ("rollout", {"hed": 3, "fusoin": 1}, None, "unknown option 'hed'\n.*use head$"),
     ],
 )
 def test_options_without_an_effect_are_refused(

@@ -152,6 +152,9 @@ def test_charts_are_written_as_files_that_need_no_style_sheet(
     for file in files:
         root = ElementTree.parse(file).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("viewBox") == f"0 0 {svg.WIDTH:g} {svg.HEIGHT:g}"
+        size = [float(root.attrib[key]) for key in ("width", "height")]
+        assert size == pytest.approx([3 * svg.WIDTH, 3 * svg.HEIGHT])
         assert all("class" not in element.attrib for element in root.iter())
 
 

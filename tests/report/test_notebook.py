@@ -1,6 +1,8 @@
 """Results as HTML in notebooks."""
 
+import base64
 import html
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -215,3 +217,23 @@ def test_an_explanation_is_an_image_that_names_its_class(
         assert explanation.resize((8, 8)).size == (8, 8)
         caption = f"<strong>{html.escape(explanation.about)}</strong>"
         assert caption in explanation._repr_html_()
+
+
+@pytest.mark.parametrize("size", [(600, 200), (200, 600)])
+def test_both_pictures_of_an_explanation_have_their_full_size(size: tuple[int, int]) -> None:
+    image = Image.new("RGB", size, "red")
+    shown = Explanation(
+        image,
+        image,
+        "relevance",
+        np.zeros((2, 2), np.float32),
+        "red",
+        0.5,
+        map_name="a",
+        meaning="b",
+    )
+
+    sources = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', shown._repr_html_())
+
+    pictures = [Image.open(io.BytesIO(base64.b64decode(s)), formats=["JPEG"]) for s in sources]
+    assert [picture.size for picture in pictures] == [size, size]

@@ -72,6 +72,27 @@ def test_the_model_is_described_by_its_size_weights_and_input(
         f"The Vision Transformer (2 blocks, {size} parameters) was pretrained (weights: demo); "
         "only a new linear head was trained. Its input is 16 × 16 pixels."
     )
+    assert describe_model(replace(run, config={}, card=None)) == ""
+    assert "(2 blocks, 24 parameters) was pretrained (weights: unknown)." in describe_model(
+        replace(run, config={})
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        ("none", "initialised at random"),
+        ("random:vit_base", "initialised at random"),
+        ("random", "pretrained (weights: random)"),
+    ],
+)
+def test_weights_are_described_as_pretrained_or_random(run: Run, name: str, origin: str) -> None:
+    named = replace(run, config={**run.config, "weights": {"name": name}})
+
+    assert f"24 parameters) was {origin}" in describe_model(named)
+    assert describe_model(replace(named, card=None)).startswith(
+        f"The network (24 parameters) was {origin}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +123,12 @@ TRIAL = {
 
 
 @pytest.mark.parametrize(
-    ("folds", "text"), [(1, "training images. The"), (3, "images, 3 times, each with other images")]
+    ("folds", "text"),
+    [
+        (1, "training images. The"),
+        (2, "images, 2 times, each with other images"),
+        (3, "images, 3 times, each with other images"),
+    ],
 )
 def test_trials_of_a_time_budget_are_described(run: Run, folds: int, text: str) -> None:
     budget: dict[str, Any] = {"seconds": 60, "skipped": [], "chosen": "head"}
@@ -161,6 +187,15 @@ def test_cautions_depend_on_the_status_the_selection_and_the_head(run: Run) -> N
     assert text(selected_on_validation=True).endswith(
         "was selected on the validation images, so the accuracy is slightly optimistic."
     )
+    for freeze, epochs, words in (
+        ("none", 20, "Epoch 3 of 20 was selected"),
+        ("none", None, "Epoch 3 was selected"),
+        ("head,none", 20, "Epoch 2 of 20 after fitting the head was selected"),
+        ("head,blocks:1,none", 20, "Epoch 2 of 40 after fitting the head was selected"),
+    ):
+        config = {"train": {"freeze": freeze}, "optim": {"epochs": epochs}}
+        chosen = with_results(run, selected_on_validation=True, best_epoch=3)
+        assert cautions(replace(chosen, config=config)).startswith(words)  # type: ignore[arg-type]
     head = {"blocks": 4, "reads": "both", "last_block_top1": 0.7}
     assert text(head=head).startswith("The head reads the last 4 blocks. A head that reads only")
     assert "classifies 70.0% of the validation images" in text(head=head)

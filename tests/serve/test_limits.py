@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import h11
 import pytest
 import torch
 import uvicorn
@@ -723,19 +724,24 @@ def test_a_full_send_buffer_pauses_the_application_until_it_is_sent_or_the_time_
     asyncio.run(check())
 
 
-def test_a_refused_request_ends_its_application_and_its_connection() -> None:
-    async def check() -> None:
-        protocol, transport = connection()
-        cycle: Any = SimpleNamespace(
-            response_complete=False, disconnected=False, message_event=asyncio.Event()
-        )
-        protocol.cycle = cycle
-        protocol.refuse(408, "too slow")
-        assert cycle.disconnected
-        assert cycle.message_event.is_set()
-        sent = b"".join(call.args[0] for call in transport.write.call_args_list)
-        assert error_of(sent) == (408, "too slow")
-        transport.close.assert_called_once()
-        protocol.connection_lost(None)
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_refused_request_gets_one_response_and_its_handler_is_woken(*, has_begun: bool) -> None:
+    written, closed = bytearray(), []
+    protocol: Any = object.__new__(TimeoutProtocol)
+    protocol.transport = SimpleNamespace(write=written.extend, close=lambda: closed.append(True))
+    protocol.conn = h11.Connection(h11.SERVER)
+    protocol.conn.receive_data(HEAD + b"Content-Length: 9\r\n\r\n")
+    protocol.conn.next_event()
+    protocol.cycle = SimpleNamespace(
+        response_complete=False, disconnected=False, message_event=asyncio.Event()
+    )
+    if has_begun:
+        protocol.conn.send(h11.Response(status_code=200, headers=[(b"content-length", b"5")]))
 
-    asyncio.run(check())
+    protocol.refuse(400, "no HTTP")
+
+    assert protocol.cycle.disconnected
+    assert protocol.cycle.message_event.is_set()
+    assert closed == [True]
+    assert bool(written) is not has_begun
+    assert has_begun or error_of(bytes(written)) == (400, "no HTTP")

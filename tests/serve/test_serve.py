@@ -710,6 +710,25 @@ def test_an_origin_without_a_port_has_the_standard_one(
 
 
 @pytest.mark.parametrize(
+    ("origin", "site", "is_own"),
+    [
+        (None, None, True),
+        (None, "none", True),
+        ("http://a", "same-origin", True),
+        ("http://b", "same-origin", False),
+        ("http://a", "same-site", False),
+        (None, "", False),
+        ("null", None, False),
+        ("a", None, False),
+    ],
+)
+def test_only_requests_of_the_own_page_or_of_no_browser_change_anything(
+    origin: str | None, site: str | None, is_own: bool
+) -> None:
+    assert is_own_page("a", origin=origin, site=site) is is_own
+
+
+@pytest.mark.parametrize(
     ("bound", "host", "allowed"),
     [
         ("127.0.0.1", "127.0.0.2", False),

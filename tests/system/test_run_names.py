@@ -146,13 +146,13 @@ def test_a_run_without_the_status_finished_is_unfinished(
 
     assert is_unfinished(run) is unfinished
     (run / "environment.json").write_text("{")
-    assert not is_unfinished(run)  # damaged
+    assert is_unfinished(run) is False  # damaged
     for name in ("config.toml", "split.csv"):
         other = started(tmp_path / name)
         assert has_settings(other)
         (other / name).unlink()
         assert not has_settings(other)
-        assert not is_unfinished(other)
+        assert is_unfinished(other) is False
 
 
 def test_the_unfinished_run_that_started_last_is_found(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_folder_with_settings_or_a_model_is_a_run_newest_names_first(tmp_path:
     ("name", "known", "similar"),
     [
         pytest.param("rose", ["a-rose", "rose-b", "c-ROSE"], ["a-rose", "rose-b"], id="contained"),
-        pytest.param("ros", ["a-rose", "x"], ["a-rose"], id="three letters"),
+        pytest.param("ros", ["a-rose-bush", "x"], ["a-rose-bush"], id="three letters"),
         pytest.param("ro", ["a-rose-bush", "x"], [], id="two letters say nothing"),
         pytest.param("flowrs", ["flow", "flower", "flowers"], ["flowers", "flower"], id="near"),
         pytest.param("abcde", ["abcxx"], ["abcxx"], id="three of five"),
@@ -217,6 +217,8 @@ def test_the_newest_run_is_the_example_where_none_is_the_latest(here: Path) -> N
     assert suggest_runs("birds", name="", otherwise="").startswith("choose from 2 runs, e.g. runs/")
     (here / "runs" / FLOWERS / "config.toml").unlink()
     assert suggest_runs("birds", otherwise="").startswith("choose from 1 run, e.g. ")
+    (here / "runs" / LEAVES).rename(here / "runs" / "latest")  # the only one, without a link
+    assert suggest_runs("birds", otherwise="").startswith("choose from 1 run, e.g. --run runs/la")
 
 
 def test_runs_beside_the_given_path_are_suggested_too(

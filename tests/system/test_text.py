@@ -114,6 +114,8 @@ def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
         (PermissionError(errno.EACCES, "Permission denied"), "permission denied"),
         (OSError("Unusable"), "unusable"),
         (OSError(0, "SSL handshake failed"), "SSL handshake failed"),
+        (OSError(0, "No NFS server"), "no NFS server"),
+        (OSError(0, "DoS attack"), "doS attack"),
         (OSError(), "unknown error"),
     ],
 )
@@ -223,8 +225,12 @@ def test_of_similar_names_only_the_first_few_are_returned_once_each() -> None:
     assert closest_names("name", known) == [f"name{i}" for i in range(5)]
     assert closest_names("name", known, most=2) == ["name0", "name1"]
     assert len(closest_names("zz", known, most=20)) == 9
-    two_letters = closest_names("am", ["am", "beam", "examination"], most=1)
-    assert two_letters == ["am"]
+    assert closest_names("am", ["am", "beam", "examination"], most=1) == ["am"]
+
+
+def test_names_that_contain_at_least_three_letters_come_before_similar_ones() -> None:
+    assert closest_names("ada", ["adx", "imagenet_ada"]) == ["imagenet_ada", "adx"]
+    assert closest_names("ad", ["ax", "imagenet_ad"]) == ["ax", "imagenet_ad"]
 
 
 @pytest.mark.parametrize(

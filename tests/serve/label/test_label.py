@@ -174,7 +174,14 @@ def test_pictures_are_shrunk_and_a_deleted_one_is_reported(
         (tmp_path / "small.jpg").write_bytes(reply.body)
         (pictures / "aaa.png").unlink()
         gone = get(client, key, "picture", "&number=0&side=64")
+        large = [get(client, key, "picture", f"&number=1&side={n}").status for n in (1600, 1601)]
+        texts = [json.dumps({"picture": 10**6, "label": "x" * n}) for n in (19_967, 19_968)]
+        bodies = [post(client, key, "answer", text.encode()).status for text in texts]
 
+    assert large == [200, 422]
+    assert [len(text) for text in texts] == [20_000, 20_001]
+    assert bodies == [422, 413]
+    assert len(key) == 22  # 128 random bits
     with Image.open(tmp_path / "small.jpg", formats=["JPEG"]) as image:
         assert image.size == (320, 107)
     assert "max-age" in reply.headers["cache-control"]

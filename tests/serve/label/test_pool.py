@@ -136,6 +136,24 @@ def test_a_pool_has_the_directions_of_its_readable_pictures(
     assert (pool.classes, pool.stand_ins, pool.grey_range) == ((), None, ())
 
 
+def test_the_readable_pictures_are_used_even_if_most_files_are_damaged(
+    tmp_path: Path, tiny_weights: Path
+) -> None:
+    root = drawn(tmp_path / "pictures", "a.png", "b.png")
+    for i in range(20):
+        (root / f"torn{i}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+
+    pool = load_pool(
+        find_pictures(root),
+        weights=str(tiny_weights),
+        run=None,
+        train=TrainSpec(device="cpu", cache="none"),
+    )
+
+    assert pool.paths == (("a.png",), ("b.png",))
+    assert len(pool.bad) == 20
+
+
 def test_a_pool_of_a_run_has_its_classes_and_their_stand_ins(
     image_folder: Path, tmp_path: Path, tiny_vit: VisionTransformer
 ) -> None:

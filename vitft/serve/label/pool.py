@@ -156,5 +156,5 @@ def find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
     for label in labels.unique():
         members = torch.where((labels == label) & (best >= SURE))[0]
         chosen.append(members[best[members].argsort(descending=True, stable=True)[:STAND_INS]])
-    pictures = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long)
+    pictures = torch.cat(chosen)
     return StandIns(pictures, labels[pictures])
