@@ -171,6 +171,21 @@ def test_another_folder_than_export_is_named(
     assert "already existed" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("formats", "end"),
+    [
+        (("timm",), "export-2/: other commands need --run export-2"),
+        (("html", "onnx", "timm"), "export-2/: other commands need --run export-2/onnx"),
+        (("torch-export", "html", "preprocessing"), "export-2/"),
+    ],
+)
+def test_an_export_is_proposed_as_run_if_it_can_be_opened(
+    formats: tuple[str, ...], end: str
+) -> None:
+    note = export.moved_note(Path("export-2"), formats)
+    assert note == f"export/ already existed, so this export is in {end}"
+
+
 def test_formats_that_differ_from_the_run_are_errors_beside_the_others(
     asked: list[ExportPlan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

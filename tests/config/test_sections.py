@@ -121,6 +121,22 @@ def test_an_impossible_shape_of_a_new_model_is_refused(
         config_from_table({"weights": {"name": "none"}, "model": accepted | change})
 
 
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [
+        ({"width": 48, "heads": 5, "positions": "waves"}, "model.width=40 or model.width=60, or"),
+        ({"width": 50, "heads": 5, "positions": "waves"}, "model.width=40 or model.width=60, or"),
+        ({"width": 48, "heads": 5, "positions": "noise"}, "model.width=45 or model.width=50, or"),
+        ({"width": 3, "heads": 7, "positions": "noise"}, "use model.width=7, or"),
+    ],
+)
+def test_the_nearest_valid_widths_are_proposed(model: dict[str, Any], widths: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        config_from_table({"weights": {"name": "none"}, "model": model})
+
+    assert widths in (refused.value.fix or "")
+
+
 def test_a_train_section_is_read_into_stages_seconds_and_trackers() -> None:
     spec = TrainSpec(freeze="head, blocks:2", budget="2m", tracker="wandb, mlflow")
 

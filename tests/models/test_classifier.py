@@ -131,6 +131,7 @@ KINDS = [
     ("model.pth", "is a Python pickle"),
     ("model.npz", "is a NumPy archive"),
     ("index.html", "is a web page, which is opened with a browser"),
+    ("preprocessing.json", "is the preprocessing of a model without the model"),
     ("notes.txt", "is not a checkpoint"),
 ]
 

@@ -32,7 +32,7 @@ from vitft.report.comparison_page import (
     write_comparison,
 )
 from vitft.report.fixed_images import data_changes, data_notes, fixes_notes
-from vitft.report.reproduce import different_settings
+from vitft.report.reproduce import different_settings, shown_settings, usual_settings
 from vitft.report.run_files import Run, find_runs, read_run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.structure import structured
@@ -326,7 +326,9 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]
 
 
-def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path) -> None:
+def test_settings_without_effect_in_one_run_and_with_their_default_are_listed_apart(
+    tmp_path: Path,
+) -> None:
     runs = [make_run(tmp_path / name) for name in "abc"]
     for run, table in zip(
         runs,
@@ -345,11 +347,18 @@ def test_settings_that_had_no_effect_are_not_listed_as_different(tmp_path: Path)
     differ = dict(different_settings([other, stepped]))
     assert differ["optim.epochs"] == [None, 5]
     assert differ["optim.l2"] == [2.0, None]
-    assert "optim.lr" not in differ  # the default of one run, without effect in the other
-    assert "optim.l2" not in dict(different_settings([solved, stepped]))
+    usual = dict(usual_settings([other, stepped]))
+    assert differ["optim.momentum"] == usual["optim.momentum"] == [None, 0.9]
+    assert not usual.keys() & {"optim.epochs", "optim.l2"}
+    assert usual_settings([solved, other]) == []
+    shown = dict(shown_settings([other, stepped]))
+    assert shown.keys() | usual.keys() == differ.keys()
+    assert not shown.keys() & usual.keys()
+    text = compared(runs[1], runs[2]).usual_settings_text()
+    assert "optim.momentum – / 0.9" in text
 
 
-def test_defaults_that_depend_on_the_model_and_the_images_are_not_listed_as_different(
+def test_defaults_that_depend_on_the_model_and_the_images_are_listed_apart(
     tmp_path: Path,
 ) -> None:
     """A run writes them to config.toml with their values."""
@@ -359,7 +368,7 @@ def test_defaults_that_depend_on_the_model_and_the_images_are_not_listed_as_diff
     def differ(**optim: float) -> dict[str, list[Any]]:
         table = {"train": {"freeze": "blocks:1"}, "optim": {"solver": "adamw", **optim}}
         (blocks / "config.toml").write_text(to_toml(config_from_table(table)))
-        return dict(different_settings([read_run(head), read_run(blocks)]))
+        return dict(shown_settings([read_run(head), read_run(blocks)]))
 
     lr = default_lr("blocks:1", width)
 

@@ -108,6 +108,8 @@ def print_comparison(comparison: "RunComparison") -> None:
             settings,
             title="\nsettings in which the runs differ",
         )
+    if usual := comparison.usual_settings_text():
+        output.wrapped(usual, indent=2)
     for text in comparison.limits:
         output.note(text)
     if power := comparison.power_text():

@@ -1,12 +1,14 @@
 """`vitft export`: export a trained model to other formats, and push it to the Hugging Face Hub."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.export.plan import (
+    CLOSED_FORMATS,
     EXPORT_FORMATS,
     FOREIGN_FORMATS,
     NUM_COMPARED,
@@ -146,10 +148,7 @@ def export_command(args: argparse.Namespace) -> int:
         problem = "; ".join(error.problem for error in done.refused)
         raise RunError(problem, fix="; ".join(fixes))
     if args.out is None and done.folder != Path("export"):
-        output.note(
-            f"export/ already existed, so this export is in {done.folder}/: other commands need "
-            f"--run {done.folder}"
-        )
+        output.note(moved_note(done.folder, plan.formats))
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")
@@ -159,6 +158,17 @@ def export_command(args: argparse.Namespace) -> int:
         output.note(f"pushing to {plan.repo}")
         output.result(f"pushed: {push(done, plan)}")
     return 0
+
+
+def moved_note(folder: Path, formats: Sequence[str]) -> str:
+    """Return the note about an export that is not in `export/`, which existed."""
+    note = f"export/ already existed, so this export is in {folder}/"
+    usable = [name for name in formats if name not in CLOSED_FORMATS]
+    if not usable:
+        return note
+    return (
+        f"{note}: other commands need --run {folder if len(formats) == 1 else folder / usable[0]}"
+    )
 
 
 def print_export(done: "Exported", plan: ExportPlan) -> None:

@@ -115,7 +115,7 @@ def table(
     whole = [i for i in shown if i == 0 or i >= first_number]
     headings = {i: columns[i] for i in shown}
     wrapped_to = {} if is_list else wrapped_widths(headings, widest, width, whole=whole)
-    caption = Text(visible(title)) if title else None
+    caption = Text(title) if title else None
     grid = Table(title=caption, title_justify="left", box=None, pad_edge=False)
     for i, size in shown.items():
         grid.add_column(

@@ -159,3 +159,9 @@ def check_pattern(key: str, pattern: str) -> None:
         fix="put only the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) "
         "elsewhere",
     )
+
+
+def multiples(name: str, value: int, step: int) -> str:
+    """Return a setting at the nearest positive multiples of `step`, below and above `value`."""
+    below, above = value // step * step, -(-value // step) * step
+    return " or ".join(f"{name}={number}" for number in dict.fromkeys((below, above)) if number)

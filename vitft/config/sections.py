@@ -1,10 +1,11 @@
 """Settings: one dataclass per section of a TOML file, with the allowed values as annotations."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitft.config.schema import check_pattern, check_values, invalid, is_several, require
+from vitft.config.schema import check_pattern, check_values, invalid, is_several, multiples, require
 from vitft.config.stages import is_valid, meant_stages
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
@@ -207,10 +208,12 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "model")
+        step = math.lcm(self.heads, 1 if self.positions == "noise" else 4)
+        widths = multiples("model.width", self.width, step)
         require(
             self.width % self.heads == 0,
             f"model.width={self.width} is not a multiple of model.heads={self.heads}",
-            fix="choose a width that is a multiple of the number of heads",
+            fix=f"use {widths}, or another number of heads",
         )
         require(
             1 <= self.width * self.mlp_ratio <= 2**20,
@@ -221,7 +224,7 @@ class ModelSpec:
         require(
             self.positions == "noise" or self.width % 4 == 0,
             f"model.positions=waves needs a model.width that is a multiple of 4, not {self.width}",
-            fix="choose another width, or use model.positions=noise",
+            fix=f"use {widths}, or model.positions=noise",
         )
         require(
             len(self.convs) <= 16,

@@ -25,6 +25,7 @@ from vitft.system.text import listing, shell_quote
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 PAGE_FILE = "index.html"
+SPECIFICATION_FILE = "preprocessing.json"
 FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
         "an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run",
@@ -39,6 +40,10 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "open it in a browser; here, use the run directory, or an export made with --onnx, --timm "
         "or --transformers",
     ),
+    SPECIFICATION_FILE: (
+        "the preprocessing of a model without the model",
+        "use the run directory, or an export made with --onnx, --timm or --transformers",
+    ),
     **dict.fromkeys(
         PICKLE_SUFFIXES,
         (
@@ -51,8 +56,8 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "use it as pretrained weights: vitft finetune --data DIR --weights FILE",
     ),
 }
-"""Description and fix for each kind of model file that is not a checkpoint, keyed by suffix. In the
-fix, FILE stands for the path."""
+"""Description and fix for each kind of exported file that is not a checkpoint, keyed by suffix or
+name. In the fix, FILE stands for the path."""
 
 MOST_SUGGESTED = 9
 """Maximum number of folders named in an error."""
@@ -79,7 +84,10 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         return fetch_model(run)
     path = run_path(run)
     if path.is_dir():
-        names = (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE, PAGE_FILE)
+        names = (
+            *(MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}"),
+            *(PROGRAM_FILE, PAGE_FILE, SPECIFICATION_FILE),
+        )
         found = next((path / name for name in names if (path / name).is_file()), path)
         if found.parent == path / "onnx" and len(inner := inner_models(path, graphs=True)) > 1:
             raise RunError(
@@ -87,7 +95,7 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
                 fix=choose_folder(inner, spell),
             )
         path = found
-    kind = path.suffix.lower()
+    kind = path.name if path.name == SPECIFICATION_FILE else path.suffix.lower()
     if run is not None and path.is_file() and (data := mistaken_data(path)):
         raise no_model_but_data(run, data, spell)
     if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):

@@ -25,7 +25,7 @@ from vitft.report.fixes_effect import (
     fixes_steps,
     fixes_text,
 )
-from vitft.report.reproduce import blocks_row, shown_settings
+from vitft.report.reproduce import blocks_row, shown_settings, usual_settings
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
 
@@ -177,6 +177,14 @@ class RunComparison:
                 for key, values in shown_settings(self.runs)
             ),
         ]
+
+    def usual_settings_text(self) -> str:
+        """Return a sentence with the settings left out of `setting_rows`, or an empty string."""
+        found = usual_settings(self.runs)
+        values = ((key, " / ".join(shown_setting(key, v) for v in row)) for key, row in found)
+        listed = ", ".join(f"{key} {text}" for key, text in values)
+        how = f"without effect in one run and at {'its default' if len(found) == 1 else 'defaults'}"
+        return f"not in this list ({how} in the others): {listed}" if found else ""
 
     @cached_property
     def fixes(self) -> list[FixesEffect | None]:

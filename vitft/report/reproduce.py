@@ -93,28 +93,35 @@ def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """Return each setting that differs between runs, with its value in each run.
 
-    The value is None in a run where the setting is unset or had no effect. A setting that had no
-    effect in one of the runs is left out if it has its default value in all others.
+    The value is None in a run where the setting is unset or had no effect.
     """
     tables = [effective_settings(run.config) for run in runs]
-    defaults = [own_defaults(run) for run in runs]
-
-    def is_default(key: str) -> bool:
-        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
-        return len(own) < len(runs) and all(value == usual for value, usual in own)
-
-    keys = [key for key in different_keys(tables) if not is_default(key)]
+    keys = different_keys(tables)
     return [(key, [table.get(key) for table in tables]) for key in keys]
 
 
+def usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+    """Return the settings that had no effect in one run and have their default in all others."""
+    tables = [effective_settings(run.config) for run in runs]
+    defaults = [own_defaults(run) for run in runs]
+
+    def is_usual(key: str) -> bool:
+        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
+        return len(own) < len(runs) and all(value == usual for value, usual in own)
+
+    return [(key, values) for key, values in different_settings(runs) if is_usual(key)]
+
+
 def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return each setting that differs between runs, as in `different_settings`, for a table.
+    """Return the settings that differ between runs and are not in `usual_settings`, for a table.
 
     If the input size or a dimension of the model is not set in a run, because it comes from the
     pretrained weights or the images, the values are those of the trained models.
     """
-    rows = []
+    usual, rows = dict(usual_settings(runs)), []
     for key, values in different_settings(runs):
+        if key in usual:
+            continue
         built = [value_of_model(run, key) for run in runs]
         if None not in values or None in built:
             rows.append((key, values))

@@ -34,10 +34,10 @@ from vitft.export.formats.base import (
 from vitft.export.formats.vectors import Vector, draw_vectors
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
+from vitft.models.find import SPECIFICATION_FILE
 from vitft.system.errors import RunError
 from vitft.system.files import resource, write_atomically, write_json, writing
 
-SPECIFICATION_FILE = "preprocessing.json"
 PROGRAM_NAME = "preprocess"
 VECTORS = "vectors"
 """Name of the folder that contains the test vectors."""
