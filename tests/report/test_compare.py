@@ -14,7 +14,14 @@ from PIL import Image
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import at_chance, check_harmless
-from tests.support.run_files import ENVIRONMENT, HOSTILE, add_test_results, make_run
+from tests.support.run_files import (
+    ENVIRONMENT,
+    FLOWERS,
+    HOSTILE,
+    add_test_results,
+    make_run,
+    with_cross_validated,
+)
 from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
 from vitft.config.defaults import default_lr
@@ -22,6 +29,7 @@ from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.metrics.comparison_results import ComparisonResults
 from vitft.metrics.intervals import mcnemar
 from vitft.models.vit_config import ViTConfig
+from vitft.predict.validation import read_split
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
 from vitft.report.comparison import RunComparison, SharedImage, compare_runs, shown_setting
 from vitft.report.comparison_json import comparison_results
@@ -458,6 +466,24 @@ def test_the_effect_of_fixes_is_stated_in_data_and_cross_validated_accuracy(
     assert header.split("  ")[-2].strip() == "cross-validated"
     assert "75.0%" in printed.out
     assert 'data-label="cross-validated accuracy">75.0%<small>' in (here / "page.html").read_text()
+
+
+def test_heads_that_were_cross_validated_are_compared_on_all_images(tmp_path: Path) -> None:
+    one = with_cross_validated(make_run(tmp_path / "a"), wrong=20)
+    other = with_cross_validated(make_run(tmp_path / "b", seed=1), wrong=4)
+
+    def notes() -> list[str]:
+        return [text for text in compared(one, other).notes if "In cross-validation" in text]
+
+    images = len(read_split(one, FLOWERS).rows)
+    assert notes() == [
+        f"In cross-validation on {images} images of both runs, with heads not fitted to the image, "
+        f"A classifies {1 - 20 / images:.1%} correctly and B {1 - 4 / images:.1%} (p < 0.001)."
+    ]
+    results = json.loads((other / "eval.json").read_text())
+    del results["cross_validation"]
+    (other / "eval.json").write_text(json.dumps(results))
+    assert notes() == []
 
 
 def test_without_changes_of_the_data_nothing_is_said_of_fixes(tmp_path: Path) -> None:

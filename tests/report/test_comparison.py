@@ -17,8 +17,6 @@ from vitft.report.comparison import (
     RunPair,
     SharedImage,
     compare_runs,
-    p_equation,
-    p_text,
     run_pairs,
 )
 from vitft.report.comparison_json import comparison_results
@@ -33,6 +31,7 @@ from vitft.report.comparison_page import (
 )
 from vitft.report.reproduce import shown_settings
 from vitft.report.run_files import Run, read_run
+from vitft.system.text import p_equation, p_text
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from vitft.report.fixes_effect import (
 )
 from vitft.report.reproduce import blocks_row, shown_settings, usual_settings
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, percent, points
+from vitft.system.text import count, interval, listing, p_equation, p_text, percent, points
 
 Proportion = tuple[float, Interval]
 AUTOMATIC = (
@@ -301,16 +301,6 @@ def shown_setting(key: str, value: object) -> str:
     if value in (None, ""):
         return "–"
     return "auto" if key in AUTOMATIC and value == 0 else setting_text(value)
-
-
-def p_equation(p: float) -> str:
-    """Return an equation or inequality for a p-value, e.g. `p = 0.012` or `p < 0.001`."""
-    return f"p = {p_text(p)}".replace("= <", "<")
-
-
-def p_text(p: float) -> str:
-    """Return a p-value as text, e.g. `0.012` or `< 0.001`."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:

@@ -5,10 +5,12 @@ from string import ascii_uppercase
 
 from vitft.metrics.chance import chance_level
 from vitft.metrics.estimate import model_cross_validation, tested_text
+from vitft.metrics.intervals import mcnemar
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixed_images import data_notes, fixes_notes
+from vitft.report.fixes_effect import labels_by_digest
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, percent
+from vitft.system.text import count, interval, listing, p_equation, percent
 
 
 def comparison_notes(
@@ -47,6 +49,7 @@ def comparison_notes(
             f"No cross-validated accuracy for {listing(further)}: layers were trained after the "
             "head, which alone was cross-validated."
         )
+    notes += cross_validation_notes(runs, common)
     notes += test_notes(runs)
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
@@ -63,6 +66,34 @@ def comparison_notes(
         f"{letter} is at chance level: it {clause}." for letter, clause in clauses.items() if clause
     ]
     return notes
+
+
+def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
+    """Return a sentence on two runs whose heads were cross-validated on more than `common` images.
+
+    The images are those with the same label in both runs. It is left out if one of the runs applied
+    fixes, because the effect of these is tested in the same way (`fixes_effect`).
+    """
+    if len(runs) != 2 or any(run.setting("data", "fixes") for run in runs):
+        return []
+    if not all(model_cross_validation(run.results) for run in runs):
+        return []
+    labels = [labels_by_digest(run) for run in runs]
+    scored = [
+        key
+        for key in runs[0].cross_validated.keys() & runs[1].cross_validated.keys()
+        if len(labels[0].get(key, ())) == 1 and labels[0][key] == labels[1].get(key)
+    ]
+    if len(scored) <= common:
+        return []
+    right = [[{run.cross_validated[key]} == labels[0][key] for key in scored] for run in runs]
+    pairs = list(zip(*right, strict=True))
+    p = mcnemar(pairs.count((True, False)), pairs.count((False, True)))
+    first, second = (percent(sum(one) / len(scored)) for one in right)
+    return [
+        f"In cross-validation on {count(len(scored), 'image')} of both runs, with heads not fitted "
+        f"to the image, A classifies {first} correctly and B {second} ({p_equation(p)})."
+    ]
 
 
 def test_notes(runs: Sequence[Run]) -> list[str]:

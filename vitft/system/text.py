@@ -185,3 +185,13 @@ def escape_formula(cell: str) -> str:
 def format_size(sides: tuple[int, int]) -> str:
     """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
+
+
+def p_equation(p: float) -> str:
+    """Return an equation or inequality for a p-value, e.g. `p = 0.012` or `p < 0.001`."""
+    return f"p = {p_text(p)}".replace("= <", "<")
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as text, e.g. `0.012` or `< 0.001`."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
