@@ -14,6 +14,7 @@ from vitft.cli.main import main
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
 from vitft.data.label_table import read_label_table
+from vitft.data.labelled import find_labelled
 from vitft.data.scan import scan
 from vitft.data.sources import sources
 from vitft.data.table import TableReader, path_in
@@ -352,6 +353,8 @@ def test_a_table_that_excel_saved_as_ansi_is_refused(tmp_path: Path, allow_bad: 
         scan(tmp_path / "t.csv", DataSpec(allow_bad=allow_bad))
 
     assert "CSV UTF-8" in caught.value.fix
+    with pytest.raises(DataError, match="line 2, column path: the path is not UTF-8"):
+        find_labelled(tmp_path / "t.csv")  # for vitft evaluate
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -384,8 +384,8 @@ def test_an_untouched_table_of_predict_is_evaluated_with_a_warning(
     assert evaluated("--set", "data.root=.", data=table, run=run) == 0
 
     printed = " ".join(capsys.readouterr().err.split())
-    assert "are the predictions of this model" in printed
-    assert "first correct the column class" in printed
+    assert "equals the prediction of this model, and the table has the columns of" in printed
+    assert "unless someone has corrected the column class, these results say nothing" in printed
 
 
 @pytest.mark.parametrize(

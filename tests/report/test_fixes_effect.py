@@ -294,6 +294,11 @@ def test_the_verdict_needs_significance_and_no_other_difference(
             "The fixes of A (1 distinct image with other labels) helped: B - A",
             "−20.0 points on",
         ),
+        (
+            {"both": True},
+            "The fixes of B in place of those of A (1 distinct image with other labels) helped",
+            "+20.0 points",
+        ),
         ({"relabelled": 0, "left_out": 2}, "The fixes of B (2 distinct images left out) he", "+"),
         (
             {"relabelled": 1200, "left_out": 1100},

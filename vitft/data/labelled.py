@@ -17,7 +17,8 @@ from vitft.data.class_changes import describe_changes, read_class_changes
 from vitft.data.folder import check_is_folder, split_folders
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import Part
-from vitft.data.table import is_table
+from vitft.data.scan import path_not_utf8, reason_missing
+from vitft.data.table import is_table, is_utf8
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 from vitft.system.text import count
@@ -180,6 +181,9 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
     table = read_label_table(source, spec)
     parts = table.parts if len(table.parts) > 1 else ()
     part = choose_part(parts, subset, source) if parts else ""
+    for row in table.rows:
+        if not is_utf8(row.path) and reason_missing(f"{table.root}/{row.path}"):
+            raise path_not_utf8(table, row)
     notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
         source=table.copy.data if table.copy else source,

@@ -23,7 +23,7 @@ from vitft.data.folder import (
 )
 from vitft.data.label_table import LabelledRow, LabelTable, read_label_table
 from vitft.data.table import is_table, is_utf8, leads_outside, other_spelling
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, describe_os_error
 
 
@@ -162,14 +162,15 @@ def find_files(
         found.append(row)
         if reason:
             if not is_utf8(row.path):
-                raise table.error(
-                    "the path is not UTF-8 and does not lead to a file",
-                    row,
-                    "path",
-                    fix="save the table in UTF-8 (in Excel: CSV UTF-8)",
-                )
+                raise path_not_utf8(table, row)
             missing.append((row, reason))
     return tuple(found), missing
+
+
+def path_not_utf8(table: LabelTable, row: LabelledRow) -> DataError | RunError:
+    """Return the error for a path in another encoding that leads to no file."""
+    problem = "the path is not UTF-8 and does not lead to a file"
+    return table.error(problem, row, "path", fix="save the table in UTF-8 (in Excel: CSV UTF-8)")
 
 
 def missing_fix(path: str, root: Path, *, has_root: bool) -> str:

@@ -32,10 +32,9 @@ def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPred
     answered = [row.is_correct for row in predictions if row.prediction.classes]
     if data.predicted and all(answered) and 2 * len(answered) > len(data.images):
         log.warning(
-            f"the labels in {data.source} are the predictions of this model (the table has the "
-            "columns of vitft predict, and every label equals the prediction), so these results "
-            f"say nothing about its accuracy; first correct the column "
-            f"{'labels' if data.labels else 'class'}"
+            f"every label in {data.source} equals the prediction of this model, and the table has "
+            f"the columns of vitft predict: unless someone has corrected the column "
+            f"{'labels' if data.labels else 'class'}, these results say nothing about its accuracy"
         )
 
 

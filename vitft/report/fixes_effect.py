@@ -43,6 +43,8 @@ class FixesEffect:
     only_without: int
     p: float
     """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
+    both: bool = False
+    """Whether the other run applied fixes, too."""
 
     @property
     def difference(self) -> float:
@@ -138,6 +140,7 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
         only_with=only_with,
         only_without=only_without,
         p=p,
+        both=all(name for name, _ in fixes),
     )
 
 
@@ -177,7 +180,8 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
     (first, what), *more = [(number, text) for number, text in numbers if number]
     images = count(first, "distinct image")
     changes = ", ".join([f"{images} {what}", *(f"{n:,} {text}" for n, text in more)])
-    fixes = f"the fixes of {fixed} ({changes})"
+    instead = f" in place of those of {letters[not effect.is_second]}" if effect.both else ""
+    fixes = f"the fixes of {fixed}{instead} ({changes})"
     difference, (low, high) = effect.difference, effect.interval
     if not effect.is_second:
         difference, low, high = 0.0 - difference, -high, -low  # no negative zero
