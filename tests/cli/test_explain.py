@@ -187,7 +187,7 @@ def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
         assert (
             "a dataset of 4 images, not an image: name one, e.g. digits.npz/all/0/00000." in shown
         )
-        assert "run vitft evaluate --data digits.npz" in shown
+        assert "evaluate all with vitft evaluate --data digits.npz --run RUN" in shown
         assert "a NumPy archive without labelled images, not an image" in shown
         assert main([command, "digits.npz/all/0/00000.bmp", "--run", str(run)]) == 0
         for wrong in ("all/0/00099.bmp", "3/00003.bmp", "train/0/00000.bmp"):
@@ -196,7 +196,7 @@ def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
             form = "name an image digits.npz/all/CLASS/INDEX.bmp (INDEX from 00000 to 00003)"
             assert form in shown
         assert main([command, "torchvision:MNIST", "--run", str(run)]) == 3
-        assert "run vitft evaluate --data torchvision:MNIST" in capsys.readouterr().out
+        assert "evaluate all with vitft evaluate --data torchvision:MNIST --run RUN" in capsys.readouterr().out
 
 
 def test_unreadable_files_get_an_error_and_the_others_a_picture(

@@ -116,7 +116,7 @@ def no_image_reason(path: str) -> str:
     a folder that contains IDX or CIFAR files.
     """
     is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
-    way = f"run vitft evaluate --data {shell_quote(path)}"
+    way = f"evaluate all with vitft evaluate --data {shell_quote(path)} --run RUN"
     if path.startswith(TORCHVISION) and "/" not in path:
         return f"a dataset, not an image: {way}"
     if not is_archive and not os.path.isdir(path):  # noqa: PTH112 - odd names

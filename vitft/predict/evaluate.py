@@ -282,6 +282,8 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
         )
     first = next((f" of {path}" for path, name in data.images if name == unknown[0]), "")
     fix = "use the class names of the model, and remove images of other classes"
+    if unknown == sorted(present):
+        fix = "choose the model that was trained on these classes with --run RUN"
     if not first and not data.bad and not is_table(Path(data.source)):
         fix = f"remove the class folder {unknown[0]}, which is empty"
     elif near := misspelt_name(unknown[0], known):
