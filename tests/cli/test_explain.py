@@ -196,7 +196,10 @@ def test_a_dataset_of_arrays_is_named_with_an_image_in_it(
             form = "name an image digits.npz/all/CLASS/INDEX.bmp (INDEX from 00000 to 00003)"
             assert form in shown
         assert main([command, "torchvision:MNIST", "--run", str(run)]) == 3
-        assert "evaluate all with vitft evaluate --data torchvision:MNIST --run RUN" in capsys.readouterr().out
+        assert (
+            "evaluate all with vitft evaluate --data torchvision:MNIST --run RUN"
+            in capsys.readouterr().out
+        )
 
 
 def test_unreadable_files_get_an_error_and_the_others_a_picture(

@@ -164,7 +164,7 @@ WRONG = [
     (["finetune", "--weights", "W"], 2, "no data given"),
     (["finetune", "--data", "D", "--weights", "vit_bose_patch16_224"], 4, "vit_bose_patch16_224"),
     (["finetune", "--data", "D", "--weights", "./no.safetensors"], 4, "weights not found"),
-    (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "suffix"),
+    (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "is an image, not a weight"),
     (["finetune", "--data", "D", "--weights", "W", "--bach-size", "4"], 2, "--bach-size"),
     (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "invalid --lr -1.0"),
     (["finetune", "--data", "D", "--weights", "W", "--lr", "fast"], 2, "invalid float value"),

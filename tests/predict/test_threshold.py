@@ -271,6 +271,21 @@ def test_a_precision_below_the_requested_one_is_explained_by_the_expected_one(
     assert str(choose_threshold(run, 0.99)).endswith(", 100.0% expected from the probabilities")
 
 
+@pytest.mark.parametrize(
+    ("results", "is_stated"), [(None, False), ({}, False), ({"confirmed_in_float32": 0}, True)]
+)
+def test_a_threshold_from_reduced_precision_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: dict[str, int] | None, is_stated: bool
+) -> None:
+    monkeypatch.setattr("vitft.predict.threshold.read_results", lambda _: results)
+
+    found = choose_threshold(write_run(tmp_path / "run", 160), 0.99)
+
+    assert found.reduced is is_stated
+    note = "; measured in the reduced precision of the run, applied in float32"
+    assert str(found).endswith(note) is is_stated
+
+
 def test_too_few_images_are_refused_with_the_number_needed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0)
 

@@ -173,7 +173,7 @@ def test_only_the_default_cache_is_pruned_after_a_study(
             return torch.randn(len(images), 8)
 
     monkeypatch.setattr("vitft.study.run.BackboneFeatures", Features)
-    monkeypatch.setattr("vitft.study.run.warn_of_known_images", lambda *_: None)
+    monkeypatch.setattr("vitft.study.run.images_of_weights", lambda *_: set())
 
     run_study(plan, data=DataSpec(), train=TrainSpec(device="cpu", cache=cache))
 

@@ -260,8 +260,8 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold with an expected precision of at least P; the precision "
-        'is the fraction of correct predictions among those not marked "not sure", expected from '
-        "the calibrated probabilities and the mistakes on the validation images and, in "
-        "cross-validation, on the training images",
+        help="choose the lowest threshold with an expected precision of at least P, the fraction "
+        'of correct predictions among those not marked "not sure": of n validation images and '
+        "cross-validated training images at or above it, the mistakes expected from the calibrated "
+        "probabilities, plus one, are at most (1 - P) n, and the mistakes made do not contradict P",
     )

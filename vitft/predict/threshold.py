@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vitft.metrics.intervals import Flags, Floats, binomial_tail, log_factorials, wilson_interval
+from vitft.metrics.results import read_results
 from vitft.metrics.values import Interval
 from vitft.predict.validation import (
     read_training_predictions,
@@ -72,6 +73,8 @@ class Threshold:
     """Number of validation images."""
     training: int = 0
     """Number of training images with cross-validated predictions."""
+    reduced: bool = False
+    """Whether the run computed the probabilities in reduced precision."""
 
     def __str__(self) -> str:
         images = count(self.validation, "validation image")
@@ -86,6 +89,8 @@ class Threshold:
         return (
             f"threshold {percent(self.value)}: precision {percent(self.precision)} "
             f"(95% interval {interval(self.interval)}) on {self.covered:,} of {images}{beside}"
+            + "; measured in the reduced precision of the run, applied in float32"
+            * self.reduced
         )
 
 
@@ -123,6 +128,7 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         covered=covered,
         validation=len(validation),
         training=len(probability),
+        reduced="confirmed_in_float32" in (read_results(run / "eval.json") or {}),
     )
 
 

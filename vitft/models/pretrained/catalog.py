@@ -149,7 +149,8 @@ def find_entry(name: str) -> CatalogEntry:
             from vitft.models.pretrained.timm_weights import registry_entry
 
             return registry_entry(known)
-        near = similar_models(name, {**rows, **timm_modules()})
+        more = similar_models(name, [f"timm:{one}" for one in timm_modules() if one not in rows])
+        near = [*similar_models(name, rows)[:3], *more[:2]]
         fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
         is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
         if re.fullmatch(REPOSITORY, name, re.ASCII) and not is_path:
