@@ -379,6 +379,16 @@ def test_defaults_that_depend_on_the_model_and_the_images_are_listed_apart(
         return dict(shown_settings([read_run(head), read_run(blocks)]))
 
     lr = default_lr("blocks:1", width)
+    third = make_run(tmp_path / "c")
+    table = {"train": {"freeze": "blocks:1"}, "optim": {"solver": "adamw", "clip": 0.0}}
+    (third / "config.toml").write_text(to_toml(config_from_table(table)))
+    differ()
+    runs = [read_run(head), read_run(blocks), read_run(third)]
+    assert "optim.clip" in dict(usual_settings(runs))
+    lora = {"train": {"freeze": "lora"}, "optim": {"solver": "adamw", "clip": 1.0}}
+    (third / "config.toml").write_text(to_toml(config_from_table(lora)))
+    runs = [read_run(head), read_run(blocks), read_run(third)]
+    assert "optim.clip" in dict(shown_settings(runs))  # the default of each, but not the same
 
     assert not {"optim.lr", "optim.batch_size"} & differ(lr=lr, batch_size=8).keys()
     assert {"optim.lr", "optim.batch_size"} <= differ(lr=2 * lr, batch_size=32).keys()

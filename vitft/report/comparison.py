@@ -183,7 +183,9 @@ class RunComparison:
         found = usual_settings(self.runs)
         values = ((key, " / ".join(shown_setting(key, v) for v in row)) for key, row in found)
         listed = ", ".join(f"{key} {text}" for key, text in values)
-        how = f"without effect in one run and at {'its default' if len(found) == 1 else 'defaults'}"
+        how = (
+            f"without effect in some runs and at {'its default' if len(found) == 1 else 'defaults'}"
+        )
         return f"not in this list ({how} in the others): {listed}" if found else ""
 
     @cached_property

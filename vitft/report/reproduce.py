@@ -101,13 +101,13 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
 
 def usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return the settings that had no effect in one run and have their default in all others."""
+    """Return the settings without effect in some runs and with the same default in all others."""
     tables = [effective_settings(run.config) for run in runs]
     defaults = [own_defaults(run) for run in runs]
 
     def is_usual(key: str) -> bool:
         own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
-        return len(own) < len(runs) and all(value == usual for value, usual in own)
+        return len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own)
 
     return [(key, values) for key, values in different_settings(runs) if is_usual(key)]
 
