@@ -391,10 +391,10 @@ def test_parts_of_a_budget_are_described_in_their_order(
 
 
 def summarised(
-    folder: Path, *, status: str = "finished", is_latest: bool = True, **more: Any
+    folder: Path, *, status: str = "finished", is_latest: bool = True, like: str = "", **more: Any
 ) -> None:
     metrics = {**figures(["a", "b"]), "knn_top1": 0.6, "selected_on_validation": False} | more
-    config = config_from_table({"data": {"path": "d"}, "weights": {"name": "demo"}})
+    config = config_from_table({"data": {"path": "d", "like": like}, "weights": {"name": "demo"}})
     print_summary(folder, cast("RunResults", metrics), config, status=status, is_latest=is_latest)
 
 
@@ -415,6 +415,12 @@ def test_a_summary_begins_with_the_accuracy_and_ends_with_the_run(
     ]
     summarised(tmp_path, is_latest=False)
     assert f"next:  vitft predict --run {tmp_path} IMAGE ..." in capsys.readouterr().err
+    summarised(tmp_path, like="runs/my first")
+    assert capsys.readouterr().err.splitlines() == [
+        f"next:  vitft compare 'runs/my first' {tmp_path}",
+        "       vitft predict IMAGE ...",
+        "       vitft export --safetensors",
+    ]
 
 
 def test_an_interrupted_run_is_told_how_to_resume(

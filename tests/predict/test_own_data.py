@@ -94,6 +94,10 @@ def test_class_changes_of_a_run_are_applied_only_to_classes_it_does_not_know(
     with caplog.at_level("INFO"):
         found = as_in_run(kittens, run, ("cat", "dog"))
         known = with_run_classes(kittens, config, ("cat", "kitten"))
+        records = len(caplog.records)
+        puppies = listed(tmp_path / "data", ["0.jpg"], label="puppy")
+        assert with_run_classes(puppies, config, ("cat", "dog")) is puppies  # none of the table
+        assert len(caplog.records) == records
     table.unlink()
 
     assert dict(found.images) == {"0.jpg": "cat"}

@@ -37,6 +37,7 @@ from vitft.system.text import (
     is_measurable,
     percent,
     percent_or_bound,
+    shell_join,
     shell_quote,
 )
 
@@ -100,6 +101,8 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
     if head and head["last_block_top1"] is not None:
         comment = f"  # --onnx keeps the head on {head['blocks']} blocks"
     steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}{comment}"]
+    if config.data.like:
+        steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit and (found := undecided_findings(audit, settled_paths(config.data))):
         verb = "look at" if results and "labels" in results else "decide on"

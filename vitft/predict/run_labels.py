@@ -58,6 +58,8 @@ def with_run_classes(data: LabelledImages, config: Config, known: Sequence[str])
     if {*data.classes} <= {*known} or not table.is_file():
         return data
     changed = with_changed_classes(data, table)
+    if changed.images == data.images:
+        return data
     log.info(f"applied the class changes of the run: {changed.notes[-1]}")
     return changed
 
