@@ -32,7 +32,10 @@ def main(graph: str, *photos: str) -> int:
 
     Returns the exit code: 3 if an image cannot be read, which is reported on stderr.
     """
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a class for each problem
+        sys.exit(f"cannot open {graph}: {error}")
     if [node.name for node in session.get_inputs()] != ["image"]:
         sys.exit("this program needs a graph made by vitft export --onnx --with-resize")
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])

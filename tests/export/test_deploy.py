@@ -115,6 +115,10 @@ def test_the_program_classifies_files_as_predict_does(tmp_path: Path) -> None:
     )
     assert (done_with_errors.returncode, done_with_errors.stdout) == (3, printed)
     assert len(done_with_errors.stderr.splitlines()) == 2
+    missing = run_script("classify.py", str(done.folder / "model.onn"), *map(str, photos))
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("cannot open ")
+    assert "Traceback" not in missing.stderr
 
     answers = load(str(run)).predict(photos)
     assert [line.split(": ")[1].split()[0] for line in printed.splitlines()] == [
