@@ -374,6 +374,33 @@ def test_a_thousand_validation_images_stay_under_three_megabytes(tmp_path: Path)
     assert 500_000 < write_report(run).stat().st_size < 3_000_000
 
 
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (None, "The second picture shows the relevance"),
+        (2, "The second picture of the first 2 shows the relevance"),
+        (1, "The second picture of the first one shows the relevance"),
+        (0, None),
+    ],
+)
+def test_the_page_states_which_mistakes_have_a_relevance_map(
+    tmp_path: Path, kept: int | None, words: str | None
+) -> None:
+    run = make_run(tmp_path / "run", hardness=3.0)
+    wrong = [p.sha256 for p in read_run(run).predictions if not p.is_correct]
+    assert len(wrong) > 2
+    maps = [run / "thumbs" / thumb_name(digest, attention=True) for digest in wrong]
+    for path in maps if kept is not None else []:
+        path.unlink()
+    for path in maps[: kept or 0]:
+        path.write_bytes((run / "thumbs" / thumb_name(wrong[0])).read_bytes())
+
+    page = write_report(run).read_text()
+
+    assert ("The second picture" in page) is (words is not None)
+    assert words is None or words in page
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=True)
 
