@@ -626,7 +626,7 @@ def test_a_model_says_where_it_came_from(trained: Trained) -> None:
 def test_what_is_no_image_is_a_usage_error(trained: Trained, thing: Any) -> None:
     with pytest.raises(UsageError, match=r"image 0 has unsupported type|images have unsupported"):
         trained.predict([thing])
-    with pytest.raises(UsageError, match="unsupported type"):
+    with pytest.raises(UsageError, match="image 0 has unsupported type"):
         trained.explain(thing)
 
 

@@ -131,7 +131,11 @@ def test_attention_also_shows_every_block_and_head(
     command = ["explain", image, "--run", str(run), "--method", "attention"]
 
     assert main([*command, "--out", "all"]) == 0
-    assert "001-000.png, 001-000-heads.png" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "001-000.png, 001-000-heads.png" in shown
+    assert "explained class" not in shown  # attention does not depend on a class
+    assert main([*command[:-1], "relevance", "--out", "relevance"]) == 0
+    assert "explained class" in capsys.readouterr().out
     assert main([*command, "--block", "0", "--head", "1", "--out", "one"]) == 0
 
     assert files_in(Path("all")) == ["001-000-heads.png", "001-000.png"]

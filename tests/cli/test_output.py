@@ -100,6 +100,21 @@ def test_long_texts_of_a_list_are_cut_in_their_row(monkeypatch: pytest.MonkeyPat
     assert found == ["n     text", "name  a text of more than t\N{HORIZONTAL ELLIPSIS}"]
 
 
+def test_text_is_wrapped_between_words_where_rows_may_have_several_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = ("name", "a text of more than twenty characters", "5")
+
+    found = printed_table(monkeypatch, 28, ("n", "text", "number"), [row], numbers=1)
+
+    assert found == [
+        "n     text            number",
+        "name  a text of more       5",
+        "      than twenty",
+        "      characters",
+    ]
+
+
 def test_headings_and_titles_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(["true", "shoes [old]", "shoes [bold]"], [["a", "1", "2"]], title="run [new]")
 

@@ -93,6 +93,39 @@ def test_an_earlier_map_shows_what_differs_from_the_rest_of_the_image() -> None:
     assert share > 0.35  # in a quarter of the image
 
 
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext"])
+def test_an_earlier_map_is_weighted_by_the_gradients_of_its_structure(name: str) -> None:
+    """Tokens have gradients of their own; channels of a map have that of their mean."""
+    model = random_timm(name)
+    pixels, target = images(model), torch.tensor([0, 1, 0])
+    kept: list[torch.Tensor] = []
+    blocks = [m for m in model.net.modules() if type(m).__name__ in ("Block", "ConvNeXtBlock")]
+    for block in blocks:
+        block.register_forward_hook(lambda *args: kept.append(args[-1]))
+
+    found, _ = feature_relevance(model, pixels, target)
+    with torch.enable_grad():
+        kept.clear()
+        score = model(pixels.requires_grad_()).gather(1, target[:, None]).sum()
+        gradients = torch.autograd.grad(score, kept, allow_unused=True)
+    expected = []
+    for values, gradient in zip(kept, gradients, strict=True):
+        if gradient is None:
+            continue
+        if values.ndim == 3:
+            centred = values - values[:, -16:].mean(dim=1, keepdim=True)
+            expected.append((centred * gradient).sum(2)[:, -16:].clamp(min=0).view(3, 4, 4))
+        else:
+            mean = (2, 3)
+            centred = values - values.mean(mean, keepdim=True)
+            expected.append((centred * gradient.mean(mean, keepdim=True)).sum(1).clamp(min=0))
+
+    assert any(
+        one.shape == found.shape and torch.allclose(one.detach(), found, atol=1e-6)
+        for one in expected
+    )
+
+
 def test_a_map_that_only_the_class_token_reads_is_taken_before_the_last_block() -> None:
     model = random_timm("test_vit")  # class token
 

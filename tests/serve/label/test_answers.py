@@ -30,6 +30,16 @@ def test_each_answer_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
     )
 
 
+def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    usual = tmp_path / "usual"
+    usual.write_bytes(b"")
+
+    with AnswerFile(tmp_path / "labels.csv"):
+        pass
+
+    assert (tmp_path / "labels.csv").stat().st_mode == usual.stat().st_mode
+
+
 def test_a_restart_continues_and_undo_goes_back_beyond_it(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     with AnswerFile(path) as file:
