@@ -16,6 +16,7 @@ from vitft.explain.feature_maps import Layout, feature_relevance, find_layout
 from vitft.explain.method import Method
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
+from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.system.errors import UsageError
 
@@ -91,6 +92,16 @@ def test_an_earlier_map_shows_what_differs_from_the_rest_of_the_image() -> None:
 
     share = found[0, 4:, 4:].sum() / found.sum()
     assert share > 0.35  # in a quarter of the image
+
+
+@pytest.mark.parametrize(("height", "width"), [(128, 64), (64, 128)])
+def test_the_grid_has_the_aspect_of_the_images(height: int, width: int) -> None:
+    config = TimmConfig(timm="test_vit", image_size=(height, width), num_classes=3, sized=True)
+    model = TimmModel(config).eval()
+
+    found, _ = feature_relevance(model, torch.randn(1, 3, height, width))
+
+    assert found.shape == (1, height // 16, width // 16)
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext"])
