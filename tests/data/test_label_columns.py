@@ -7,6 +7,7 @@ import pytest
 from tests.data.test_folder import touch
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
+from vitft.data.label_columns import is_predicted
 from vitft.data.label_sets import join_labels, split_labels
 from vitft.data.membership import membership
 from vitft.data.scan import scan
@@ -187,3 +188,22 @@ def test_membership_and_texts_are_inverse() -> None:
 
     assert found.tolist() == [[False] * 3, [True, False, False], [True, False, True]]
     assert [join_labels(split_labels(text)) for text in sets] == list(sets)
+
+
+@pytest.mark.parametrize(
+    ("header", "places", "expected"),
+    [
+        (["path", "class", "probability"], [1], True),
+        (["path", " Class ", "Probability"], [1], True),
+        (["path", "class"], [1], False),
+        (["path", "label", "probability"], [1], False),
+        (["path", "labels", "probability_cat"], [1], True),
+        (["path", "labels", "probability"], [1], False),
+        (["path", "tags", "probability_cat"], [1], False),
+        (["path", "cat", "dog", "probability_cat"], [1, 2], False),
+    ],
+)
+def test_a_table_of_predictions_is_known_by_its_columns(
+    header: list[str], places: list[int], expected: bool
+) -> None:
+    assert is_predicted(header, places) is expected
