@@ -212,6 +212,8 @@ def test_unreadable_files_get_an_error_and_the_others_a_picture(
     Path("page.jpg").write_text("<html>")
     good = str(image_folder / "red" / "000.png")
 
+    assert main(["explain", "page.jpg", "none.jpg", "--run", str(run), "--out", "none"]) == 3
+    assert "maps of" not in capsys.readouterr().out
     assert main(["explain", "page.jpg", good, "none.jpg", "--run", str(run)]) == 3
 
     assert files_in(Path("explained")) == ["002-000.png"]

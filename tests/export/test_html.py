@@ -30,7 +30,9 @@ from vitft.export.plan import plan_export
 from vitft.features.ood import Reference
 from vitft.models.card import Card
 from vitft.models.numpy_vit import NumpyModel, normalise
+from vitft.models.registry import architecture_config
 from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.report.html import digest_source
 from vitft.system.console import visible
 from vitft.system.errors import RunError
@@ -364,6 +366,25 @@ def test_a_part_of_a_model_that_the_engine_does_not_know_is_refused(
 
     with pytest.raises(RunError, match="does not support activation"):
         export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "seconds"),
+    [
+        ("vit_tiny_patch16_224", "1.2", "1.0"),
+        ("vit_base_patch16_224", "17.4", "14.5"),
+        ("vit_base_patch16_384", "55.1", "46.0"),
+    ],
+)
+def test_the_time_of_an_image_follows_from_its_multiply_adds(
+    name: str, billions: str, seconds: str
+) -> None:
+    config = architecture_config(name)
+    assert isinstance(config, ViTConfig)
+
+    note = html.speed_note(config)
+
+    assert f"takes {billions} billion multiply-adds, about {seconds} s in a browser" in note
 
 
 def test_a_page_that_would_be_too_large_is_refused_with_its_size(
