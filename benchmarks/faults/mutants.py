@@ -213,7 +213,7 @@ class Worker:
         if not names:
             return ""
         self.log.unlink(missing_ok=True)
-        limit = 30 + 6 * sum(self.selection.covering.seconds[name] for name in names)
+        limit = 30 + 3 * sum(self.selection.covering.seconds[name] for name in names)
         pid = os.fork()
         if not pid:
             self.run_here([self.items[name] for name in names], plant)
@@ -256,7 +256,7 @@ class Worker:
             start_new_session=True,
         )  # fmt: skip
         try:
-            text, _ = process.communicate(timeout=60 + 6 * seconds)
+            text, _ = process.communicate(timeout=60 + 3 * seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

@@ -21,11 +21,12 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.export import Exported, export_run, export_safetensors, job
 from vitft.export.compare import ExportComparison, check_comparison
-from vitft.export.formats.timm import SafetensorsFormat, vit_arguments
+from vitft.export.formats.timm import SafetensorsFormat, timm_name, vit_arguments
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.models.classifier import load_classifier
 from vitft.models.pretrained.load import load_pretrained
+from vitft.models.registry import architecture_config
 from vitft.models.timm_config import TimmConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.system import imports
@@ -599,3 +600,19 @@ def test_the_package_offers_the_functions_of_its_job_module() -> None:
         assert getattr(export, name) is getattr(job, name)
     with pytest.raises(AttributeError, match="has no attribute 'export_runs'"):
         getattr(export, "export_runs")  # noqa: B009 - unknown to mypy
+
+
+@pytest.mark.parametrize(
+    ("name", "patch", "expected"),
+    [
+        ("vit_large_patch32_384", 32, "vit_large_patch32_224"),
+        ("vit_large_patch16_224", 14, "vit_large_patch16_224"),
+        ("vit_base_patch8_224", 8, "vit_base_patch8_224"),
+        ("vit_small_patch32_224", 32, "vit_small_patch32_224"),
+        ("vit_tiny_patch16_224", 8, "vit_tiny_patch16_224"),
+    ],
+)
+def test_an_export_names_the_model_of_timm_with_its_size_and_patches(
+    name: str, patch: int, expected: str
+) -> None:
+    assert timm_name(replace(architecture_config(name), patch_size=(patch, patch))) == expected

@@ -53,7 +53,7 @@ def write_check_page(
         steps=[
             (
                 f"{refused}Train with the table. Change the path if your browser saved it "
-                "elsewhere.",
+                "elsewhere, or under another name such as fixes (1).csv.",
                 f"{command} --fixes {DOWNLOADED}",
             )
         ],

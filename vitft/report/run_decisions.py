@@ -79,7 +79,8 @@ def next_steps(run: Run) -> list[tuple[str, str]]:
     like = f" --like {name}" if data.get("split") == "content" else ""
     return [
         (
-            "Repeat the run with the table. Change the path if your browser saved it elsewhere.",
+            "Repeat the run with the table. Change the path if your browser saved it elsewhere, or "
+            "under another name such as fixes (1).csv.",
             f"{command} --fixes {DOWNLOADED}{together}{like}",
         ),
         ("Compare both runs.", f"vitft compare {name} runs/latest"),
