@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -580,3 +581,20 @@ def test_a_run_without_a_saved_state_starts_again_and_says_so(
     assert main(["finetune", "--resume", str(stopped)]) == 0
 
     assert "no training state was saved" in capsys.readouterr().err
+
+
+def test_earlier_epochs_that_lack_figures_are_not_listed(tmp_path: Path) -> None:
+    figures = {"train_loss": 0.5, "train_top1": 0.8, "val_loss": 0.4, "val_top1": 0.9}
+    lines = [{"epoch": number, **figures} for number in (1, 2, 3)]
+    del lines[1]["train_top1"]  # e.g. edited by hand
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    shown: list[tuple[int, str]] = []
+    stage: Any = SimpleNamespace(
+        context=SimpleNamespace(run=RunDir(tmp_path)),
+        epochs=3,
+        log_epoch=lambda entry, when: shown.append((entry["epoch"], when)),
+    )
+
+    StepStage.log_earlier_epochs(stage)
+
+    assert shown == [(1, "earlier"), (3, "earlier")]

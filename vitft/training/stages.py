@@ -37,6 +37,8 @@ from vitft.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
+EPOCH_FIGURES = frozenset({"epoch", "train_loss", "train_top1", "val_loss", "val_top1"})
+"""Keys that a line of metrics.jsonl needs to be shown as an epoch."""
 SAVE_INTERVAL_S = 30.0
 """Minimum time in seconds between two saved states."""
 SAVE_FRACTION = 0.05
@@ -240,8 +242,8 @@ class StepStage:
     def log_earlier_epochs(self) -> None:
         """Log the epochs of this stage that were finished before the run was resumed."""
         lines = read_run_lines(self.context.run.path / "metrics.jsonl", LogLine)
-        entries = [line for line in lines if "epoch" in line and "val_loss" in line]
-        for entry in entries[len(entries) - self.epochs :]:
+        entries = [line for line in lines if line.keys() >= EPOCH_FIGURES]
+        for entry in entries[max(0, len(entries) - self.epochs) :]:
             self.log_epoch(entry, "earlier")
 
     def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
