@@ -182,7 +182,7 @@ def plant() -> int:
     missed = 0
     for name, (kind, violation, planter) in planted().items():
         with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null:  # noqa: PTH123
-            count = 500 if kind != "runs" else 300
+            count = 500 if kind != "runs" else 900
             with contextlib.redirect_stdout(null), planter():
                 counts = campaign(kind, count, Path(folder), seed=SEED, until=violation)
         found = counts[violation] > 0
