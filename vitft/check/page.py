@@ -10,7 +10,7 @@ from vitft.data.images import open_image
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions, shown_groups
 from vitft.report.html import render
-from vitft.report.run_decisions import DOWNLOADED
+from vitft.report.run_decisions import DOWNLOADED, OTHER_PATH
 from vitft.report.run_files import folder_uri
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError
@@ -52,8 +52,7 @@ def write_check_page(
         several=bool(folder.labels),
         steps=[
             (
-                f"{refused}Train with the table. Change the path if your browser saved it "
-                "elsewhere, or under another name such as fixes (1).csv.",
+                f"{refused}Train with the table. {OTHER_PATH}",
                 f"{command} --fixes {DOWNLOADED}",
             )
         ],

@@ -8,6 +8,9 @@ from vitft.cli.parser import Parser
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import plan_run
 
+FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
+"""Suffixes of figures that are not written."""
+
 
 def add_report(parser: Parser) -> None:
     """Add the options of `vitft report`."""
@@ -49,10 +52,6 @@ def print_report(run: Path) -> None:
 
     if (page := report_of_new_run(run)) is not None:
         output.result(f"report: {page}")
-
-
-FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
-"""Suffixes of figures that are not written."""
 
 
 def new_page(name: str, also: str = "") -> Path:

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from vitft.data.array_files import npz_subsets
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TABLE_SUFFIXES
-from vitft.data.unused import suffix_of
+from vitft.data.unused import ARCHIVE_SUFFIXES, suffix_of
 from vitft.system.text import shell_quote
 
-ARCHIVE_SUFFIXES = frozenset({".7z", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"})
 MOST_ENTRIES = 200
 """Maximum number of entries of a folder, and of its first subfolder, that are listed."""
 

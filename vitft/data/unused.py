@@ -8,6 +8,7 @@ from vitft.system.files import CHECKSUM_SUFFIXES
 from vitft.system.text import count, listing
 
 NO_SUFFIX = "(no suffix)"
+ARCHIVE_SUFFIXES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"})
 MOST_KINDS = 6
 """Maximum number of suffixes or classes named in one note."""
 
@@ -46,7 +47,7 @@ UNUSED_KINDS = (
         "videos are not supported", "extract frames as images",
     ),
     UnusedKind(
-        frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"}),
+        ARCHIVE_SUFFIXES,
         "archives are not opened", "unpack them if they contain images",
     ),
     UnusedKind(CHECKSUM_SUFFIXES, "checksums of the files beside them", "no action is needed"),

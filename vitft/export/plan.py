@@ -43,9 +43,9 @@ NEEDED_EXTRAS = {
 }
 """Extra of vitft that is required to write or reopen a format; formats not listed require none."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
+"""Formats that contain the computation graph and can therefore include the normalisation."""
 CLOSED_FORMATS = ("torch-export", "html", "preprocessing")
 """Formats that vitft itself cannot open with `--run`."""
-"""Formats that contain the computation graph and can therefore include the normalisation."""
 HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64

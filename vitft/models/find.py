@@ -84,10 +84,8 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         return fetch_model(run)
     path = run_path(run)
     if path.is_dir():
-        names = (
-            *(MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}"),
-            *(PROGRAM_FILE, PAGE_FILE, SPECIFICATION_FILE),
-        )
+        graphs_inside = (ONNX_FILE, f"onnx/{ONNX_FILE}")
+        names = (MODEL, *graphs_inside, PROGRAM_FILE, PAGE_FILE, SPECIFICATION_FILE)
         found = next((path / name for name in names if (path / name).is_file()), path)
         if found.parent == path / "onnx" and len(inner := inner_models(path, graphs=True)) > 1:
             raise RunError(

@@ -9,7 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from vitft.models.graph_digest import recorded_digest
+from vitft.models.graph_digest import DIGEST_KEY, recorded_digest
 from vitft.predict.output import RESUMABLE, cannot_resume, record_path
 from vitft.predict.request import PredictRequest
 from vitft.system.errors import RunError
@@ -54,7 +54,7 @@ def model_digest(path: Path) -> str:
         recorded = (recorded_digest(path) or b"").decode("ascii", "replace")
     else:
         with contextlib.suppress(ValueError):
-            recorded = read_header(path).metadata.get("vitft.sha256", "")
+            recorded = read_header(path).metadata.get(DIGEST_KEY, "")
     if recorded:
         return recorded
     with path.open("rb") as file:

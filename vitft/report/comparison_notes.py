@@ -8,7 +8,7 @@ from vitft.metrics.estimate import model_cross_validation, tested_text
 from vitft.metrics.intervals import mcnemar
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixed_images import data_notes, fixes_notes
-from vitft.report.fixes_effect import labels_by_digest
+from vitft.report.fixes_effect import cross_validated_pairs
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, p_equation, percent
 
@@ -78,20 +78,13 @@ def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
         return []
     if not all(model_cross_validation(run.results) for run in runs):
         return []
-    labels = [labels_by_digest(run) for run in runs]
-    scored = [
-        key
-        for key in runs[0].cross_validated.keys() & runs[1].cross_validated.keys()
-        if len(labels[0].get(key, ())) == 1 and labels[0][key] == labels[1].get(key)
-    ]
-    if len(scored) <= common:
+    pairs = cross_validated_pairs(*runs)
+    if len(pairs) <= common:
         return []
-    right = [[{run.cross_validated[key]} == labels[0][key] for key in scored] for run in runs]
-    pairs = list(zip(*right, strict=True))
     p = mcnemar(pairs.count((True, False)), pairs.count((False, True)))
-    first, second = (percent(sum(one) / len(scored)) for one in right)
+    first, second = (percent(sum(right) / len(pairs)) for right in zip(*pairs, strict=True))
     return [
-        f"In cross-validation on {count(len(scored), 'image')} of both runs, with heads not fitted "
+        f"In cross-validation on {count(len(pairs), 'image')} of both runs, with heads not fitted "
         f"to the image, A classifies {first} correctly and B {second} ({p_equation(p)})."
     ]
 

@@ -112,22 +112,11 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     if not is_second:
         only_with, only_without = only_without, only_with
     images, p = held_out.images, held_out.p
-    scored = [
-        key
-        for key in without.cross_validated.keys() & fixed.cross_validated.keys() & before.keys()
-        if key not in relabelled and len(before[key]) == 1
-    ]
-    is_cross_validated = len(scored) > images
+    right = cross_validated_pairs(fixed, without)
+    is_cross_validated = len(right) > images
     if is_cross_validated:
-        right = [
-            (
-                {fixed.cross_validated[key]} == after[key],
-                {without.cross_validated[key]} == before[key],
-            )
-            for key in scored
-        ]
         only_with, only_without = right.count((True, False)), right.count((False, True))
-        images, p = len(scored), mcnemar(only_with, only_without)
+        images, p = len(right), mcnemar(only_with, only_without)
     ignored = FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
     return FixesEffect(
         is_second=is_second,
@@ -157,6 +146,19 @@ def dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
         is_dropped = any("/".join(parts[i:]) in drops for i in range(len(parts)))
         (found if is_dropped else kept).add(row.sha256)
     return found - kept
+
+
+def cross_validated_pairs(first: Run, second: Run) -> list[tuple[bool, bool]]:
+    """Return whether each of two runs classifies an image correctly in cross-validation.
+
+    The images are those with the same single label in both runs that both cross-validated.
+    """
+    one, other = labels_by_digest(first), labels_by_digest(second)
+    return [
+        ({first.cross_validated[key]} == one[key], {second.cross_validated[key]} == one[key])
+        for key in first.cross_validated.keys() & second.cross_validated.keys()
+        if len(one.get(key, ())) == 1 and one[key] == other.get(key)
+    ]
 
 
 def labels_by_digest(run: Run) -> dict[str, set[str]]:

@@ -21,9 +21,18 @@ SHAPE_FIELDS = {
     "model.channels": "in_channels",
     **{
         f"model.{name}": name
-        for name in ("patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs")
+        for name in (
+            "patch_size",
+            "width",
+            "depth",
+            "heads",
+            "mlp_ratio",
+            "norm",
+            "pool",
+            "convs",
+            "registers",
+        )
     },
-    "model.registers": "registers",
 }
 """Mapping from settings to the fields of an architecture that contain their values."""
 

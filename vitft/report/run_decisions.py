@@ -13,6 +13,10 @@ from vitft.system.text import shell_quote
 
 DOWNLOADED = "~/Downloads/fixes.csv"
 """Path where browsers usually save the table of decisions."""
+OTHER_PATH = (
+    "Change the path if your browser saved it elsewhere, or under another name such as "
+    "fixes (1).csv."
+)
 
 
 def run_decisions(run: Run, thumbnails: Thumbnails) -> DecisionPart | None:
@@ -79,8 +83,7 @@ def next_steps(run: Run) -> list[tuple[str, str]]:
     like = f" --like {name}" if data.get("split") == "content" else ""
     return [
         (
-            "Repeat the run with the table. Change the path if your browser saved it elsewhere, or "
-            "under another name such as fixes (1).csv.",
+            f"Repeat the run with the table. {OTHER_PATH}",
             f"{command} --fixes {DOWNLOADED}{together}{like}",
         ),
         ("Compare both runs.", f"vitft compare {name} runs/latest"),
