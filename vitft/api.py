@@ -188,7 +188,7 @@ class Trained:
         self.postprocess = Postprocess.for_run(
             run,
             engine.classes,
-            engine.feature_size,
+            engine.reference,
             thresholds=engine.thresholds,
             facts=engine.facts,
         )

@@ -7,9 +7,10 @@
 First all tests run once, and which of them execute each line is recorded (`covering.py`). Then each
 fault of `planting.py` is planted in a copy of the checkout and in a forked child of a process that
 has collected the tests (`swap.py`), and the tests that execute the line run there until one fails,
-those of the module's own test file first. A fault survives if all of them pass. A test that fails
-without the fault as well is left out. The faults in `equivalent.csv` change no promised behaviour
-(an equal result, another speed) and are counted apart.
+those of the module's own test file first. A fault survives if all of them pass, also in a new
+process, where nothing is cached that was computed without the fault. A test that fails without the
+fault as well is left out. The faults in `equivalent.csv` change no promised behaviour (an equal
+result, another speed) and are counted apart.
 
 Exits with 1 if fewer than 97% of the other faults are detected.
 """
@@ -176,8 +177,8 @@ class Worker:
             self.write(fault.module, mutated)
             try:
                 failed = self.run(names, lambda: self.swap(fault, source, mutated, inside))
-                if failed == "not swappable" or not (failed or inside):
-                    failed = self.run_apart(names)  # other modules may have used the value
+                if failed in ("", "not swappable"):
+                    failed = self.run_apart(names)  # what was computed before may be cached
             finally:
                 self.write(fault.module, source)
             if not failed:
@@ -247,7 +248,9 @@ class Worker:
             os._exit(code)
 
     def run_apart(self, names: list[str]) -> str:
-        """Run tests in a new process, which imports the fault."""
+        """Run tests in a new process, which imports the fault; return as `run` does."""
+        if not names:
+            return ""
         seconds = sum(self.selection.covering.seconds[name] for name in names)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
                    f"--basetemp={self.root.parent / 'apart'}", *names]  # fmt: skip

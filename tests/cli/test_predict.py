@@ -21,7 +21,8 @@ from PIL import Image
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import REFERENCE_FILE, fit_reference
+from vitft.features.ood import fit_reference
+from vitft.features.reference import REFERENCE_FILE
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.models.vit import VisionTransformer

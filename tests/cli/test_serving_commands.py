@@ -32,7 +32,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def served(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     make_run(Path("run"))
     engine = SimpleNamespace(
-        classes=("a", "b", "c"), feature_size=0, thresholds=(), facts={}, name="engine"
+        classes=("a", "b", "c"), reference=None, thresholds=(), facts={}, name="engine"
     )
     monkeypatch.setattr("vitft.predict.open_engine.open_engine", lambda *_: engine)
 

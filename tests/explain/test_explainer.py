@@ -27,7 +27,7 @@ from vitft.explain.explainer import (
 from vitft.explain.heatmaps import overlay
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
-from vitft.features.ood import Reference
+from vitft.features.reference import Reference
 from vitft.models.card import Card
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig

@@ -27,7 +27,7 @@ from vitft.export.formats.html import engine_input, measured_precision, scores, 
 from vitft.export.formats.html_weights import Bits, read_tensors, store_tensors
 from vitft.export.page import engine, exported_page, read_page
 from vitft.export.plan import plan_export
-from vitft.features.ood import Reference
+from vitft.features.reference import ClassStatistics, Reference
 from vitft.models.card import Card
 from vitft.models.numpy_vit import NumpyModel, normalise
 from vitft.models.registry import architecture_config
@@ -96,9 +96,10 @@ LATER = [
 CLASSIFY = """async ({ meta, parts, views }) => {
   const warning = load(meta, parts);
   return { warning, rows: views.map((view) => {
-    const { feature, logits } = scores(Uint8Array.from(view));
-    const distance = reference ? distanceOf(feature, reference) : null;
-    return { feature: [...feature], logits: [...logits], distance };
+    const { feature, intermediate, logits } = scores(Uint8Array.from(view));
+    const score = reference ? scoreOf(feature, intermediate, reference) : null;
+    const [first, second] = [feature, intermediate || []].map((values) => [...values]);
+    return { feature: first, intermediate: second, logits: [...logits], score };
   }) };
 }"""
 
@@ -116,6 +117,11 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
     card = Card(architecture=config, transform=transform, classes=tuple("abcde"))
     noise = np.random.default_rng(0).normal(size=(3, size, size)).astype(np.float32)
     reference = Reference(centre=noise[0, 0], means=noise[1, :4], within=noise[2], limit=1.0)
+    width, blocks = config.width, config.depth - config.read_blocks
+    if blocks:
+        more = np.random.default_rng(2).normal(size=(3, width, width)).astype(np.float32)
+        intermediate = ClassStatistics(centre=more[0, 0], means=more[1, :4], within=more[2])
+        reference = replace(reference, intermediate_blocks=blocks, intermediate=intermediate)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     content = store_model(weights, reference, bits)
     views = np.random.default_rng(1).integers(0, 256, (2, 24, 32, channels), np.uint8)
@@ -127,17 +133,19 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
 
     tensors = read_tensors(*content)
     twin = NumpyModel(config, tensors)
-    features = twin.features(normalise(views, transform))
+    both = twin.features(normalise(views, transform), blocks)
+    features, inner = both[:, :size], both[:, size:]
     logits = scores(twin, normalise(views, transform))
-    centre, means, within = (tensors[f"reference.{n}"] for n in ("centre", "means", "within"))
-    stored = replace(reference, centre=centre, means=means, within=within)
+    arrays = {name.removeprefix("reference."): array for name, array in tensors.items()}
+    stored = Reference.from_arrays(reference.arrays() | arrays)
     assert found["warning"] == ""
-    for row, feature, logit, distance in zip(
-        found["rows"], features, logits, stored.distances(features), strict=True
+    for row, feature, other, logit, score in zip(
+        found["rows"], features, inner, logits, stored.scores(features, inner), strict=True
     ):
         assert row["feature"] == pytest.approx(feature.tolist(), abs=1e-5)
+        assert row["intermediate"] == pytest.approx(other.tolist(), abs=1e-5)
         assert row["logits"] == pytest.approx(logit.tolist(), abs=2e-5)
-        assert row["distance"] == pytest.approx(distance, rel=1e-4)
+        assert row["score"] == pytest.approx(score, rel=1e-4)
 
 
 @needs_node

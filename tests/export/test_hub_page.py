@@ -22,7 +22,7 @@ from vitft.export.limits import calibration, limits_of
 from vitft.export.pictures import confusion_png
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import load_trained
-from vitft.features.ood import REFERENCE_FILE
+from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.results import RunResults, read_results
 from vitft.system.errors import UsageError
 

@@ -1,6 +1,5 @@
 """Out-of-distribution detection."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,18 @@ import pytest
 from sklearn.covariance import OAS
 
 from vitft.features.ood import (
-    REFERENCE_FILE,
     Folds,
-    Reference,
     expected_false_alarms,
     fit_reference,
     limit_of,
     no_reference,
     power_text,
-    read_reference,
     thinned,
     whitener,
 )
+from vitft.features.reference import REFERENCE_FILE, Reference, read_reference
 from vitft.metrics.results import OodResults
-from vitft.system.errors import RunError
+from vitft.models.vit_config import ViTConfig
 
 RANDOM = np.random.default_rng(0)
 SCATTER = np.eye(12) + RANDOM.normal(size=(12, 12)) / 5
@@ -254,101 +251,9 @@ def test_wide_features_are_limited_to_the_first_dimensions(tmp_path: Path) -> No
     assert found is not None
     assert found.within.shape == (1024, 1024)
     np.savez(tmp_path / REFERENCE_FILE, **found.arrays())
-    read = read_reference(tmp_path, wide.shape[1])
+    read = read_reference(tmp_path, wide.shape[1], ViTConfig(width=1112, heads=1))
     assert read is not None
     assert read.distances(wide) == pytest.approx(found.distances(wide))
-
-
-def test_the_reference_of_an_older_run_is_read_with_unknown_power(
-    reference: Reference, tmp_path: Path
-) -> None:
-    arrays = reference.arrays()
-    del arrays["unknown"]
-    np.savez_compressed(tmp_path / REFERENCE_FILE, **arrays)
-
-    found = read_reference(tmp_path, 12)
-
-    assert found is not None
-    assert found.limit == pytest.approx(reference.limit)
-    assert found.power() == ""
-    share = f"{100 * reference.unknown:.0f}%"
-    assert reference.power() == (
-        f"of similar-looking images of other classes, about {share} are marked as unlike "
-        "the training images"
-    )
-
-
-def test_the_reference_is_saved_with_the_run_and_read_back(
-    reference: Reference, tmp_path: Path
-) -> None:
-    np.savez_compressed(tmp_path / REFERENCE_FILE, **reference.arrays())
-
-    found = read_reference(tmp_path, 12)
-
-    assert found is not None
-    features = drawn(50, seed=6)[0]
-    assert found.distances(features) == pytest.approx(reference.distances(features), rel=1e-5)
-    assert read_reference(tmp_path / "elsewhere", 12) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "width"),
-    [
-        pytest.param({"limit": None}, 12, id="no limit"),
-        pytest.param({"more": np.float32(0)}, 12, id="an unknown array"),
-        pytest.param({"limit": np.zeros(1, np.float32)}, 12, id="several limits"),
-        pytest.param({"limit": np.float64(9)}, 12, id="another type"),
-        pytest.param({"limit": np.float32(np.inf)}, 12, id="no finite limit"),
-        pytest.param({"centre": np.full(12, np.nan, np.float32)}, 12, id="a centre that is NaN"),
-        pytest.param({"centre": np.zeros((1, 12), np.float32)}, 12, id="two axes"),
-        pytest.param({"within": np.zeros(12, np.float32)}, 12, id="one axis"),
-        pytest.param({"within": np.zeros((12, 11), np.float32)}, 12, id="not square"),
-        pytest.param({"means": np.zeros((3, 11), np.float32)}, 12, id="narrow means"),
-        pytest.param({"means": np.zeros((0, 12), np.float32)}, 12, id="no classes"),
-        pytest.param({"unknown": np.float32(1.01)}, 12, id="more than all"),
-        pytest.param({"unknown": np.float32(-0.01)}, 12, id="less than none"),
-        pytest.param({}, 11, id="fewer features than dimensions"),
-    ],
-)
-def test_arrays_that_are_no_reference_are_refused(
-    reference: Reference, tmp_path: Path, changes: dict[str, Any], width: int
-) -> None:
-    arrays = {n: a for n, a in (reference.arrays() | changes).items() if a is not None}
-    np.savez(tmp_path / REFERENCE_FILE, **arrays)
-
-    with pytest.raises(RunError, match="damaged run"):
-        read_reference(tmp_path, width)
-
-
-@pytest.mark.parametrize("unknown", [0.0, 1.0, float("nan")])
-def test_a_reference_is_read_if_the_head_reads_more_features(
-    reference: Reference, tmp_path: Path, unknown: float
-) -> None:
-    arrays = reference.arrays() | {"unknown": np.float32(unknown), "trained": np.float32(0)}
-    np.savez(tmp_path / REFERENCE_FILE, **arrays)
-
-    found = read_reference(tmp_path, 24)
-
-    assert found is not None
-    assert found.unknown == pytest.approx(unknown, nan_ok=True)
-
-
-def test_a_reference_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / REFERENCE_FILE).mkdir()
-
-    with pytest.raises(RunError, match="damaged run"):
-        read_reference(tmp_path, 12)
-    (tmp_path / "file").touch()
-    assert read_reference(tmp_path / "file", 12) is None
-
-
-def test_only_distances_above_the_limit_are_unlike(reference: Reference) -> None:
-    features = drawn(5, seed=7)[0]
-    limit = float(np.median(reference.distances(features)))
-
-    found = replace(reference, limit=limit).are_unlike(features)
-
-    assert sum(found) == 2  # of five, the median itself is not
 
 
 def test_features_trained_on_the_classes_give_no_power_to_the_reference() -> None:
@@ -372,7 +277,7 @@ def test_few_images_are_fitted_more_often_without_each_class(
     left_out: list[tuple[int, int | None]] = []
     fit_without = Folds.fit_without
 
-    def counting(self: Folds, fold: int, label: int | None = None) -> tuple[Reference, Any]:
+    def counting(self: Folds, fold: int, label: int | None = None) -> tuple[Any, Any]:
         left_out.append((fold, label))
         return fit_without(self, fold, label)
 
@@ -411,41 +316,8 @@ def test_many_distances_have_no_excess_of_false_alarms() -> None:
     assert expected_false_alarms(20) == pytest.approx(0.02 + 0.18 * (1 / 20 - 1 / 200))
 
 
-@pytest.mark.parametrize("damage", ["cut", "width"])
-def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / REFERENCE_FILE
-    np.savez_compressed(path, **reference.arrays())
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-40])
-
-    with pytest.raises(RunError, match="damaged run"):
-        read_reference(
-            tmp_path, 12 if damage == "cut" else 11
-        )  # fewer dimensions than the reference
-
-
 def test_the_power_is_described_in_whole_percent() -> None:
     assert power_text(0.404) == "about 40% of images of unknown classes similar to these"
-
-
-@pytest.mark.parametrize("unknown", [0.185, 0.245, 0.125, 0.5, 0.605, 1 / 3])
-def test_the_power_is_the_same_number_in_the_report_and_in_predict(
-    reference: Reference, unknown: float
-) -> None:
-    stored = replace(reference, unknown=unknown).arrays()
-    number = power_text(unknown).split()[1]
-
-    assert f"about {number} are marked" in Reference.from_arrays(stored).power()
-
-
-def test_a_class_mean_has_no_distance(reference: Reference) -> None:
-    offsets = reference.means.astype(np.float64) @ np.linalg.inv(reference.within)
-    features = (reference.centre + offsets).astype(np.float32)
-
-    distances = reference.distances(np.tile(features, (20, 1)))
-
-    assert distances.min() >= 0
-    assert distances.max() < 1e-4
 
 
 def test_the_scatter_of_scaled_features_is_scaled() -> None:
@@ -470,3 +342,78 @@ def test_a_run_without_a_reference_states_only_the_reason() -> None:
         "classes_left_out": 0,
         "features_trained": False,
     }
+
+
+def two_kinds(count: int, seed: int, *, shift: float = 0.0) -> list[np.ndarray]:
+    """Features and intermediate features; a shift moves only the latter."""
+    return [drawn(count, seed=seed)[0], drawn(count, seed=seed + 50, shift=shift)[0]]
+
+
+def fitted_to_both(features: np.ndarray, intermediate: np.ndarray) -> Reference:
+    rows = np.arange(len(features))
+    found, _ = fit_reference(
+        features,
+        rows % 3,
+        rows >= 0,
+        rows,
+        trained=True,
+        intermediate=intermediate,
+        intermediate_blocks=9,
+    )
+    assert found is not None
+    return found
+
+
+def test_images_that_are_foreign_in_the_intermediate_feature_alone_are_flagged() -> None:
+    found = fitted_to_both(*two_kinds(900, 1))
+
+    assert found.intermediate_blocks == 9
+    assert 0.005 < np.mean(found.are_unlike(*two_kinds(2000, 3))) < 0.04  # 2% is meant
+    assert np.mean(found.are_unlike(*two_kinds(500, 4, shift=6.0))) == 1
+
+
+def test_both_kinds_of_features_count_equally_whatever_their_scale_and_spread() -> None:
+    features, more = two_kinds(600, 1)
+    random = np.random.default_rng(5)
+    wide = np.concatenate([more, random.normal(size=(600, 30))], axis=1).astype(np.float32)
+
+    found = fitted_to_both(features, 1000 * wide)
+
+    new = [drawn(3000, seed=11)[0], 1000 * drawn(3000, seed=12)[0]]
+    noise = 1000 * random.normal(size=(3000, 30))
+    new[1] = np.concatenate([new[1], noise], axis=1).astype(np.float32)
+    assert found.intermediate is not None
+    for squares in (found.distances(new[0]), found.intermediate.distances(new[1])):
+        assert np.cbrt(squares).std() == pytest.approx(1, abs=0.15)
+
+
+def test_a_class_left_out_is_noticed_by_the_intermediate_feature() -> None:
+    same = np.random.default_rng(1).normal(size=(300, 12)).astype(np.float32)  # all classes alike
+    features, labels = drawn(300)
+    every, rows = np.ones(300, np.bool_), np.arange(300)
+
+    _, alone = fit_reference(same, labels, every, rows, trained=True)
+    _, both = fit_reference(same, labels, every, rows, trained=True, intermediate=features)
+
+    assert alone["unknown_class"] is not None
+    assert both["unknown_class"] is not None
+    assert alone["unknown_class"] < 0.1 < 0.9 < both["unknown_class"]
+
+
+def test_a_constant_intermediate_feature_changes_nothing() -> None:
+    features, labels = drawn(300)
+    every, rows = np.ones(300, np.bool_), np.arange(300)
+    constant = np.full((300, 4), 7, np.float32)
+
+    alone, _ = fit_reference(features, labels, every, rows, trained=True)
+    both, _ = fit_reference(
+        features, labels, every, rows, trained=True, intermediate=constant, intermediate_blocks=1
+    )
+
+    assert alone is not None
+    assert both is not None
+    assert all(
+        np.isfinite(array).all() for name, array in both.arrays().items() if name != "unknown"
+    )
+    new = drawn(500, seed=3)[0]
+    assert both.are_unlike(new, np.full((500, 4), 7, np.float32)) == alone.are_unlike(new)

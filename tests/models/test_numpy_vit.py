@@ -104,6 +104,12 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
     assert features == pytest.approx(expected_features.numpy(), abs=1e-5)
     assert logits == pytest.approx(expected.numpy(), abs=1e-5)
     assert np.abs(logits).max() > 0.1  # it says something
+    if blocks := model.config.depth - model.config.read_blocks:
+        both = ours.features(normalise(views, transform), blocks)
+        with torch.no_grad():
+            expected_both = model.features(pixels, blocks)
+        assert both.shape == (3, model.feature_size + model.config.width)
+        assert both == pytest.approx(expected_both.numpy(), abs=1e-5)
 
 
 def test_the_gelu_is_the_exact_one() -> None:

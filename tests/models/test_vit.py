@@ -2,13 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import random_timm
@@ -384,3 +385,41 @@ def test_parameter_counts_are_the_published_ones() -> None:
     counts = {n: sum(p.numel() for p in model.parameters()) for n, model in models.items()}
 
     assert counts == names  # of DeiT's table 1 and of Dosovitskiy's table 1, with 1000 classes
+
+
+@pytest.mark.parametrize("start", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("settings", "read"),
+    [
+        ({}, lambda model, tokens: model.norm(tokens)[:, 0]),
+        ({"registers": 2, "distilled": True}, lambda model, tokens: model.norm(tokens)[:, 0]),
+        ({"pool": "mean"}, lambda model, tokens: model.fc_norm(tokens[:, 1:].mean(dim=1))),
+        (
+            {"pool": "mean", "norm_before_pool": True, "registers": 1},
+            lambda model, tokens: model.norm(tokens[:, 2:].mean(dim=1)),
+        ),
+        (
+            {"pool": "map", "class_token": False},
+            lambda model, tokens: model.norm(tokens.mean(dim=1)),
+        ),
+    ],
+)
+def test_an_intermediate_feature_follows_the_pooled_one(
+    settings: dict[str, Any], read: Callable[[VisionTransformer, Tensor], Tensor], start: int
+) -> None:
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(8, 8), width=8, depth=4, heads=2, num_classes=3
+    )
+    torch.manual_seed(0)
+    model = VisionTransformer(replace(config, **settings)).eval()
+    pixels = torch.randn(2, 3, 16, 16)
+
+    with torch.no_grad():
+        tokens = model.encode(model.embed(pixels), stop=2)
+        found = model.finish(model.encode(model.embed(pixels), stop=start), start, intermediate=2)
+        whole, plain = model.features(pixels, 2), model.features(pixels)
+        expected = read(model, tokens)
+
+    assert torch.allclose(found, whole, atol=1e-6)
+    assert torch.allclose(whole[:, : model.feature_size], plain, atol=1e-6)
+    assert torch.allclose(whole[:, model.feature_size :], expected, atol=1e-6)

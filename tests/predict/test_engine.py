@@ -40,7 +40,7 @@ class BrightnessEngine:
         self.classes: tuple[str, ...] = CLASSES
         self.thresholds: tuple[float, ...] = ()
         self.facts: Any = {}
-        self.feature_size = 1
+        self.reference = None
         self.sizes: list[int] = []
         """Number of images of each call."""
         self.entered = self.finished = 0
@@ -236,7 +236,15 @@ def test_a_mirrored_engine_has_the_properties_of_its_engine(in_workers: bool) ->
 
     mirrored = MirroredEngine(cast("Engine", engine))
 
-    for name in ("batch", "workers", "in_workers", "transform", "classes", "thresholds", "facts"):
+    for name in (
+        "batch",
+        "workers",
+        "in_workers",
+        "transform",
+        "classes",
+        "thresholds",
+        "facts",
+        "reference",
+    ):
         assert getattr(mirrored, name) == getattr(engine, name)
-    assert mirrored.feature_size == 1
     assert mirrored.view(png(5), "a").shape == (8, 8, 3)

@@ -381,5 +381,5 @@ def test_images_of_any_size_are_scored_one_by_one(graphs: dict[str, Path]) -> No
     assert sizes["any size"].batch == 1
     assert min(sizes["bytes"].batch, sizes["normalised"].batch) > 1
     for engine in sizes.values():
-        assert (engine.in_workers, engine.feature_size, engine.facts) == (False, 0, engine.facts)
+        assert (engine.in_workers, engine.reference, engine.facts) == (False, None, engine.facts)
         assert engine.workers >= 1

@@ -10,7 +10,7 @@ import pytest
 from tests.support.reference_run import CLASSES, make_reference_run
 from tests.support.run_files import make_run
 from vitft.data.fingerprint import BLANK_REMARK
-from vitft.features.ood import Reference
+from vitft.features.reference import Reference
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess, Scores, set_probability
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION
@@ -151,14 +151,15 @@ def test_the_line_of_a_run_says_whether_unlike_images_are_flagged(tmp_path: Path
     assert replace(bare, reference=measured).describe() == f"{known.line()}; {measured.power()}"
 
 
-def test_statistics_of_features_are_read_only_for_an_engine_with_features(
+def test_the_postprocessing_of_a_run_has_its_statistics_and_default_options(
     tmp_path: Path, tiny_vit: VisionTransformer
 ) -> None:
     run = str(make_reference_run(tmp_path, tiny_vit))
+    known = reference(4.0)
 
-    assert Postprocess.for_run(run, CLASSES, 0).reference is None
-    found = Postprocess.for_run(run, CLASSES, tiny_vit.feature_size)
-    assert found.reference is not None
+    assert Postprocess.for_run(run, CLASSES, None).reference is None
+    found = Postprocess.for_run(run, CLASSES, known)
+    assert found.reference is known
     assert (found.top_k, found.threshold, found.thresholds) == (1, 0.0, ())
     assert found.run is not None
     assert (found.run.classes, found.run_name) == (3, "run")

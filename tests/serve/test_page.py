@@ -159,7 +159,7 @@ def test_the_page_shows_how_good_the_model_is_and_warns_of_chance(
     run = make_reference_run(tmp_path, tiny_vit)
     poor_results(tmp_path)
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
 
@@ -180,7 +180,7 @@ def test_the_page_and_the_labels_state_the_accuracy_on_test_images(
     poor_results(tmp_path)
     add_test_results(run)
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
         facts = client.ask("GET", "/labels").json
@@ -202,7 +202,7 @@ def test_the_page_states_the_cross_validated_accuracy_as_the_report_does(
     results["calibration"]["cross_validated"] = 40
     (run / "eval.json").write_text(json.dumps({**results, "best_epoch": 1}))
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.feature_size, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
 

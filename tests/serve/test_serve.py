@@ -409,7 +409,7 @@ class Plain(nn.Module):
         super().__init__()
         self.config, self.head, self.feature_size = CONFIG, nn.Linear(3 * 16 * 16, 3), 3 * 16 * 16
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: torch.Tensor, _: int = 0) -> torch.Tensor:
         return x.flatten(1)
 
     def classify(self, features: torch.Tensor) -> Any:

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import REFERENCE_FILE, fit_reference
+from vitft.features.ood import fit_reference
+from vitft.features.reference import REFERENCE_FILE
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer

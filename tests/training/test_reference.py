@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import vitft
 from tests.conftest import draw_folder
 from tests.models.test_timm_model import random_model, saved
 from tests.support.training_data import data_set, pooled_inputs, row
 from tests.training.test_run import run_it
-from vitft.features.ood import REFERENCE_FILE
+from vitft.api import Trained
+from vitft.features.cut import Cut, Prefix, cut_model
+from vitft.features.reference import REFERENCE_FILE, Features
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
+from vitft.predict.torch_engine import Predictor
 from vitft.report.run_page import write_report
 from vitft.system.rundir import RunDir
 from vitft.training import reference as module
@@ -35,6 +41,14 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three colours of 40 images each."""
     return draw_folder(tmp_path_factory.mktemp("many") / "colours", per_class=40)
+
+
+def both_features(model: Trained, images: list[str]) -> tuple[Features, Features]:
+    """Return the features and the intermediate features of images."""
+    assert isinstance(model.engine, Predictor)
+    views = [model.engine.view(Path(image).read_bytes(), image) for image in images]
+    scores = model.engine.scores(np.stack(views))
+    return scores.features, scores.intermediate
 
 
 def train(data: Path, weights: Path, out: Path, stages: str, /, **more: Any) -> dict[str, Any]:
@@ -77,9 +91,12 @@ def test_every_kind_of_run_notes_foreign_images_and_reports_its_power(
     known = sorted(str(path) for path in many.rglob("*.png"))
     noted = [NOTE in answer.notes for answer in model.predict(known)]
     assert np.mean(noted) < 0.1
-    features = model.features(known)
+    assert (reference.intermediate is None) is frozen
+    assert (reference.intermediate_blocks == 0) is frozen
+    features, intermediate = both_features(model, known)
+    assert reference.are_unlike(features, intermediate) == noted
     features[:20] += 50 * features.std()
-    assert all(reference.are_unlike(features[:20]))
+    assert all(reference.are_unlike(features[:20], intermediate[:20]))
     page = write_report(tmp_path / "run").read_text()
     assert "not fully reliable. When 3 classes were left out" in page
 
@@ -92,9 +109,44 @@ def test_the_reference_describes_the_features_of_the_trained_model(
 
     model = vitft.load(tmp_path / "run", device="cpu")
     assert model.postprocess.reference is not None
-    features = model.features(sorted(str(path) for path in many.rglob("*.png")))
-    centre = model.postprocess.reference.centre
-    assert centre == pytest.approx(features.mean(axis=0), abs=0.05 * float(features.std()))
+    images = sorted(str(path) for path in many.rglob("*.png"))
+    features, more = both_features(model, images)
+    assert model.features(images) == pytest.approx(features, abs=1e-5)
+    reference = model.postprocess.reference
+    assert reference.intermediate is not None
+    for found, kind in ((reference, features), (reference.intermediate, more)):
+        assert found.centre == pytest.approx(kind.mean(axis=0), abs=0.05 * float(kind.std()))
+
+
+@pytest.mark.parametrize(
+    ("depth", "read", "frozen", "expected"),
+    [
+        (12, 1, None, 9),
+        (24, 1, None, 18),
+        (12, 1, 10, 10),  # the output of the frozen blocks
+        (12, 6, None, 6),  # the head reads blocks 7 to 12
+        (2, 1, None, 1),
+        (1, 1, None, 0),
+        (3, 3, None, 0),
+        (12, 1, 12, 0),  # only the head was trained
+    ],
+)
+def test_the_intermediate_feature_comes_after_three_quarters_of_the_blocks(
+    depth: int, read: int, frozen: int | None, expected: int
+) -> None:
+    config = ViTConfig(
+        image_size=(4, 4), patch_size=(4, 4), width=4, heads=1, depth=depth, read_blocks=read
+    )
+    model = VisionTransformer(config)
+    cut = cut_model(model, "none") if frozen is None else Cut(Prefix(model, frozen), nn.Identity())
+
+    assert module.intermediate_blocks(cut, model) == expected
+
+
+def test_a_timm_model_has_no_intermediate_feature() -> None:
+    model = random_model()
+
+    assert module.intermediate_blocks(cut_model(model, "none"), model) == 0
 
 
 def test_features_are_computed_for_a_sample_of_the_images_only(
@@ -183,11 +235,11 @@ def test_at_most_20000_cached_or_2000_computed_images_are_sampled_from_each_set(
         inputs = replace(inputs, cut=inputs.cut._replace(prefix=None))
     seen: list[Any] = []
 
-    def fit(x: Any, labels: Any, held_out: Any, groups: Any, *, trained: bool) -> Any:
+    def fit(x: Any, labels: Any, held_out: Any, groups: Any, *, trained: bool, **_: Any) -> Any:
         seen.append((len(x), len(labels), len(groups), held_out.tolist(), trained))
         return None, {"reason": "none"}
 
-    monkeypatch.setattr(module, "head_inputs", lambda *given: given[2])
+    monkeypatch.setattr(module, "reference_features", lambda *given: (given[2], None, 0))
     monkeypatch.setattr(module, "fit_reference", fit)
     run: Any = RunDir(tmp_path)
     (tmp_path / REFERENCE_FILE).write_bytes(b"of an earlier attempt")
@@ -207,7 +259,7 @@ def test_at_most_20000_cached_or_2000_computed_images_are_sampled_from_each_set(
 def test_a_process_that_does_not_write_leaves_an_earlier_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "head_inputs", lambda *_: np.zeros((1, 2)))
+    monkeypatch.setattr(module, "reference_features", lambda *_: (np.zeros((1, 2)), None, 0))
     monkeypatch.setattr(module, "fit_reference", lambda *_, **__: (None, {"reason": "none"}))
     (tmp_path / REFERENCE_FILE).write_bytes(b"earlier")
     inputs = pooled_inputs(data_set([row("t", 0)]), {})

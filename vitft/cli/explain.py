@@ -199,7 +199,7 @@ def draw_images(
         postprocess = Postprocess.for_run(
             args.run,
             model.classes,
-            model.net.feature_size,
+            model.reference,
             thresholds=model.thresholds,
             facts=model.facts,
         )

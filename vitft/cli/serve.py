@@ -119,7 +119,7 @@ def serve_command(args: argparse.Namespace) -> int:
         postprocess = Postprocess.for_run(
             args.run,
             engine.classes,
-            engine.feature_size,
+            engine.reference,
             top_k=len(engine.classes),
             threshold=threshold,
             thresholds=thresholds,

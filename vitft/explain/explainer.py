@@ -123,11 +123,14 @@ class Explainer:
         inputs = self.model.inputs(pixels)
         found = explain(self.model.net, inputs, self.method, target)
         features = np.empty((len(pixels), 0), np.float32)
-        if self.postprocess.reference is not None:
+        if (reference := self.postprocess.reference) is not None:
             with torch.no_grad():
-                features = self.model.net.features(inputs).float().cpu().numpy()
+                both = self.model.net.features(inputs, reference.intermediate_blocks)
+                features = both.float().cpu().numpy()
+        head, intermediate = np.split(features, [self.model.net.feature_size], axis=1)
         for i, (view, heat) in enumerate(zip(pixels, found.values, strict=True)):
-            yield view, heat, Scores(found.logits[i : i + 1], features[i : i + 1])
+            one = slice(i, i + 1)
+            yield view, heat, Scores(found.logits[one], head[one], intermediate[one])
 
     def write_image(
         self,

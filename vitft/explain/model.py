@@ -10,6 +10,7 @@ from vitft.data.arrays import array_member
 from vitft.data.loading import Pixels
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
+from vitft.features.reference import Reference, read_reference
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.classifier import load_classifier, log_label_set
 from vitft.models.find import find_model
@@ -39,6 +40,8 @@ class ExplainedModel:
     image has exactly one class."""
     facts: RunFacts = field(default_factory=RunFacts)
     """Facts about the run that the model file contains."""
+    reference: Reference | None = None
+    """Statistics of the run's training features, if it has them."""
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +97,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         run=folder,
         thresholds=card.thresholds,
         facts=card.run,
+        reference=read_reference(path.parent, net.feature_size, net.config),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import settled_paths
 from vitft.data.proposals import is_leak
-from vitft.features.ood import REFERENCE_FILE
+from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.results import AuditResults, RunResults

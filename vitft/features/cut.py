@@ -26,9 +26,14 @@ class Prefix(nn.Module):
     features are (B, feature_size).
     """
 
-    def __init__(self, model: Model, stop: int, *, autocast: bool = False) -> None:
+    def __init__(
+        self, model: Model, stop: int, *, autocast: bool = False, intermediate: int = 0
+    ) -> None:
         super().__init__()
         self.model, self.stop, self.autocast = model, stop, autocast
+        self.intermediate = intermediate
+        """Number of blocks before the intermediate feature that follows pooled features of vitft's
+        own models (see `VisionTransformer.finish`); 0 for none."""
         self.pooled = stop == len(model.blocks)
         self.shape, self.leading = output_shape(model, stop)
         """Shape of the output for one image, (D,) or (N, D), and how many leading values of the
@@ -37,7 +42,7 @@ class Prefix(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         if self.pooled:
-            return self.model.features(pixels)
+            return self.model.features(pixels, self.intermediate)
         if isinstance(self.model, TimmModel):
             return self.model.tokens_before(pixels, self.stop)
         return self.model.encode(self.model.embed(pixels), stop=self.stop)

@@ -7,36 +7,40 @@ the image, not of its prediction. Methods based on nearest neighbours, on the la
 on a combination detect slightly more images of unknown classes, but fewer images of entirely
 different kinds (docs/experiments.md).
 
-Notation: n images, D feature dimensions, C classes.
+Training narrows the features of the last block to what distinguishes the classes, so images of
+other kinds may look like one of them. If layers before the head were trained, the distance of the
+intermediate feature, from an earlier block, is therefore combined with that of the last one.
+
+Notation: n images, D feature dimensions, C classes, P kinds of features (1 or 2).
 
 Source: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples",
-https://arxiv.org/abs/1807.03888.
+https://arxiv.org/abs/1807.03888, which also combines the distances in several layers.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from vitft.features.reference import (
+    ClassStatistics,
+    Distances,
+    Features,
+    Reference,
+    combined,
+    unknown_percent,
+)
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import OodResults
-from vitft.system.errors import RunError
-from vitft.system.npz import read_npz
-from vitft.system.text import describe_os_error, percent
 
-Features = np.ndarray[Any, np.dtype[np.float32]]
-Distances = np.ndarray[Any, np.dtype[np.float64]]
 ClassIndices = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-REFERENCE_FILE = "reference.npz"
 MAX_DIMENSIONS = 1_024
-"""Maximum number of dimensions; if features have more, only the leading ones are used. This limits
-the size of the file to 4 MB plus 4 kB for each class."""
+"""Maximum number of dimensions of each kind of feature; if there are more, only the leading ones
+are used. This limits the size of the file to 4 MB for each kind, plus 4 kB for each class."""
 IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
 ENOUGH_DISTANCES = 200
@@ -53,73 +57,11 @@ PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
 images determines how many fits are made for each left-out class."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out, one at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """Statistics of a run's features; classes without images are omitted."""
-
-    centre: Features  # mean of all features, (D,)
-    means: Features
-    """Class means minus the centre, whitened by the within-class scatter: (C, D)."""
-    within: Features
-    """Whitening matrix (D, D), which gives centred features unit scatter within classes."""
-    limit: float  # squared distance above which an image is out of distribution
-    unknown: float = math.nan
-    """Fraction of left-out classes' images with squared distances above `limit`; NaN if not
-    measured, or if the features were trained on these classes."""
-
-    def distances(self, features: Features) -> Distances:
-        """Return the squared distance (n,) of each feature from the nearest class mean.
-
-        If the reference has fewer dimensions than the features (n, D), only the leading dimensions
-        of the features are used.
-        """
-        x = features[:, : len(self.centre)] - self.centre
-        z = x.astype(np.float64) @ self.within
-        means = self.means.astype(np.float64)
-        squares = (z**2).sum(1)[:, None] - 2 * z @ means.T + (means**2).sum(1)
-        return np.asarray(np.maximum(squares.min(axis=1), 0))
-
-    def are_unlike(self, features: Features) -> list[bool]:
-        """Return, for each feature (n, D), whether it is out of distribution."""
-        return [bool(distance > self.limit) for distance in self.distances(features)]
-
-    def arrays(self) -> dict[str, Any]:
-        """Return the fields as arrays for `RunDir.write_arrays`."""
-        return {name: np.asarray(getattr(self, name), np.float32) for name in self.__slots__}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`; files of older runs lack `unknown`."""
-        fields = {name: arrays[name] for name in ("centre", "means", "within")}
-        return cls(
-            **fields,
-            limit=float(arrays["limit"]),
-            unknown=float(arrays["unknown"]) if "unknown" in arrays else math.nan,
-        )
-
-    def power(self) -> str:
-        """Return how many images of unknown classes are noticed, or "" if it was not measured."""
-        if math.isnan(self.unknown):
-            return ""
-        return (
-            "of similar-looking images of other classes, about "
-            f"{unknown_percent(self.unknown)} are marked as unlike the training images"
-        )
-
-
+MIN_SPREAD = 1e-3
+"""Minimum standard deviation of cube roots of squared distances; that of normally distributed
+features is above 0.1, so only that of constant features is lower."""
 TOO_HIGH = "may be too high, because the features were trained on these classes"
 """What is said of the rate for left-out classes if the features were trained on them."""
-
-
-def unknown_percent(unknown: float) -> str:
-    """Return the fraction of images of unknown classes that are flagged, as a whole percentage.
-
-    The fraction is a float64 in audit.json and a float32 in the reference; both give the same text,
-    also for 0.185.
-    """
-    return percent(round(unknown, 6), 0)
 
 
 def power_text(unknown: float) -> str:
@@ -137,6 +79,8 @@ def fit_reference(
     groups: ClassIndices,
     *,
     trained: bool,
+    intermediate: Features | None = None,
+    intermediate_blocks: int = 0,
 ) -> tuple[Reference | None, OodResults]:
     """Fit a reference to features (n, D) and class indices (n,), and estimate detection rates.
 
@@ -147,6 +91,8 @@ def fit_reference(
             the head are frozen, otherwise the images not used for training.
         groups: Group numbers (n,), shared by near-duplicates, which are held out together.
         trained: Whether the features were trained on these classes; recorded in the results.
+        intermediate: Intermediate features (n, D) to use as well, if any.
+        intermediate_blocks: Number of blocks before the intermediate features.
 
     Returns:
         The reference, or None if there are too few images, and the results for audit.json.
@@ -158,9 +104,9 @@ def fit_reference(
         return None, results | {"reason": reason}
     if len(features) < 2 * len(kinds):
         return None, results | {"reason": "there are fewer than two images per class on average"}
-    features = features[:, :MAX_DIMENSIONS]
+    used = [x[:, :MAX_DIMENSIONS] for x in (features, intermediate) if x is not None]
     rows = thinned(np.flatnonzero(held_out), MAX_FITTED)
-    folds = Folds(features, labels, rows, groups)
+    folds = Folds(used, labels, rows, groups)
     if left_out := folds.leave_classes_out():
         noted, total = (sum(numbers) for numbers in zip(*left_out, strict=True))
         fractions = [one / images for one, images in left_out]
@@ -170,15 +116,36 @@ def fit_reference(
         results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
     results["false_alarms"] = expected_false_alarms(len(rows))
-    found = fit_classes(features, labels).arrays()
     unknown = results["unknown_class"]
     if unknown is None or results["features_trained"]:  # then it may be too high
         unknown = math.nan
-    reference = found | {
-        "limit": limit_of(folds.distances()),
-        "unknown": unknown,
-    }
-    return Reference.from_arrays(reference), results
+    distances = folds.distances()
+    units = units_of(distances)
+    fits = [fit_classes(x, labels).scaled(unit) for x, unit in zip(used, units, strict=True)]
+    found = Reference(
+        **fits[0].arrays(),
+        limit=limit_of(scores_of(distances, units)),
+        unknown=unknown,
+        intermediate_blocks=intermediate_blocks,
+        intermediate=fits[1] if len(fits) > 1 else None,
+    )
+    return found, results
+
+
+def units_of(distances: Distances) -> list[float]:
+    """Return the units of P kinds of squared distances (P, n), as in `Reference`.
+
+    They are the third powers of the standard deviations of the cube roots, or 1 if P is 1.
+    """
+    if len(distances) == 1:
+        return [1.0]
+    spreads = np.cbrt(distances).std(axis=1, ddof=1)
+    return [max(float(spread), MIN_SPREAD) ** 3 for spread in spreads]
+
+
+def scores_of(distances: Distances, units: Sequence[float]) -> Distances:
+    """Return the scores (n,) of P kinds of squared distances (P, n), given their units (P,)."""
+    return combined(distances / np.array(units)[:, None]) if len(units) > 1 else distances[0]
 
 
 def no_reference(
@@ -204,46 +171,60 @@ def thinned(rows: ClassIndices, most: int) -> ClassIndices:
 
 
 class Folds:
-    """Features (n, D) with class indices (n,), and held-out rows (m,) divided into `FOLDS` parts.
+    """P kinds of features, each (n, D), with class indices (n,) and held-out rows (m,) in folds.
 
-    Near-duplicates, which share a number in `groups` (n,), are in the same part.
+    The held-out rows are divided into `FOLDS` parts. Near-duplicates, which share a number in
+    `groups` (n,), are in the same part.
     """
 
     def __init__(
-        self, features: Features, labels: ClassIndices, rows: ClassIndices, groups: ClassIndices
+        self,
+        features: Sequence[Features],
+        labels: ClassIndices,
+        rows: ClassIndices,
+        groups: ClassIndices,
     ) -> None:
         self.features, self.labels, self.rows = features, labels, rows
         _, self.group = np.unique(groups, return_inverse=True)
         order = np.random.default_rng(0).permutation(self.group.max() + 1)
         self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
 
-    def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
+    def fit_without(
+        self, fold: int, label: int | None = None
+    ) -> tuple[list[ClassStatistics], Distances]:
         """Fit to all rows outside one fold and, if `label` is given, outside that class.
 
         Near-duplicates of rows in the fold are left out too. At most `MAX_FITTED` rows are used.
 
         Returns:
-            The fit, with an infinite limit, and the squared distances of the rows in the fold,
-            except for rows of the left-out class.
+            The fit to each kind of features, and the squared distances (P, k) of the rows in the
+            fold, except for rows of the left-out class.
         """
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
         some = thinned(np.flatnonzero(kept), MAX_FITTED)
-        found = fit_classes(self.features[some], self.labels[some])
-        known = tested[self.labels[tested] != label]
-        return found, found.distances(self.features[known])
+        fits = [fit_classes(x[some], self.labels[some]) for x in self.features]
+        return fits, self.squares(fits, tested[self.labels[tested] != label])
+
+    def squares(self, fits: Sequence[ClassStatistics], rows: ClassIndices) -> Distances:
+        """Return the squared distances (P, k) of rows from the fits to each kind of features."""
+        pairs = zip(fits, self.features, strict=True)
+        return np.stack([fit.distances(x[rows]) for fit, x in pairs])
 
     def distances(self) -> Distances:
-        """Return the squared distances (m,) of the held-out rows, each from a fit to other rows."""
-        return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
+        """Return the squared distances (P, m) of the held-out rows, each from fits to other rows.
+
+        The rows are in the order of the folds.
+        """
+        return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)], axis=1)
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
         """Leave out up to `CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
 
         Several fits are made for each class. Each fit leaves out the class and one fold. The limit
-        is estimated from the distances of the other classes' images in these folds, and the
-        distances of the left-out class's images are compared with it. A class is skipped if there
-        are too few distances to estimate the limit.
+        is estimated from the scores of the other classes' images in these folds, and the scores of
+        the left-out class's images are compared with it. A class is skipped if there are too few
+        scores to estimate the limit.
 
         Returns:
             Two counts for each left-out class: its held-out images that exceed the limit (mean over
@@ -255,12 +236,14 @@ class Folds:
             thinned(np.unique(self.labels[self.rows]), CLASSES_LEFT_OUT)
         ):
             own = self.rows[self.labels[self.rows] == label]
-            fits = [self.fit_without((number + i) % FOLDS, int(label)) for i in range(parts)]
-            known = np.concatenate([distances for _, distances in fits])
-            if len(known) < MIN_HELD_OUT // 2:
+            found = [self.fit_without((number + i) % FOLDS, int(label)) for i in range(parts)]
+            known = np.concatenate([distances for _, distances in found], axis=1)
+            if known.shape[1] < MIN_HELD_OUT // 2:
                 continue
-            unknown = np.concatenate([fit.distances(self.features[own]) for fit, _ in fits])
-            noted = round(float((unknown > limit_of(known)).mean()) * len(own))
+            unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
+            units = units_of(known)
+            limit = limit_of(scores_of(known, units))
+            noted = round(float((scores_of(unknown, units) > limit).mean()) * len(own))
             counts.append((noted, len(own)))
         return counts
 
@@ -268,9 +251,9 @@ class Folds:
 def limit_of(distances: Distances) -> float:
     """Return the limit that a fraction `IN_DISTRIBUTION` of new images is expected not to exceed.
 
-    With `ENOUGH_DISTANCES` or more squared distances (n,), this is their quantile. With fewer, the
-    quantile depends on the few largest (on the largest alone, up to 49), so the limit is the
-    geometric mean of the quantile and that of a fitted distribution, weighted by n and
+    With `ENOUGH_DISTANCES` or more squared distances or scores (n,), this is their quantile. With
+    fewer, the quantile depends on the few largest (on the largest alone, up to 49), so the limit is
+    the geometric mean of the quantile and that of a fitted distribution, weighted by n and
     `ENOUGH_DISTANCES` - n. The fitted distribution is normal after the cube root is taken, as a sum
     of squares nearly is (Wilson & Hilferty 1931, "The distribution of chi-square", PNAS 17).
     """
@@ -294,18 +277,17 @@ def expected_false_alarms(distances: int) -> float:
     return 1 - IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / ENOUGH_DISTANCES)
 
 
-def fit_classes(features: Features, labels: ClassIndices) -> Reference:
-    """Fit means and scatter to features (n, D) and class indices (n,), with an infinite limit."""
+def fit_classes(features: Features, labels: ClassIndices) -> ClassStatistics:
+    """Fit means and scatter to features (n, D) and class indices (n,)."""
     kinds = np.unique(labels)
     centre = features.mean(axis=0, dtype=np.float64)
     x = features - centre.astype(np.float32)
     means = np.stack([x[labels == kind].mean(axis=0, dtype=np.float64) for kind in kinds])  # (C, D)
     within = whitener(x - means.astype(np.float32)[np.searchsorted(kinds, labels)])
-    return Reference(
+    return ClassStatistics(
         centre=centre.astype(np.float32),
         means=(means @ within).astype(np.float32),
         within=within.astype(np.float32),
-        limit=math.inf,
     )
 
 
@@ -323,49 +305,3 @@ def whitener(x: Features) -> Distances:
     least = max(shrink * sphere, 1e-6 * sphere) + 1e-12  # lower bound on each eigenvalue
     scatter = (1 - shrink) * scatter + least * np.eye(d)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(scatter)).T)
-
-
-def read_reference(run: Path, width: int) -> Reference | None:
-    """Return the reference of a run directory, or None if there is no such file.
-
-    Raises:
-        RunError: The file cannot be read, is damaged or has more than `width` dimensions.
-    """
-    path = run / REFERENCE_FILE
-    try:
-        arrays = read_npz(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise damaged_reference(path, describe_os_error(error)) from error
-    except ValueError as error:
-        raise damaged_reference(path, str(error)) from error
-    if not are_statistics(arrays):
-        raise damaged_reference(path, "it does not contain feature statistics")
-    found = Reference.from_arrays(arrays)
-    shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
-    size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
-    if shapes != ((size,), (size, size), (size,)) or not len(found.means):
-        raise damaged_reference(path, f"it does not match {width}-dimensional features")
-    return found
-
-
-def are_statistics(arrays: Mapping[str, Features]) -> bool:
-    """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
-    required = {"centre": 1, "means": 2, "within": 2, "limit": 0}
-    optional = {"unknown": 0, "trained": 0}
-    if not required.keys() <= arrays.keys() <= (required | optional).keys():
-        return False
-    fits = (a.ndim == (required | optional)[n] and a.dtype == np.float32 for n, a in arrays.items())
-    if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
-        return False
-    unknown = arrays.get("unknown", np.float32(0))
-    return bool(np.isnan(unknown) or 0 <= unknown <= 1)
-
-
-def damaged_reference(path: Path, reason: str) -> RunError:
-    """Return the error for a damaged reference file."""
-    return RunError(
-        f"damaged run: {path} ({reason})",
-        fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
-    )

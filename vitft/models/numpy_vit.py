@@ -78,22 +78,39 @@ class NumpyModel:
     def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]
 
-    def features(self, pixels: Float32Array) -> Float32Array:
-        """Return pooled features (B, `feature_size`) of normalised pixels (B, S, S, channels)."""
-        x, earlier = self.embed(pixels), []  # (B, N, D)
+    def features(self, pixels: Float32Array, intermediate: int = 0) -> Float32Array:
+        """Return pooled features (B, `feature_size`) of normalised pixels (B, S, S, channels).
+
+        If `intermediate` is not 0, the intermediate feature of the first `intermediate` blocks
+        follows: (B, `feature_size` + D).
+        """
+        x, earlier, more = self.embed(pixels), [], []  # x is (B, N, D)
         for i in range(self.depth):
             is_last = i == self.depth - 1 and self.config.pool == "cls"
             x = self.block(x, f"blocks.{i}.", self.num_read if is_last else x.shape[1])
             if self.depth - self.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
+            if i + 1 == intermediate:
+                more.append(self.intermediate_feature(x))
         x = self.norm_if_there(x, "norm.")
         if self.config.pool == "map":
-            return self.attention_pool(x)
-        if self.config.pool == "mean":
+            last = self.attention_pool(x)
+        elif self.config.pool == "mean":
             last = self.norm_if_there(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
         else:
             last = x.reshape(len(x), -1)  # only the class tokens are left
-        return np.concatenate([last, *earlier], axis=1) if earlier else last
+        parts = [last, *earlier, *more]
+        return np.concatenate(parts, axis=1) if len(parts) > 1 else last
+
+    def intermediate_feature(self, x: Float32Array) -> Float32Array:
+        """Return the normalised class token or mean patch token: (B, N, D) to (B, D).
+
+        It is the equivalent of `VisionTransformer.intermediate_feature`.
+        """
+        if self.config.pool == "cls":
+            return self.norm_if_there(x[:, 0], "norm.")
+        mean = x[:, self.num_prefix :].mean(axis=1)
+        return self.norm_if_there(self.norm_if_there(mean, "norm."), "fc_norm.")
 
     def summarise(self, x: Float32Array) -> Float32Array:
         """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D).

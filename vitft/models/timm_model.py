@@ -87,11 +87,13 @@ class TimmModel(nn.Module):
         self.register_state_dict_post_hook(rename_to_timm)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
 
-    def features(self, pixels: Tensor) -> Tensor:
+    def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
         """Return the pooled features of normalised pixels.
 
-        Shapes: (B, channels, height, width) to (B, `feature_size`).
+        Shapes: (B, channels, height, width) to (B, `feature_size`). There are no intermediate
+        features, so `intermediate` must be 0.
         """
+        assert intermediate == 0, "timm models have no intermediate features"
         return self.net(pixels)
 
     def trace(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -117,8 +119,12 @@ class TimmModel(nn.Module):
         assert isinstance(tokens, Tensor), "checked by `trained_after`"
         return tokens
 
-    def finish(self, tokens: Tensor, start: int) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`."""
+    def finish(self, tokens: Tensor, start: int, *, intermediate: int = 0) -> Tensor:
+        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`.
+
+        As in `features`, `intermediate` must be 0.
+        """
+        assert intermediate == 0, "timm models have no intermediate features"
         pooled, _ = resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
 

@@ -306,6 +306,16 @@ class VisionTransformer(nn.Module):
             return self.fc_norm(self.norm(mean)).flatten(1)
         return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
+    def intermediate_feature(self, tokens: Tensor) -> Tensor:
+        """Return the feature of a block's output for detecting out-of-distribution images, (B, D).
+
+        It is the class token or, unless `pool` is "cls", the mean patch token, normalised like the
+        output of the last block.
+        """
+        if self.config.pool == "cls":
+            return self.norm(tokens[:, 0])
+        return self.fc_norm(self.norm(tokens[:, self.config.num_prefix :].mean(dim=1)))
+
     def classify(self, pooled: Tensor) -> Tensor:
         """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         if self.head_dist is None:
@@ -321,18 +331,26 @@ class VisionTransformer(nn.Module):
         """Number of dimensions of an image's pooled feature."""
         return self.config.feature_size
 
-    def features(self, pixels: Tensor) -> Tensor:
+    def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
         """Return pooled features (B, `feature_size`) of pixels (B, channels, S, S).
 
-        Computations that do not affect the features are skipped.
+        Computations that do not affect the features are skipped. With `intermediate`, other
+        features follow (see `finish`).
         """
-        return self.finish(self.embed(pixels))
+        return self.finish(self.embed(pixels), intermediate=intermediate)
 
-    def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
+    def finish(self, tokens: Tensor, start: int = 0, *, intermediate: int = 0) -> Tensor:
         """Return pooled features (B, `feature_size`), given the input to block `start`, (B, N, D).
 
-        If `start` is `depth`, the tokens are the output of the last block.
+        If `start` is `depth`, the tokens are the output of the last block. If `intermediate` is not
+        0, the intermediate feature of the first `intermediate` blocks follows (see
+        `intermediate_feature`): (B, `feature_size` + D). It must be at least `start`, and the head
+        must not read these blocks.
         """
+        if intermediate:
+            tokens = self.encode(tokens, start, intermediate)
+            parts = self.finish(tokens, intermediate), self.intermediate_feature(tokens)
+            return torch.cat(parts, dim=1)
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
             return self.pool(*self.encode_read(tokens, start))

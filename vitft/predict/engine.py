@@ -18,6 +18,7 @@ from vitft.data.loading import in_chunks, in_order, overlapped
 from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
+from vitft.features.reference import Reference
 from vitft.models.run_facts import RunFacts
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
@@ -48,7 +49,8 @@ class Engine(Protocol):
     models."""
     facts: RunFacts
     """Facts about the run that the model file contains; empty for the model of a run directory."""
-    feature_size: int
+    reference: Reference | None
+    """Statistics of the run's training features; None if there are none."""
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Decode and preprocess an image file, given as bytes; return (S, S, 3).
@@ -220,7 +222,7 @@ class MirroredEngine:
         self.engine = engine
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers, self.transform = engine.in_workers, engine.transform
-        self.classes, self.feature_size = engine.classes, engine.feature_size
+        self.classes, self.reference = engine.classes, engine.reference
         self.thresholds, self.facts = engine.thresholds, engine.facts
         self.view, self.view_of = engine.view, engine.view_of
         self.enter_worker = engine.enter_worker
@@ -236,6 +238,6 @@ class MirroredEngine:
         def finish() -> Scores:
             plain = original()
             logits = np.asarray((plain.logits + mirrored().logits) / 2, np.float32)
-            return Scores(logits, plain.features)
+            return plain._replace(logits=logits)
 
         return finish

@@ -238,7 +238,7 @@ def postprocess_of(
     return Postprocess.for_run(
         run,
         engine.classes,
-        engine.feature_size,
+        engine.reference,
         threshold=threshold,
         thresholds=thresholds,
         facts=engine.facts,

@@ -92,7 +92,7 @@ def run_prediction(
     postprocess = Postprocess.for_run(
         request.run,
         engine.classes,
-        engine.feature_size,
+        engine.reference,
         top_k=request.top_k,
         threshold=threshold,
         thresholds=thresholds,

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from vitft.data.images import MAX_PIXELS
+from vitft.features.reference import Reference, read_reference
 from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import Views, decode_view
@@ -33,10 +35,14 @@ class NumpyEngine:
 
     batch, in_workers = 1, True
 
-    def __init__(self, opened: CheckpointFile, model: NumpyModel) -> None:
+    def __init__(
+        self, opened: CheckpointFile, model: NumpyModel, reference: Reference | None = None
+    ) -> None:
         self.opened, self.model, self.feature_size = opened, model, model.feature_size
         self.transform, self.classes = opened.card.transform, opened.card.classes
         self.thresholds, self.facts = opened.card.thresholds, opened.card.run
+        self.reference = reference
+        self.intermediate = reference.intermediate_blocks if reference else 0
         self.workers = min(FEW_IMAGES, MAX_THREADS)
         self.digest = in_background(opened.digest)
 
@@ -45,13 +51,17 @@ class NumpyEngine:
         """Open a checkpoint; return None if torch is needed to run it.
 
         Raises:
-            RunError: The checkpoint is damaged or its card is not valid.
+            RunError: The checkpoint is damaged, its card is not valid, or the statistics of the
+                training features are damaged or belong to another model.
         """
         if lacks_card(path):
             return None
         opened = open_checkpoint(path)
         model = numpy_model(opened, threads=MAX_THREADS)
-        return None if model is None else cls(opened, model)
+        if model is None:
+            return None
+        reference = read_reference(path.parent, model.feature_size, model.config)
+        return cls(opened, model, reference)
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -76,8 +86,10 @@ class NumpyEngine:
             RunError: The checkpoint file is damaged, or the computation overflows.
         """
         try:
-            features = strictly(self.model.features)(normalise(views, self.transform))
-            scores = Scores(strictly(self.model.classify)(features), features)
+            inputs = normalise(views, self.transform)
+            found = strictly(self.model.features)(inputs, self.intermediate)
+            features, intermediate = np.split(found, [self.feature_size], axis=1)
+            scores = Scores(strictly(self.model.classify)(features), features, intermediate)
         except FloatingPointError as error:
             self.opened.check_digest(self.digest())
             raise not_finite() from error

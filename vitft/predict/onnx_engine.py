@@ -16,6 +16,7 @@ from PIL import Image
 
 from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.transforms import EvalTransform
+from vitft.features.reference import Reference
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.models.run_facts import parse_facts
@@ -38,7 +39,7 @@ class OnnxEngine:
     """
 
     in_workers = False
-    feature_size = 0
+    reference: Reference | None = None
 
     def __init__(self, path: Path) -> None:
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from vitft.data.fingerprint import BLANK_REMARK, is_blank_view
-from vitft.features.ood import Reference, read_reference
+from vitft.features.reference import Reference
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
 from vitft.models.find import find_model
@@ -34,6 +34,8 @@ class Scores(NamedTuple):
     """Logits (B, C)."""
     features: ScoreArray = np.empty((0, 0), np.float32)
     """Inputs to the head (B, D), used only for out-of-distribution notes; empty if not computed."""
+    intermediate: ScoreArray = np.empty((0, 0), np.float32)
+    """Intermediate features (B, D), also for out-of-distribution notes; empty if not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +60,21 @@ class Postprocess:
         cls,
         run: str | None,
         classes: Sequence[str],
-        feature_size: int,
+        reference: Reference | None,
         *,
         top_k: int = 1,
         threshold: float = 0.0,
         thresholds: Sequence[float] = (),
         facts: RunFacts | None = None,
     ) -> Self:
-        """Create an instance for a run, with statistics of its training features if they exist.
+        """Create an instance for a run.
 
         Args:
             run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest
                 run.
             classes: Class names in the order of the logits.
-            feature_size: Number of dimensions of a feature, or 0 if the engine does not return
-                features, in which case there are no out-of-distribution notes.
+            reference: Statistics of the training features, or None if there are none or the engine
+                does not return features; there are no out-of-distribution notes then.
             top_k: Number of classes per prediction.
             threshold: Probability below which a prediction is marked `not sure`; 0 for a
                 multi-label model.
@@ -80,8 +82,7 @@ class Postprocess:
             facts: Facts about the run that the model file contains, if any.
 
         Raises:
-            RunError: The run does not exist, or the statistics are damaged or belong to another
-                model.
+            RunError: The run does not exist.
             WeightsError: The repository `hf:owner/name` cannot be found.
         """
         checkpoint = find_model(run, graphs=True)
@@ -90,7 +91,7 @@ class Postprocess:
             top_k=top_k,
             threshold=threshold,
             thresholds=thresholds,
-            reference=read_reference(checkpoint.parent, feature_size) if feature_size else None,
+            reference=reference,
             run=RunInfo.read(run, checkpoint, len(classes), facts),
         )
 
@@ -147,7 +148,7 @@ class Postprocess:
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top_k]
         unlike = [False] * len(paths)
         if self.reference is not None:
-            unlike = self.reference.are_unlike(scores.features)
+            unlike = self.reference.are_unlike(scores.features, scores.intermediate)
         predictions = []
         for i, path in enumerate(paths):
             best = tuple(probabilities[i, order[i]].tolist())

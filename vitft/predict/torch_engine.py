@@ -18,6 +18,7 @@ from torch import Tensor
 from vitft.config.schema import one_class_only
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
+from vitft.features.reference import Reference, read_reference
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
@@ -59,6 +60,7 @@ class Predictor:
         precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
             decoder; images whose most probable class could change due to bf16 are scored again in
             float32. `auto` is one of them (see `prediction_precision`).
+        reference: Statistics of the training features, if the run has them.
 
     Raises:
         RunError: The model has no classes.
@@ -66,7 +68,13 @@ class Predictor:
     """
 
     def __init__(
-        self, model: Model, card: Card, *, device: str = "auto", precision: str = "fp32"
+        self,
+        model: Model,
+        card: Card,
+        *,
+        device: str = "auto",
+        precision: str = "fp32",
+        reference: Reference | None = None,
     ) -> None:
         if not card.classes:
             raise RunError(
@@ -82,11 +90,12 @@ class Predictor:
             raise one_class_only(f"--dtype {precision}")
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
         self.thresholds, self.facts = card.thresholds, card.run
-        self.feature_size = model.feature_size
+        self.feature_size, self.reference = model.feature_size, reference
+        self.intermediate = reference.intermediate_blocks if reference else 0
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
-        self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
+        self.bf16_prefix: Prefix | None = None if precision == "fp32" else self.bf16_copy()
         self.bf16_error = BF16_ERROR
         if self.bf16_prefix is not None:
             self.bf16_error = max(BF16_ERROR, self.probe_error(self.bf16_prefix))
@@ -109,12 +118,16 @@ class Predictor:
             digest: Function that returns the digest of the checkpoint, if the caller computes it.
 
         Raises:
-            RunError: The model does not exist, is damaged or has no classes.
+            RunError: The model does not exist, is damaged or has no classes, or the statistics of
+                its training features are damaged or belong to another model.
             WeightsError: The repository `hf:owner/name` cannot be found.
             UsageError: The device cannot be used, or bf16 is requested for a multi-label model.
         """
-        state, card = load_classifier(find_model(run), digest=digest)
-        return cls(build_model(state, card.architecture), card, device=device, precision=precision)
+        path = find_model(run)
+        state, card = load_classifier(path, digest=digest)
+        model = build_model(state, card.architecture)
+        reference = read_reference(path.parent, model.feature_size, model.config)
+        return cls(model, card, device=device, precision=precision, reference=reference)
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; its `error` is set if the file is unusable."""
@@ -168,14 +181,17 @@ class Predictor:
 
         def finish() -> Scores:
             found = [wait() for wait in started]
-            features, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
-            return Scores(logits.numpy(), features.numpy())
+            features, logits = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+            return Scores(logits, *np.split(features, [self.feature_size], axis=1))
 
         return finish
 
     @torch.inference_mode()
     def start_part(self, views: Views) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Start to compute features and logits, which are then returned in float32 on the CPU."""
+        """Start to compute features and logits, which are then returned in float32 on the CPU.
+
+        If intermediate features are used, they follow the features.
+        """
         inputs = self.inputs(views)
         with exact_float32(self.device):
             if self.bf16_prefix is None:
@@ -194,8 +210,16 @@ class Predictor:
 
     def float32_scores(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits in float32, for pixels (B, channels, S, S)."""
-        features = self.model.features(inputs)
-        return features.float(), self.model.classify(features).float()
+        features = self.model.features(inputs, self.intermediate)
+        logits = self.model.classify(features[:, : self.feature_size])
+        return features.float(), logits.float()
+
+    def bf16_copy(self) -> "Prefix":
+        """Return a copy of the model that computes features in bf16, as feature extraction does."""
+        from vitft.features.cut import Prefix  # imports torch's optimisers
+
+        whole = len(self.model.blocks)
+        return Prefix(self.model, whole, intermediate=self.intermediate).in_precision("bf16")
 
     @torch.inference_mode()
     def settle(
@@ -225,6 +249,7 @@ class Predictor:
         inputs = self.inputs(noise)
         with exact_float32(self.device):
             exact, found = self.model.features(inputs).float(), run_prefix(prefix, inputs).float()
+        found = found[:, : self.feature_size]
         return float(((found - exact).norm(dim=1) / exact.norm(dim=1)).max())
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor, Tensor]:
@@ -241,12 +266,13 @@ class Predictor:
         from vitft.features.cut import run_prefix  # imports torch's optimisers
 
         features = run_prefix(prefix, inputs).float()
-        logits = self.model.classify(features)
+        read = features[:, : self.feature_size]
+        logits = self.model.classify(read)
         if logits.shape[1] == 1:
             return features, logits, torch.zeros_like(logits[:, 0], dtype=torch.bool)
         best = logits.topk(2, dim=1)
         gap = best.values[:, 0] - best.values[:, 1]
-        typical = self.bf16_error * gap_change(self.model, features, best.indices)
+        typical = self.bf16_error * gap_change(self.model, read, best.indices)
         close = gap < CLOSE_CALL * typical
         return features, logits, close
 
@@ -271,13 +297,6 @@ def prediction_precision(model: Model, card: Card, device: torch.device) -> str:
     """
     is_safe = isinstance(model, VisionTransformer) and not card.thresholds
     return "bf16" if is_safe and pick_precision("auto", device) == "bf16" else "fp32"
-
-
-def bf16_copy(model: Model) -> "Prefix":
-    """Return a copy of the model that computes features in bf16, as feature extraction does."""
-    from vitft.features.cut import Prefix  # imports torch's optimisers
-
-    return Prefix(model, len(model.blocks)).in_precision("bf16")
 
 
 def local_device(device: str) -> str:

@@ -17,7 +17,7 @@ from vitft.data.remote.places import short_name
 from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
 from vitft.data.thumbnail import jpeg_uri
-from vitft.features.ood import REFERENCE_FILE
+from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
 from vitft.models.card import Card, parse_card
 from vitft.predict.validation import (

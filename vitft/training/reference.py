@@ -1,7 +1,8 @@
 """Reference distribution of a run's features, used to detect out-of-distribution images.
 
 The features are the pooled features of the last block of the trained model. If layers before the
-head were trained, these features are not cached; they are computed for a small, stratified sample.
+head were trained, these features are not cached; they are computed for a small, stratified sample,
+together with intermediate features (see `features.ood`).
 """
 
 import functools
@@ -13,17 +14,13 @@ import torch
 from torch import Tensor
 
 from vitft.data.split import Row
+from vitft.features.cut import Cut
 from vitft.features.folds import stratified_subset
-from vitft.features.ood import (
-    REFERENCE_FILE,
-    TOO_HIGH,
-    Features,
-    fit_reference,
-    no_reference,
-    power_text,
-)
+from vitft.features.ood import TOO_HIGH, fit_reference, no_reference, power_text
+from vitft.features.reference import REFERENCE_FILE, Features
 from vitft.metrics.results import OodResults
 from vitft.models.timm_model import Model
+from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.device import exact_float32
 from vitft.system.rundir import RunDir
@@ -35,6 +32,8 @@ log = logging.getLogger(__name__)
 
 NEVER_FLAGGED = "this is not supported for multi-label models"
 
+INTERMEDIATE_DEPTH = 0.75
+"""Fraction of the blocks before the intermediate feature (docs/experiments.md)."""
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
 """Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
 features are cached, `COMPUTED_IMAGES` if they have to be computed."""
@@ -62,12 +61,15 @@ def write_reference(
     sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
     rows = [row for part in sampled for row in part]
     is_validation = np.arange(len(rows)) >= len(sampled[0])
+    features, intermediate, blocks = reference_features(inputs, model, rows)
     reference, results = fit_reference(
-        head_inputs(inputs, model, rows),
+        features,
         inputs.data.labels(rows).cpu().numpy(),
         is_validation | frozen,
         inputs.data.group_ids(rows).numpy(),
         trained=not frozen,
+        intermediate=intermediate,
+        intermediate_blocks=blocks,
     )
     if reference is not None:
         run.write_arrays(REFERENCE_FILE, **reference.arrays())
@@ -104,26 +106,54 @@ def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
     return [rows[i] for i in stratified_subset(labels, most, seed).tolist()]
 
 
+def intermediate_blocks(cut: Cut, model: Model) -> int:
+    """Return the number of blocks before the intermediate feature of a trained model.
+
+    It is 0, which means that there is no such feature, if only the head was trained, if the model
+    is from timm, or if the head reads all blocks. Blocks whose output the head reads are not used,
+    and neither are blocks whose output is not computed again because they are frozen.
+    """
+    if cut.pooled or not isinstance(model, VisionTransformer):
+        return 0
+    depth = model.config.depth
+    wanted = max(round(INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
+    return min(wanted, depth - model.config.read_blocks)
+
+
 @torch.inference_mode()
-def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Features:
-    """Return the pooled features (n, D) of the last block of the trained model."""
+def reference_features(
+    inputs: StageInputs, model: Model, rows: Sequence[Row]
+) -> tuple[Features, Features | None, int]:
+    """Return the pooled features (n, D) of the trained model, and its intermediate features (n, D).
+
+    Returns:
+        Both, and the number of blocks before the intermediate features: None and 0 if there are no
+        such features.
+    """
     if inputs.cut.pooled:
-        return inputs.last_features(rows).numpy()
-    parts: list[Tensor] = []
+        return inputs.last_features(rows).numpy(), None, 0
+    blocks, parts = intermediate_blocks(inputs.cut, model), list[Tensor]()
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
-            compute = functools.partial(trained_features, inputs, model, batch.inputs)
+            compute = functools.partial(trained_features, inputs, model, batch.inputs, blocks)
             parts += inputs.limit.split(compute, len(batch.inputs))
             progress.advance(len(batch.inputs))
-    return torch.cat(parts).numpy()
+    head, intermediate = torch.cat(parts).numpy(), None
+    if blocks:
+        head, intermediate = np.split(head, [model.feature_size], axis=1)
+    return head, intermediate, blocks
 
 
-def trained_features(inputs: StageInputs, model: Model, batch: Tensor, part: slice) -> Tensor:
-    """Return the features (B, D) of the trained model on the CPU for a slice of a batch.
+def trained_features(
+    inputs: StageInputs, model: Model, batch: Tensor, blocks: int, part: slice
+) -> Tensor:
+    """Return features of the trained model on the CPU for a slice of a batch, (B, D).
 
-    The batch contains inputs to the trained layers: pixels, or tokens from the frozen layers.
+    The batch contains inputs to the trained layers: pixels, or tokens from the frozen layers. For
+    `blocks`, see `intermediate_blocks`.
     """
     with exact_float32(inputs.data.device):
         if inputs.cut.prefix is None:
-            return model.eval().features(batch[part]).float().cpu()
-        return model.eval().finish(batch[part], inputs.cut.prefix.stop).float().cpu()
+            return model.eval().features(batch[part], blocks).float().cpu()
+        start = inputs.cut.prefix.stop
+        return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()

@@ -46,7 +46,7 @@ from vitft.export.formats.html_weights import (
 from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
-from vitft.features.ood import Reference, read_reference
+from vitft.features.reference import Reference, read_reference
 from vitft.metrics.calibration import sigmoid, softmax
 from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import Flags
@@ -138,7 +138,7 @@ class HtmlFormat(ExportFormat):
         weights = weights_of(trained)
         parameters = sum(tensor.size for tensor in weights.values())
         refuse_large(page_bytes(parameters, 8), "even with 8-bit weights")
-        reference = read_reference(trained.run, config.feature_size)
+        reference = read_reference(trained.run, config.feature_size, config)
         try:
             precision = choose_precision(trained, weights, self.images)
             content = store_model(weights, reference, precision.bits)
@@ -296,8 +296,9 @@ def store_model(
 ) -> StoredTensors:
     """Store the weights and, in 16 bits, the statistics for out-of-distribution notes."""
     statistics = {} if reference is None else {
-        f"reference.{name}": np.asarray(getattr(reference, name), np.float32)
-        for name in ("centre", "within", "means")
+        f"reference.{name}": array
+        for name, array in reference.arrays().items()
+        if array.ndim
     }  # fmt: skip
     return store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
 
@@ -322,6 +323,7 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
         "thresholds": card.thresholds,
         "tensors": content.described,
         "limit": None if reference is None else reference.limit,
+        "intermediate": 0 if reference is None else reference.intermediate_blocks,
         "self_test": logits[0].tolist(),
         "workers": max(1, min(MAX_WORKERS, WORKER_BYTES // size)),
     }  # fmt: skip

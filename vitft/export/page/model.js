@@ -136,9 +136,11 @@ class Model {
     return this.linears[name].apply(x);
   }
 
-  // Return the pooled feature of a view: normalised pixels (S, S, channels).
-  features(pixels) {
+  // Return the pooled feature of a view, given as normalised pixels (S, S, channels), and the intermediate feature
+  // of the first `blocks` blocks (null if `blocks` is 0).
+  features(pixels, blocks = 0) {
     const { depth, pool, read_blocks: readBlocks, num_prefix: prefix, norm_before_pool: early } = this.config;
+    let intermediate = null;
     const D = this.width, earlier = [], lastNorm = pool === "mean" && !early ? "fc_norm." : "norm.";
     let x = this.embed(pixels);  // (N, D)
     for (let i = 0; i < depth; i++) {
@@ -148,10 +150,12 @@ class Model {
         const token = pool === "cls" ? [x.subarray(0, D)] : [];
         earlier.push(this.norm(joined([...token, this.mean(x, prefix)]), lastNorm));
       }
+      if (i + 1 === blocks) intermediate = this.norm(pool === "cls" ? x.subarray(0, D) : this.mean(x, prefix), lastNorm);
     }
-    if (pool !== "mean") return joined([this.norm(x, lastNorm), ...earlier]);  // only the class tokens are left
-    const last = early ? this.mean(this.norm(x, lastNorm), prefix) : this.norm(this.mean(x, prefix), lastNorm);
-    return joined([last, ...earlier]);
+    let last = null;
+    if (pool !== "mean") last = this.norm(x, lastNorm);  // only the class tokens are left
+    else last = early ? this.mean(this.norm(x, lastNorm), prefix) : this.norm(this.mean(x, prefix), lastNorm);
+    return { feature: joined([last, ...earlier]), intermediate };
   }
 
   // Return the mean of the tokens from index `first` on: (D).
@@ -273,8 +277,15 @@ function normalise(view, { mean, std }) {
 
 // images unlike the training images -----------------------------------------------------------------------------
 
+// Return the score of an image: the equivalent of Reference.scores (vitft/features/reference.py).
+function scoreOf(feature, intermediate, reference) {
+  const last = distanceOf(feature, reference.last);
+  if (!reference.intermediate) return last;
+  return (Math.cbrt(last) + Math.cbrt(distanceOf(intermediate, reference.intermediate))) ** 3;
+}
+
 // Return the squared Mahalanobis distance of a feature to the nearest class mean: the equivalent of
-// Reference.distances (vitft/features/ood.py), for d leading dimensions.
+// ClassStatistics.distances (vitft/features/reference.py), for d leading dimensions.
 function distanceOf(feature, { centre, within, means }) {
   const d = centre.data.length, z = new Float64Array(d);
   for (let i = 0; i < d; i++) {

@@ -14,8 +14,11 @@ function load(description, parts) {
   meta = description;
   const tensors = readTensors(meta.tensors, fromBase64(parts).buffer);
   if (meta.limit !== null) {
-    const [centre, within, means] = ["centre", "within", "means"].map((name) => tensors[`reference.${name}`]);
-    reference = { centre, within, means };
+    const [last, intermediate] = ["", "intermediate_"].map((kind) => {
+      const [centre, within, means] = ["centre", "within", "means"].map((name) => tensors[`reference.${kind}${name}`]);
+      return { centre, within, means };
+    });
+    reference = { last, intermediate: meta.intermediate ? intermediate : null };
   }
   for (const name of Object.keys(tensors)) if (name.startsWith("reference.")) delete tensors[name];
   model = new Model(meta.config, tensors);
@@ -87,8 +90,8 @@ async function fileNotes(file) {
 }
 
 function scores(view) {
-  const feature = model.features(normalise(view, meta.transform));
-  return { feature, logits: model.classify(feature) };
+  const { feature, intermediate } = model.features(normalise(view, meta.transform), meta.intermediate);
+  return { feature, intermediate, logits: model.classify(feature) };
 }
 
 // Return the probabilities of all classes or labels, notes, and seconds for decoding, resizing and the model.
@@ -98,10 +101,10 @@ async function classify(file) {
   lap();
   const view = viewOf(image, meta.transform);
   lap();
-  const { feature, logits } = scores(view.data);
+  const { feature, intermediate, logits } = scores(view.data);
   lap();
   if (!logits.every(Number.isFinite)) throw new Error("the logits of the model are not finite");
-  if (reference && distanceOf(feature, reference) > meta.limit) notes.unshift("unlike the training images");
+  if (reference && scoreOf(feature, intermediate, reference) > meta.limit) notes.unshift("unlike the training images");
   const probabilities = meta.thresholds.length ? Array.from(logits, (x) => 1 / (1 + Math.exp(-x))) : softmax(logits);
   return { probabilities, notes, seconds: times.slice(1).map((t, i) => (t - times[i]) / 1000) };
 }

@@ -1,0 +1,262 @@
+"""Statistics of a run's features."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitft.features.ood import fit_reference, power_text
+from vitft.features.reference import (
+    REFERENCE_FILE,
+    ClassStatistics,
+    Reference,
+    combined,
+    read_reference,
+)
+from vitft.models.card import AnyConfig
+from vitft.models.timm_config import TimmConfig
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import RunError
+
+MODEL = ViTConfig(width=12, heads=3, depth=4)
+RANDOM = np.random.default_rng(0)
+SCATTER = np.eye(12) + RANDOM.normal(size=(12, 12)) / 5
+CENTRES = RANDOM.normal(size=(3, 12)) * 6
+
+
+def drawn(count: int, seed: int = 1) -> np.ndarray:
+    """Features around three centres with a common, slanted scatter."""
+    noise = np.random.default_rng(seed).normal(size=(count, 12)) @ SCATTER
+    return (CENTRES[np.arange(count) % 3] + noise).astype(np.float32)
+
+
+def fitted(**options: Any) -> Reference:
+    rows = np.arange(300)
+    found, _ = fit_reference(drawn(300), rows % 3, rows >= 0, rows, trained=False, **options)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return fitted()
+
+
+@pytest.fixture(scope="module")
+def both() -> Reference:
+    """A reference that uses an intermediate feature as well."""
+    return fitted(intermediate=drawn(300, seed=2), intermediate_blocks=3)
+
+
+def test_the_reference_of_an_older_run_is_read_with_unknown_power(
+    reference: Reference, tmp_path: Path
+) -> None:
+    arrays = reference.arrays()
+    del arrays["unknown"]
+    np.savez_compressed(tmp_path / REFERENCE_FILE, **arrays)
+
+    found = read_reference(tmp_path, 12, MODEL)
+
+    assert found is not None
+    assert found.limit == pytest.approx(reference.limit)
+    assert found.power() == ""
+    share = f"{100 * reference.unknown:.0f}%"
+    assert reference.power() == (
+        f"of similar-looking images of other classes, about {share} are marked as unlike "
+        "the training images"
+    )
+
+
+def test_the_reference_is_saved_with_the_run_and_read_back(
+    reference: Reference, tmp_path: Path
+) -> None:
+    np.savez_compressed(tmp_path / REFERENCE_FILE, **reference.arrays())
+
+    found = read_reference(tmp_path, 12, MODEL)
+
+    assert found is not None
+    features = drawn(50, seed=6)
+    assert found.distances(features) == pytest.approx(reference.distances(features), rel=1e-5)
+    assert read_reference(tmp_path / "elsewhere", 12, MODEL) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        pytest.param({"limit": None}, 12, id="no limit"),
+        pytest.param({"more": np.float32(0)}, 12, id="an unknown array"),
+        pytest.param({"limit": np.zeros(1, np.float32)}, 12, id="several limits"),
+        pytest.param({"limit": np.float64(9)}, 12, id="another type"),
+        pytest.param({"limit": np.float32(np.inf)}, 12, id="no finite limit"),
+        pytest.param({"centre": np.full(12, np.nan, np.float32)}, 12, id="a centre that is NaN"),
+        pytest.param({"centre": np.zeros((1, 12), np.float32)}, 12, id="two axes"),
+        pytest.param({"within": np.zeros(12, np.float32)}, 12, id="one axis"),
+        pytest.param({"within": np.zeros((12, 11), np.float32)}, 12, id="not square"),
+        pytest.param({"means": np.zeros((3, 11), np.float32)}, 12, id="narrow means"),
+        pytest.param({"means": np.zeros((0, 12), np.float32)}, 12, id="no classes"),
+        pytest.param({"unknown": np.float32(1.01)}, 12, id="more than all"),
+        pytest.param({"unknown": np.float32(-0.01)}, 12, id="less than none"),
+        pytest.param({}, 11, id="fewer features than dimensions"),
+    ],
+)
+def test_arrays_that_are_no_reference_are_refused(
+    reference: Reference, tmp_path: Path, changes: dict[str, Any], width: int
+) -> None:
+    arrays = {n: a for n, a in (reference.arrays() | changes).items() if a is not None}
+    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(tmp_path, width, MODEL)
+
+
+@pytest.mark.parametrize("unknown", [0.0, 1.0, float("nan")])
+def test_a_reference_is_read_if_the_head_reads_more_features(
+    reference: Reference, tmp_path: Path, unknown: float
+) -> None:
+    arrays = reference.arrays() | {"unknown": np.float32(unknown), "trained": np.float32(0)}
+    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+
+    found = read_reference(tmp_path, 24, MODEL)
+
+    assert found is not None
+    assert found.unknown == pytest.approx(unknown, nan_ok=True)
+
+
+def test_a_reference_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / REFERENCE_FILE).mkdir()
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(tmp_path, 12, MODEL)
+    (tmp_path / "file").touch()
+    assert read_reference(tmp_path / "file", 12, MODEL) is None
+
+
+def test_only_distances_above_the_limit_are_unlike(reference: Reference) -> None:
+    features = drawn(5, seed=7)
+    limit = float(np.median(reference.distances(features)))
+
+    found = replace(reference, limit=limit).are_unlike(features)
+
+    assert sum(found) == 2  # of five, the median itself is not
+
+
+@pytest.mark.parametrize("damage", ["cut", "width"])
+def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / REFERENCE_FILE
+    np.savez_compressed(path, **reference.arrays())
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(
+            tmp_path, 12 if damage == "cut" else 11, MODEL
+        )  # fewer dimensions than the reference
+
+
+@pytest.mark.parametrize("unknown", [0.185, 0.245, 0.125, 0.5, 0.605, 1 / 3])
+def test_the_power_is_the_same_number_in_the_report_and_in_predict(
+    reference: Reference, unknown: float
+) -> None:
+    stored = replace(reference, unknown=unknown).arrays()
+    number = power_text(unknown).split()[1]
+
+    assert f"about {number} are marked" in Reference.from_arrays(stored).power()
+
+
+def test_a_class_mean_has_no_distance(reference: Reference) -> None:
+    offsets = reference.means.astype(np.float64) @ np.linalg.inv(reference.within)
+    features = (reference.centre + offsets).astype(np.float32)
+
+    distances = reference.distances(np.tile(features, (20, 1)))
+
+    assert distances.min() >= 0
+    assert distances.max() < 1e-4
+
+
+def test_the_cube_roots_of_both_distances_are_added() -> None:
+    found = combined([np.array([8.0, 0.0, 1.0]), np.array([27.0, 1.0, 0.0])])
+
+    assert found.tolist() == pytest.approx([125.0, 1.0, 1.0])
+
+
+def test_the_score_is_that_of_both_features(both: Reference, reference: Reference) -> None:
+    features, more = drawn(50, seed=6), drawn(50, seed=8)
+    assert both.intermediate is not None
+
+    scores = both.scores(features, more)
+
+    assert scores == pytest.approx(
+        (np.cbrt(both.distances(features)) + np.cbrt(both.intermediate.distances(more))) ** 3
+    )
+    assert both.are_unlike(features, more) == (scores > both.limit).tolist()
+    assert reference.scores(features) == pytest.approx(reference.distances(features))
+    ratio = both.distances(features) / reference.distances(features)
+    assert ratio == pytest.approx(np.full(50, ratio[0]), rel=1e-4)  # only the unit differs
+
+
+def test_scaled_statistics_have_distances_in_that_unit(reference: Reference) -> None:
+    features = drawn(20, seed=9)
+
+    found = reference.scaled(4.0)
+
+    assert type(found) is ClassStatistics
+    assert found.distances(features) == pytest.approx(reference.distances(features) / 4, rel=1e-4)
+
+
+def test_a_reference_with_an_intermediate_feature_is_saved_and_read_back(
+    both: Reference, tmp_path: Path
+) -> None:
+    np.savez_compressed(tmp_path / REFERENCE_FILE, **both.arrays())
+
+    found = read_reference(tmp_path, 12, MODEL)
+
+    assert found is not None
+    assert found.intermediate_blocks == 3
+    features, more = drawn(50, seed=6), drawn(50, seed=8)
+    assert found.scores(features, more) == pytest.approx(both.scores(features, more), rel=1e-5)
+    assert found.limit == pytest.approx(both.limit)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"intermediate_blocks": np.float32(4)}, id="the last block"),
+        pytest.param({"intermediate_blocks": np.float32(0)}, id="no block"),
+        pytest.param({"intermediate_blocks": np.float32(2.5)}, id="half a block"),
+        pytest.param({"intermediate_blocks": np.float32(-1)}, id="less than no block"),
+        pytest.param({"intermediate_blocks": None}, id="an unknown block"),
+        pytest.param({"intermediate_means": None}, id="no means"),
+        pytest.param({"intermediate_centre": np.zeros(11, np.float32)}, id="a narrow centre"),
+        pytest.param({"intermediate_within": np.zeros((12, 11), np.float32)}, id="not square"),
+        pytest.param({"intermediate_means": np.zeros((0, 12), np.float32)}, id="no classes"),
+        pytest.param({"intermediate_centre": np.full(12, np.inf, np.float32)}, id="infinite"),
+    ],
+)
+def test_arrays_that_are_no_intermediate_feature_are_refused(
+    both: Reference, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    arrays = {n: a for n, a in (both.arrays() | changes).items() if a is not None}
+    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+
+    with pytest.raises(RunError, match="damaged run"):
+        read_reference(tmp_path, 12, MODEL)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(replace(MODEL, width=6), id="fewer dimensions"),
+        pytest.param(replace(MODEL, depth=3), id="fewer blocks"),
+        pytest.param(replace(MODEL, read_blocks=2), id="a block that the head reads"),
+        pytest.param(TimmConfig(timm="test_resnet", image_size=(16, 16)), id="a timm model"),
+    ],
+)
+def test_an_intermediate_feature_of_another_model_is_refused(
+    both: Reference, tmp_path: Path, config: AnyConfig
+) -> None:
+    np.savez(tmp_path / REFERENCE_FILE, **both.arrays())
+
+    with pytest.raises(RunError, match="its intermediate feature does not match the model"):
+        read_reference(tmp_path, 12, config)

@@ -1,0 +1,218 @@
+"""Statistics of a run's features, with which out-of-distribution images are detected.
+
+They are fitted in `ood`, which explains the method, and stored in the run directory.
+
+Notation: n images, D feature dimensions, C classes, P kinds of features (1 or 2).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from vitft.models.card import AnyConfig
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import RunError
+from vitft.system.npz import read_npz
+from vitft.system.text import describe_os_error, percent
+
+Features = np.ndarray[Any, np.dtype[np.float32]]
+Distances = np.ndarray[Any, np.dtype[np.float64]]
+
+REFERENCE_FILE = "reference.npz"
+STATISTICS = ("centre", "means", "within")
+"""Names of the arrays of `ClassStatistics`."""
+INTERMEDIATE = "intermediate_"
+"""Prefix of the names of arrays that belong to the intermediate feature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassStatistics:
+    """Means and scatter of one kind of feature by class; classes without images are omitted."""
+
+    centre: Features  # mean of all features, (D,)
+    means: Features
+    """Class means minus the centre, whitened by the within-class scatter: (C, D)."""
+    within: Features
+    """Whitening matrix (D, D), which gives centred features equal scatter in all directions within
+    classes."""
+
+    def distances(self, features: Features) -> Distances:
+        """Return the squared distance (n,) of each feature from the nearest class mean.
+
+        If there are fewer dimensions here than in the features (n, D), only the leading dimensions
+        of the features are used.
+        """
+        x = features[:, : len(self.centre)] - self.centre
+        z = x.astype(np.float64) @ self.within
+        means = self.means.astype(np.float64)
+        squares = (z**2).sum(1)[:, None] - 2 * z @ means.T + (means**2).sum(1)
+        return np.asarray(np.maximum(squares.min(axis=1), 0))
+
+    def scaled(self, unit: float) -> "ClassStatistics":
+        """Return the same statistics with all squared distances divided by `unit`."""
+        factor = np.float32(unit**-0.5)
+        return ClassStatistics(
+            centre=self.centre, means=self.means * factor, within=self.within * factor
+        )
+
+    def arrays(self) -> dict[str, Features]:
+        """Return the fields by name."""
+        return {name: np.asarray(getattr(self, name), np.float32) for name in STATISTICS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference(ClassStatistics):
+    """Statistics of a run's features: those of the inputs to the head and, if trained, of others.
+
+    With an intermediate feature, squared distances are in units in which the cube roots of those of
+    held-out images have a standard deviation of one, so that both kinds of features count equally.
+    """
+
+    limit: float  # score above which an image is out of distribution
+    unknown: float = math.nan
+    """Fraction of left-out classes' images with scores above `limit`; NaN if not measured, or if
+    the features were trained on these classes."""
+    intermediate_blocks: int = 0
+    """Number of blocks before the intermediate feature; 0 if it is not used."""
+    intermediate: ClassStatistics | None = None
+    """Statistics of the intermediate feature, if it is used."""
+
+    def scores(self, features: Features, intermediate: Features | None = None) -> Distances:
+        """Return the score (n,) of each image, given its features and intermediate features.
+
+        Without an intermediate feature, it is the squared distance (see `distances`).
+        """
+        if self.intermediate is None:
+            return self.distances(features)
+        assert intermediate is not None, "the intermediate features are missing"
+        return combined([self.distances(features), self.intermediate.distances(intermediate)])
+
+    def are_unlike(self, features: Features, intermediate: Features | None = None) -> list[bool]:
+        """Return, for each image, whether it is out of distribution (see `scores`)."""
+        return [bool(score > self.limit) for score in self.scores(features, intermediate)]
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the fields as arrays for `RunDir.write_arrays`."""
+        # `super()` does not work in a method of a class with slots that a decorator recreates.
+        arrays = ClassStatistics.arrays(self)
+        arrays |= {
+            name: np.asarray(getattr(self, name), np.float32) for name in ("limit", "unknown")
+        }
+        if self.intermediate is not None:
+            arrays[f"{INTERMEDIATE}blocks"] = np.asarray(self.intermediate_blocks, np.float32)
+            more = self.intermediate.arrays().items()
+            arrays |= {f"{INTERMEDIATE}{name}": array for name, array in more}
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Create a reference from the output of `arrays`; files of older runs lack `unknown`."""
+        intermediate, blocks = None, int(arrays.get(f"{INTERMEDIATE}blocks", 0))
+        if blocks:
+            intermediate = ClassStatistics(**{n: arrays[f"{INTERMEDIATE}{n}"] for n in STATISTICS})
+        return cls(
+            **{name: arrays[name] for name in STATISTICS},
+            limit=float(arrays["limit"]),
+            unknown=float(arrays["unknown"]) if "unknown" in arrays else math.nan,
+            intermediate_blocks=blocks,
+            intermediate=intermediate,
+        )
+
+    def power(self) -> str:
+        """Return how many images of unknown classes are noticed, or "" if it was not measured."""
+        if math.isnan(self.unknown):
+            return ""
+        return (
+            "of similar-looking images of other classes, about "
+            f"{unknown_percent(self.unknown)} are marked as unlike the training images"
+        )
+
+
+def combined(distances: Sequence[Distances]) -> Distances:
+    """Combine scaled squared distances of P kinds of features, each (n,), to one score (n,).
+
+    The cube root of a squared distance is nearly normal (see `limit_of`). The cube root of the
+    score is the sum of these roots.
+    """
+    return np.asarray(sum(np.cbrt(squares) for squares in distances) ** 3)
+
+
+def unknown_percent(unknown: float) -> str:
+    """Return the fraction of images of unknown classes that are flagged, as a whole percentage.
+
+    The fraction is a float64 in audit.json and a float32 in the reference; both give the same text,
+    also for 0.185.
+    """
+    return percent(round(unknown, 6), 0)
+
+
+def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None:
+    """Return the reference of a run directory, or None if there is no such file.
+
+    Args:
+        run: The run directory.
+        width: Number of dimensions of the model's features.
+        config: Architecture of the model.
+
+    Raises:
+        RunError: The file cannot be read or is damaged, or it does not fit the model.
+    """
+    path = run / REFERENCE_FILE
+    try:
+        arrays = read_npz(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise damaged_reference(path, describe_os_error(error)) from error
+    except ValueError as error:
+        raise damaged_reference(path, str(error)) from error
+    if not are_statistics(arrays):
+        raise damaged_reference(path, "it does not contain feature statistics")
+    found = Reference.from_arrays(arrays)
+    if not fits_width(found, width):
+        raise damaged_reference(path, f"it does not match {width}-dimensional features")
+    if found.intermediate is not None and not (
+        isinstance(config, ViTConfig)
+        and found.intermediate_blocks <= config.depth - config.read_blocks
+        and fits_width(found.intermediate, config.width)
+    ):
+        raise damaged_reference(path, "its intermediate feature does not match the model")
+    return found
+
+
+def fits_width(found: ClassStatistics, width: int) -> bool:
+    """Return whether statistics have consistent shapes, and at most `width` dimensions."""
+    shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
+    size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
+    return shapes == ((size,), (size, size), (size,)) and len(found.means) > 0
+
+
+def are_statistics(arrays: Mapping[str, Features]) -> bool:
+    """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
+    ranks = {"centre": 1, "means": 2, "within": 2}
+    required = ranks | {"limit": 0}
+    if f"{INTERMEDIATE}blocks" in arrays:
+        required |= {f"{INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
+        required |= {f"{INTERMEDIATE}blocks": 0}
+    optional = {"unknown": 0, "trained": 0}
+    if not required.keys() <= arrays.keys() <= (required | optional).keys():
+        return False
+    fits = (a.ndim == (required | optional)[n] and a.dtype == np.float32 for n, a in arrays.items())
+    if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
+        return False
+    unknown = arrays.get("unknown", np.float32(0))
+    blocks = float(arrays.get(f"{INTERMEDIATE}blocks", 1))
+    is_block = blocks >= 1 and blocks.is_integer()
+    return is_block and bool(np.isnan(unknown) or 0 <= unknown <= 1)
+
+
+def damaged_reference(path: Path, reason: str) -> RunError:
+    """Return the error for a damaged reference file."""
+    return RunError(
+        f"damaged run: {path} ({reason})",
+        fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
+    )
