@@ -1,8 +1,11 @@
 """The command `vitft explain`: files, messages and refused options."""
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +15,13 @@ from PIL import Image
 from tests.report.test_report import check_harmless
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
+from vitft.explain.explainer import ExplainedImage
+from vitft.explain.model_figures import ModelFigures
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import ImageError
 
 CLASSES = ("blue", "green", "red")
 
@@ -437,3 +443,125 @@ def test_an_option_without_effect_is_refused(
 
     assert message in capsys.readouterr().err
     assert not Path("explained").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "unreadable", "names", "code", "note"),
+    [
+        (["a.png"], [], ["filters.png", "distance.png"], 0, ""),
+        (["a.png", "b.png"], ["b.png"], ["filters.png", "distance.png"], 3, ""),
+        (["b.png"], ["b.png"], ["filters.png"], 3, "none of the images could be read"),
+        (
+            [],
+            [],
+            ["filters.png"],
+            0,
+            "attention distances are measured on images: name some after --model",
+        ),
+    ],
+)
+def test_the_plots_of_a_model_are_named_with_their_folder(
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    images: list[str],
+    unreadable: list[str],
+    names: list[str],
+    code: int,
+    note: str,
+) -> None:
+    pytest.importorskip("matplotlib")
+    given: list[object] = []
+
+    def write(model: object, paths: list[str], out: Path) -> ModelFigures:
+        given.extend([paths, out])
+        errors = [ImageError(path, "empty file") for path in unreadable]
+        return ModelFigures(names=tuple(names), failed=tuple(errors))
+
+    monkeypatch.setattr("vitft.explain.model_figures.write_model_figures", write)
+    for name in images:
+        Path(name).touch()
+
+    assert main(["explain", "--model", *images, "--run", str(run)]) == code
+
+    printed = capsys.readouterr()
+    assert given == [images, Path("explained")]
+    assert printed.out == f"plots of run written to explained/: {', '.join(names)}\n"
+    assert printed.err.splitlines() == [
+        *(f"warning: {ImageError(path, 'empty file').problem}" for path in unreadable),
+        *([f"distance.png was not written: {note}"] if note else []),
+    ]
+
+
+def test_images_beyond_the_first_ones_are_not_in_the_overview(
+    run: Path,
+    image_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vitft.explain.explainer.MAX_ON_SHEET", 2)
+    images = [str(image_folder / "red" / f"00{i}.png") for i in range(3)]
+    Path("page.jpg").write_text("<html>")
+
+    assert main(["explain", *images, "--run", str(run), "--out", "a"]) == 0
+    assert "sheet.html shows only the first 2 images\n" in capsys.readouterr().err
+    assert main(["explain", *images[:2], "page.jpg", "--run", str(run), "--out", "b"]) == 3
+    assert "shows only" not in capsys.readouterr().err
+
+
+def test_a_table_of_explained_images_has_the_class_and_the_files_of_each(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("page.jpg").write_text("<html>")
+    image = str(image_folder / "red" / "000.png")
+    command = ["explain", image, "page.jpg", "--run", str(run), "--class", "blue"]
+
+    assert main(command) == 3
+
+    printed = capsys.readouterr()
+    head, good, bad, summary = printed.out.splitlines()
+    assert [cell.strip() for cell in head.split("  ") if cell] == [
+        *("path", "prediction", "explained class", "picture"),
+    ]
+    assert good.endswith("  blue             001-000.png")
+    assert re.search(r"  (blue|green|red) \d+\.\d%  ", good)
+    assert bad.startswith("page.jpg")
+    assert "  error: " in bad
+    assert summary == "relevance maps of 1 image written to explained/"
+    assert printed.err.startswith("run run: 3 classes, accuracy unknown, ")
+    assert "explaining: 2/2" in printed.err
+    assert printed.err.endswith("1 image could not be explained: replace it, or leave it out\n")
+
+
+def test_the_table_of_patches_names_each_picture(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def write(model: object, paths: list[str], out: Path) -> Iterator[ExplainedImage]:
+        for path in paths:
+            found: dict[str, Any] = {"error": "empty"}
+            if path.endswith(".png"):
+                found = {"file": out / f"{Path(path).stem}-patches.png"}
+            yield ExplainedImage(path=path, **found)
+
+    monkeypatch.setattr("vitft.explain.patches.write_patch_figures", write)
+    for name in ("a.png", "b.jpg", "c.png"):
+        Path(name).touch()
+
+    assert main(["explain", "--patches", "a.png", "b.jpg", "c.png", "--run", str(run)]) == 3
+
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "path   picture      ",
+        "a.png  a-patches.png",
+        "b.jpg  error: empty ",
+        "c.png  c-patches.png",
+        "patches and tokens of 2 images written to explained/",
+    ]
+    assert "drawing: 3/3" in printed.err
+    assert printed.err.endswith("1 image could not be explained: replace it, or leave it out\n")
+    assert main(["explain", "--patches", "b.jpg", "--run", str(run)]) == 3
+    assert "written to" not in capsys.readouterr().out
+    assert main(["explain", "--patches", "a.png", "--run", str(run)]) == 0
+    assert "explained: " not in capsys.readouterr().err

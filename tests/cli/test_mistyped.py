@@ -44,6 +44,10 @@ from vitft.cli.main import main
         ("finetune a=b", "images are given with --data: {finetune --data a=b}"),
         ("evaluate photos model=a", "write options with --: {evaluate --data photos --run a}"),
         (
+            "evaluate photos --data flowers model=a",
+            "write options with --: {evaluate photos --data flowers --run a}",
+        ),
+        (
             "evaluate data=photos model=runs/a",
             "write options with --: {evaluate --data photos --run runs/a}",
         ),

@@ -144,9 +144,9 @@ def test_wrapped_text_is_indented_after_its_first_line(
     terminal = Console(file=shown, width=12, soft_wrap=True)
     monkeypatch.setattr(output, "stdout", lambda: terminal)
 
-    output.wrapped("one two three a-b-c-d-e", indent=3)
+    output.wrapped("one two three ab-cd-efg", indent=3)
 
-    assert shown.getvalue().splitlines() == ["one two", "   three", "   a-b-c-d-e"]
+    assert shown.getvalue().splitlines() == ["one two", "   three", "   ab-cd-efg"]
 
 
 def test_json_and_rows_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
