@@ -8,6 +8,7 @@ import pytest
 from tests.support.run_files import make_run
 from vitft.cli.compare import disputed_text
 from vitft.cli.main import main
+from vitft.config.run import config_from_table, to_toml
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.run_files import read_run
 from vitft.system.errors import UsageError
@@ -107,3 +108,30 @@ def test_only_a_figure_requires_matplotlib(
     assert main(["compare", "a", "b", "--out", "f.png"]) == 2
     assert required == [("plots", "a figure of the comparison")]
     assert not Path("f.png").exists()
+
+
+def test_settings_that_differ_follow_the_tests_and_notes_are_last(
+    runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, optim in (("a", {"l2": 2.0}), ("b", {"solver": "adamw", "epochs": 5})):
+        (Path(name) / "config.toml").write_text(to_toml(config_from_table({"optim": optim})))
+    found = compared("a", "b")
+
+    assert main(["compare", "a", "b"]) == 0
+
+    printed = capsys.readouterr()
+    lines = [line.rstrip() for line in printed.out.splitlines()]
+    assert lines[1] == found.next_step()
+    assert lines[2] == ""
+    place = lines.index("settings in which the runs differ")
+    assert lines[place - 1] == ""
+    assert lines[place + 1].split() == ["setting", *found.letters]
+    rows = [line.split() for line in lines[place + 2 : -1]]
+    assert [row[0] for row in rows] == [row[0] for row in found.setting_rows()]
+    assert "optim.l2" in (row[0] for row in rows)
+    assert lines[-1] == found.usual_settings_text()
+    assert lines[-1].startswith("not in this list (without effect in some runs and at defaults")
+    notes = printed.err.splitlines()
+    assert notes[: len(found.limits)] == [*found.limits]
+    assert notes[len(found.limits)] == found.power_text()
+    assert notes[-1].startswith("add --out compare.html")

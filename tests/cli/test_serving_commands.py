@@ -10,6 +10,7 @@ import pytest
 from tests.support.run_files import make_run
 from vitft.cli import label, serve
 from vitft.cli.main import main
+from vitft.serve.access import access_for
 from vitft.serve.metrics import request_log
 
 
@@ -85,6 +86,40 @@ def test_requests_are_logged_only_on_request(
     main(["serve", "--run", "run", "--port", "0", "--access-log"])
 
     assert request_log.level == logging.DEBUG
+
+
+def test_the_model_of_a_server_may_be_a_graph_and_has_the_device_of_the_user(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[tuple[Any, ...]] = []
+    engine = SimpleNamespace(classes=("a", "b"), feature_size=0, thresholds=(), facts={})
+
+    def open_engine(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return engine
+
+    monkeypatch.setattr("vitft.predict.open_engine.open_engine", open_engine)
+    for name in ("graph.onnx", "program.pt2"):
+        Path(name).write_bytes(b"x")
+
+    assert main(["serve", "--run", "graph.onnx", "--port", "0", "--device", "cuda:1"]) == 143
+    assert opened == [("graph.onnx", "cuda:1")]
+    assert served["made"][0] is engine
+    assert main(["serve", "--run", "program.pt2", "--port", "0"]) == 5
+    assert "a torch.export program, which vitft cannot run" in capsys.readouterr().err
+    assert len(opened) == 1
+
+
+def test_the_names_that_a_server_accepts_are_those_of_its_address_and_of_the_user(
+    served: dict[str, Any],
+) -> None:
+    words = ["serve", "--run", "run", "--port", "0", "--host", "127.0.0.1"]
+
+    main([*words, "--allow-host", "photos.example", "--allow-host", "two.example"])
+
+    access = served["made"][3]
+    assert access == access_for("127.0.0.1", ["photos.example", "two.example"])
+    assert access != access_for("127.0.0.1", [])
 
 
 @pytest.fixture

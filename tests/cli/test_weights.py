@@ -15,6 +15,7 @@ from vitft.cli.parser import Parser
 from vitft.cli.weights import add_weights
 from vitft.system import console
 from vitft.system.errors import UsageError, WeightsError
+from vitft.system.text import duration
 
 
 def run(*words: str) -> int:
@@ -185,6 +186,23 @@ def test_recommended_weights_are_listed_with_their_cost(
     assert head.endswith("1,000 images")
     assert len(rows) == len([*recommended.recommendations()])
     assert all(row.endswith("1 s") for row in rows)  # never 0 s
+
+
+def test_costs_are_of_a_pass_over_a_thousand_images(
+    printed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitft.models.pretrained import recommended
+
+    first, second, *_ = recommended.recommendations()
+    monkeypatch.setattr(recommended, "machine_speed", lambda: first.gmacs / 0.6 * 25)
+
+    run("list")
+
+    _, row, other, *_ = printed().splitlines()
+    assert row.split() == [
+        *(first.name, first.tier, first.entry.licence, f"{first.megabytes:,}", "40", "s"),
+    ]
+    assert other.endswith(f"  {duration(40 * second.gmacs / first.gmacs)}")
 
 
 @pytest.mark.parametrize(("has_gpu", "machine"), [(True, "a GPU"), (False, "this CPU")])

@@ -13,6 +13,7 @@ from tests.conftest import draw_folder
 from tests.study.test_study import checked, files
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import Folder
+from vitft.features.cache import default_folder
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.plan import BASELINES, FeatureSource, Plan, check_study
 from vitft.study.run import (
@@ -152,29 +153,67 @@ def test_a_run_that_was_trained_on_the_images_is_named(
     ]
 
 
+class Features:
+    """Features of a backbone that are random numbers."""
+
+    loaded: list[str]
+
+    def __init__(
+        self, folder: Folder, data: DataSpec, train: TrainSpec, source: FeatureSource, **_: Any
+    ) -> None:
+        self.folder = folder
+        self.loaded.append(source.name)
+
+    def inspect(self) -> Any:
+        self.loaded.append("inspected")
+        return inspect_dataset(self.folder, max_pixels=10**6, allow_bad=False)
+
+    def rows(self, images: Any) -> torch.Tensor:
+        return torch.randn(len(images), 8)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The backbones that were loaded, and `inspected` after the one that inspected the images."""
+    monkeypatch.setattr(Features, "loaded", [], raising=False)
+    monkeypatch.setattr("vitft.study.run.BackboneFeatures", Features)
+    monkeypatch.setattr("vitft.study.run.images_of_weights", lambda *_: set())
+    return Features.loaded
+
+
 @pytest.mark.parametrize(("cache", "is_pruned"), [("", True), ("own", False)])
+@pytest.mark.usefixtures("loaded")
 def test_only_the_default_cache_is_pruned_after_a_study(
     colours: Path, monkeypatch: pytest.MonkeyPatch, cache: str, is_pruned: bool
 ) -> None:
-    pruned: list[int] = []
-    monkeypatch.setattr("vitft.study.run.prune", lambda *_, idle_s: pruned.append(idle_s))
+    pruned: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        "vitft.study.run.prune", lambda folder, *, idle_s: pruned.append((folder, idle_s))
+    )
     plan = check_study(str(colours), ["histogram"], [2], seeds=1, out=str(colours.parent / "o"))
     source = FeatureSource(name="x", weights="x")
-    plan = replace(plan, sources=(source, *plan.sources))
+    train = TrainSpec(device="cpu", cache=cache)
 
-    class Features:
-        def __init__(self, folder: Folder, *_: Any, **__: Any) -> None:
-            self.folder = folder
+    run_study(plan, data=DataSpec(), train=train)
+    assert pruned == []  # baselines are not cached
+    run_study(replace(plan, sources=(source, *plan.sources)), data=DataSpec(), train=train)
 
-        def inspect(self) -> Any:
-            return inspect_dataset(self.folder, max_pixels=10**6, allow_bad=False)
+    assert pruned == [(default_folder(), 3600)] * is_pruned
 
-        def rows(self, images: Any) -> torch.Tensor:
-            return torch.randn(len(images), 8)
 
-    monkeypatch.setattr("vitft.study.run.BackboneFeatures", Features)
-    monkeypatch.setattr("vitft.study.run.images_of_weights", lambda *_: set())
+def test_each_backbone_is_loaded_once_and_the_first_one_inspects_the_images(
+    colours: Path, loaded: list[str]
+) -> None:
+    plan = check_study(str(colours), ["histogram"], [2], seeds=1, out=str(colours.parent / "o"))
+    first, second = (FeatureSource(name=name, weights=name) for name in ("x", "y"))
 
-    run_study(plan, data=DataSpec(), train=TrainSpec(device="cpu", cache=cache))
+    done = run_study(
+        replace(plan, sources=(*plan.sources, first, second)),
+        data=DataSpec(),
+        train=TrainSpec(device="cpu"),
+    )
 
-    assert pruned == [3600] * is_pruned
+    assert loaded == ["x", "inspected", "y"]
+    assert [(curve.name, curve.features) for curve in done.curves] == [
+        *(("histogram", 512), ("x", 8), ("y", 8)),
+    ]
