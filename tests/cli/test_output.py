@@ -115,6 +115,21 @@ def test_text_is_wrapped_between_words_where_rows_may_have_several_lines(
     ]
 
 
+def test_the_first_column_of_numbers_is_not_wrapped_if_the_text_can_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = ("name", "a text of more than twenty characters", "12.34 to 123.45 points", "5")
+
+    found = printed_table(monkeypatch, 49, ("n", "text", "interval", "n"), [row], numbers=2)
+
+    assert found == [
+        "n     text                            interval  n",
+        "name  a text of more    12.34 to 123.45 points  5",
+        "      than twenty",
+        "      characters",
+    ]
+
+
 def test_headings_and_titles_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(["true", "shoes [old]", "shoes [bold]"], [["a", "1", "2"]], title="run [new]")
 
