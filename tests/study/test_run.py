@@ -158,10 +158,9 @@ class Features:
 
     loaded: list[str]
 
-    def __init__(
-        self, folder: Folder, data: DataSpec, train: TrainSpec, source: FeatureSource, **_: Any
-    ) -> None:
+    def __init__(self, folder: Folder, *arguments: Any, **_: Any) -> None:
         self.folder = folder
+        source: FeatureSource = arguments[-1]
         self.loaded.append(source.name)
 
     def inspect(self) -> Any:
