@@ -32,7 +32,7 @@ def exported(*rows: Any, **more: Any) -> Exported:
 
 
 def plan(*formats: str, **more: Any) -> ExportPlan:
-    return ExportPlan(formats=formats, out=Path("export"), **more)
+    return ExportPlan(formats=formats, **{"out": Path("export"), **more})
 
 
 def test_each_format_is_compared_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +141,35 @@ def test_the_hub_gets_the_format_of_timm_by_default(
     assert "not pushed (--dry-run): read export/README.md first" in printed
     assert "next: hf upload me/flowers export" in printed
     assert main(["export"]) == 2
+
+
+def test_every_option_is_part_of_the_plan(asked: list[ExportPlan]) -> None:
+    graph = ["--onnx", "--with-resize", "--with-preprocessing", "--images", "7", "--licence", "mit"]
+    hub = ["--push-to-hub", "me/flowers", "--private", "--revision", "b", "--dry-run"]
+    images = ["--image-licence", "cc-by-4.0", "--image-credit", "me"]
+
+    assert main(["export", *graph, "--out", "one"]) == 0
+    assert main(["export", *hub, *images, "--out", "two"]) == 0
+
+    first, second = asked
+    assert first == plan(
+        "onnx",
+        out=Path("one"),
+        with_resize=True,
+        with_preprocessing=True,
+        images=7,
+        licence="mit",
+    )
+    assert second == plan(
+        "timm",
+        out=Path("two"),
+        repo="me/flowers",
+        private=True,
+        revision="b",
+        dry_run=True,
+        image_licence="cc-by-4.0",
+        image_credit="me",
+    )
 
 
 def test_a_push_reports_the_address(

@@ -119,6 +119,67 @@ def test_a_name_of_up_to_eight_words_is_put_in_quotes(
 
 
 @pytest.mark.parametrize(
+    ("paths", "typed", "quoted"),
+    [
+        (["a b"], "a b --out x", "check 'a b' --out x"),
+        (["a b", "a b c"], "a b c d", "check 'a b c' d"),
+        (["a b c", "b c"], "a b c d", "check a 'b c' d"),
+        (["a b c"], "a b", ""),
+        (["b"], "a b c", ""),
+    ],
+)
+def test_the_longest_name_from_the_nearest_word_on_is_put_in_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], typed: str, quoted: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in paths:
+        Path(path).mkdir()
+    parser = build_parser("check").commands["check"]
+    parser.typed = ["check", *typed.split()]
+
+    fix = parser.with_quotes("b")
+
+    assert fix == (f"put a name with spaces in quotes: vitft {quoted}" if quoted else "")
+
+
+@pytest.mark.parametrize(
+    ("paths", "typed", "is_refused"),
+    [
+        (["new pictures"], "new pictures", True),
+        (["new pictures"], "other new pictures", True),
+        (["new pictures", "new"], "new pictures", False),
+        (["new pictures", "other"], "new pictures other", False),
+        (["newpictures"], "new pictures", False),
+        (["new pictures"], "pictures", False),
+    ],
+)
+def test_words_of_one_name_are_refused_if_none_of_them_exists(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    paths: list[str],
+    typed: str,
+    is_refused: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in paths:
+        Path(path).mkdir()
+    parser = build_parser("predict").commands["predict"]
+    parser.typed = ["predict", *typed.split(), "--top-k", "2"]
+    args = parser.parse_args(parser.typed[1:])
+
+    if not is_refused:
+        parser.refuse_unquoted(args)
+        return
+
+    with pytest.raises(UsageError, match="new and pictures do not exist\n") as refused:
+        parser.refuse_unquoted(args)
+    quoted = typed.replace("new pictures", "'new pictures'")
+    assert refused.value.fix == (
+        f"put a name with spaces in quotes: vitft predict {quoted} --top-k 2"
+    )
+
+
+@pytest.mark.parametrize(
     ("command", "word", "found"),
     [
         ("finetune", "photos", ("images are given", ("--data", "photos"))),

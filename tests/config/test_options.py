@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from vitft.config.options import FINETUNE_OPTIONS, check_argument_types, option_settings
+from vitft.config.options import (
+    FINETUNE_OPTIONS,
+    check_argument_types,
+    option_settings,
+    refuse_unknown_arguments,
+    suggest_argument,
+)
 from vitft.system.errors import UsageError
 
 OPTIONS = {option.setting: option for option in FINETUNE_OPTIONS}
@@ -74,3 +80,38 @@ def test_an_argument_that_must_be_a_path_is_refused_with_its_type(name: str) -> 
 def test_settings_of_an_argument_must_be_a_mapping() -> None:
     with pytest.raises(UsageError, match=r"expected a mapping, got list"):
         check_argument_types(PATHS, ["optim.ema=0.9"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("frezee", "use freeze"),
+        ("image_sizes", "use image_size"),
+        ("learning_rate", "use lr"),
+        ("IMAGES", "use data"),  # and not `image_size`
+        ("ema", 'use settings={"optim.ema": ...}'),
+        ("label_smoothing_factor", 'use settings={"optim.label_smoothing": ...}'),
+        ("zzz", "use one of data, image_size, lr, freeze"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(name: str, fix: str) -> None:
+    assert suggest_argument(name, ("data", "image_size", "lr", "freeze")) == fix
+
+
+def test_unknown_and_unnamed_arguments_are_refused_before_the_call() -> None:
+    called: list[dict[str, Any]] = []
+
+    @refuse_unknown_arguments
+    def tried(*, data: str = "", lr: float = 1.0) -> int:
+        called.append({"data": data, "lr": lr})
+        return len(called)
+
+    assert tried(lr=0.5) == 1
+    with pytest.raises(UsageError, match="unknown argument lrate") as refused:
+        tried(lrate=3)  # type: ignore[call-arg]
+    assert refused.value.fix == "use lr"
+    with pytest.raises(UsageError, match="the arguments of finetune are named") as refused:
+        tried("d", 3)  # type: ignore[misc]
+    assert refused.value.fix == "use data='d', lr=3"
+    assert called == [{"data": "", "lr": 0.5}]
+    assert tried.__name__ == "tried"
