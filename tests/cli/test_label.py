@@ -115,7 +115,9 @@ def test_by_default_the_bundled_weights_label_on_this_machine_only() -> None:
     [
         (["table.csv"], 2, "`vitft label FOLDER --out table.csv`"),
         (["array.npz"], 2, "use a folder of image files; arrays already contain labels"),
-        (["none"], 3, "none"),
+        (["none"], 3, "data folder not found: none\n"),
+        (["none", "--weights", "no-such", "--out", "x.txt"], 3, "data folder not found: none\n"),
+        (["hf:me/photos"], 2, "hf:me/photos is not a folder\n"),
         (["photos", "--port", "65536"], 2, "invalid --port 65536"),
         (["photos", "--out", "x.txt"], 2, "not a CSV file"),
         (["photos", "--weights", "no-such"], 4, "no-such"),
