@@ -1,13 +1,16 @@
 """What `vitft check` prints, and where it writes."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from vitft.check.folder import CheckResult
+from tests.support.run_files import make_run
+from vitft.check.folder import CheckResult, check_folder, read_run_settings
 from vitft.cli.check import (
     check_command,
     earlier_table,
@@ -19,7 +22,8 @@ from vitft.cli.check import (
     training_command,
 )
 from vitft.cli.main import build_parser, main
-from vitft.config.run import config_from_table
+from vitft.config.run import config_from_table, to_toml
+from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.data.fixes import Fix
 from vitft.system.errors import RunError, UsageError
 
@@ -303,3 +307,70 @@ def test_a_check_ends_with_success_and_names_its_files(
     assert (found["fixes"], found["page"]) == (
         *(str(tmp_path / "o" / "fixes.csv"), str(tmp_path / "o" / "check.html")),
     )
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the check of a folder is asked; it is done without the weights and the split."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[dict[str, Any]] = []
+
+    def check(data: Path, **options: Any) -> CheckResult:
+        asked.append(options)
+        plain = {"weights": WeightsSpec(name=""), "train": TrainSpec(cache="none")}
+        return check_folder(data, spec=replace(options["spec"], fixes=""), **plain)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("vitft.check.folder.check_folder", check)
+    return asked
+
+
+def test_a_check_with_a_run_uses_its_settings_and_is_compared_with_its_report(
+    image_folder: Path, given: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "red" / "empty.png").touch()
+    shutil.copy(image_folder / "red" / "000.png", image_folder / "red" / "copy.png")
+    run = make_run(Path("run"))
+    config = config_from_table({"weights": {"name": "w"}, "data": {"seed": 3}})
+    (run / "config.toml").write_text(to_toml(config))
+    compared = "the report of the run lists 1 probable label error, 0 of them listed here too"
+
+    assert main(["check", str(image_folder), "--run", "run", "--device", "cuda:1"]) == 0
+
+    assert compared in capsys.readouterr().err
+    assert compared in Path("check.html").read_text()
+    (asked,) = given
+    assert asked["weights"] == config.weights
+    assert asked["train"] == replace(config.train, device="cuda:1")
+    assert asked["split"] == read_run_settings("run")[1]
+    assert set(asked["split"].values()) == {"train", "val"}
+    assert (asked["spec"].seed, asked["spec"].allow_bad, asked["needs_fixes"]) == (3, True, False)
+
+
+def test_a_check_without_a_run_has_no_split_and_applies_only_fixes_that_are_named(
+    image_folder: Path, given: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "red" / "empty.png").touch()
+    make_run(Path("runs") / "latest")
+
+    assert main(["check", str(image_folder)]) == 0
+    assert "the report of the run" not in capsys.readouterr().err
+    assert "the report of the run" not in Path("check.html").read_text()
+    words = ["--weights", "random:demo", "--cache", "own", "--fixes", "f.csv"]
+    assert main(["check", str(image_folder), *words]) == 0
+
+    first, second = given
+    usual = DataSpec(allow_bad=True)
+    assert first == {
+        "spec": usual,
+        "weights": WeightsSpec(),
+        "train": TrainSpec(),
+        "split": None,
+        "needs_fixes": False,
+    }
+    assert second == {
+        "spec": replace(usual, fixes="f.csv"),
+        "weights": WeightsSpec(name="random:demo"),
+        "train": TrainSpec(cache="own"),
+        "split": None,
+        "needs_fixes": True,
+    }
