@@ -272,6 +272,11 @@ def test_the_training_command_repeats_what_the_check_used() -> None:
     assert command("--run", "r") == [*plain, "--weights", "demo", "--like", "r"]
     grouped = [*plain, "--weights", "demo", "--like", "r", "--group-duplicates"]
     assert command("--run", "r", together=True) == grouped
+    weights = replace(config.weights, name="w.pth", allow_pickle=True)
+    config = replace(config, weights=weights)
+    pickled = [*plain, "--weights", "w.pth", "--allow-pickle", "--like", "r"]
+    assert command("--run", "r") == pickled
+    assert command() == plain
     assert command(classes="c.csv") == [*plain, "--classes", "c.csv"]
     assert command(label="species") == plain  # a folder has no columns
 

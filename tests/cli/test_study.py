@@ -74,6 +74,15 @@ def test_baselines_may_be_left_out(colours: Path, capsys: pytest.CaptureFixture[
     assert "--seeds 1 --no-baselines" in Path("o/study.md").read_text()
 
 
+def test_the_repeated_command_may_read_pickles_if_the_first_one_might(colours: Path) -> None:
+    words = ["--data", "colours", "--weights", "pixels", "--shots", "1", "--seeds", "1"]
+
+    assert main(["study", *words, "--allow-pickle", "--no-baselines"]) == 0
+
+    command = f"    vitft study {' '.join(words)} --no-baselines --allow-pickle"
+    assert command in Path("study-colours/study.md").read_text().splitlines()
+
+
 def test_settings_of_the_features_are_passed_on(
     colours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

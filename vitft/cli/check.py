@@ -173,6 +173,7 @@ def training_command(
     command = ["vitft", "finetune", "--data", redacted(args.data), *chosen]
     if args.run or args.weights:
         command += ["--weights", config.weights.name]
+        command += ["--allow-pickle"] * config.weights.allow_pickle
     if args.run and config.data.split == "content":
         command += ["--like", args.run]
     return [*command, "--group-duplicates"] if together else command

@@ -5,8 +5,9 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from vitft.cli.parser import FOREIGN_OPTIONS
-from vitft.config.names import find_setting
-from vitft.config.options import FINETUNE_OPTIONS, setting_words
+from vitft.config.names import SECTIONS, find_setting
+from vitft.config.options import setting_words
+from vitft.config.schema import setting_types
 from vitft.system.near_paths import PAIR
 
 
@@ -50,11 +51,12 @@ def option_words(
     setting = find_setting(key, cutoff=0.8)
     if setting is None:
         return []
-    kind = next((one.setting_type for one in FINETUNE_OPTIONS if one.setting == setting), None)
-    if kind is not None and value.lower() in kind.choices:
-        value = value.lower()  # AdamW
-    is_true = kind is not None and kind.type is bool and value.lower() == "true"
-    words = setting_words(setting, is_true or value)
+    section, _, name = setting.partition(".")
+    kind = setting_types(SECTIONS[section])[name]
+    is_bool = kind.type is bool
+    if value.lower() in (("true", "false") if is_bool else kind.choices):
+        value = value.lower()  # True, AdamW
+    words = setting_words(setting, (is_bool and value == "true") or value)
     if words[0] == "--set" and settable and setting not in settable:
         return []
     return words if words[0] in actions else []

@@ -104,6 +104,7 @@ def study_command(args: argparse.Namespace) -> int:
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
+    words += ["--allow-pickle"] * args.allow_pickle
     write_results(study, f"vitft study {shell_join(words)}")
     output.note(f"{heading(study)}; ± is the longer side of the interval, study.md has both")
     output.table(
