@@ -75,6 +75,13 @@ def test_up_to_ten_choices_are_listed() -> None:
     )
 
 
+def test_a_single_choice_is_not_one_of_several() -> None:
+    parser = Parser(prog="vitft try")
+    Commands(parser, "actions").add_parser("fetch", help="download an archive")
+
+    assert fix_of("xyz", parser=parser) == "use fetch"
+
+
 def test_an_option_is_not_abbreviated() -> None:
     assert fix_of("--siz", "3") == "use --size"
 

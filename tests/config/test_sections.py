@@ -82,6 +82,12 @@ def test_the_settings_page_is_current() -> None:
         ("train", {"budget": "2h"}, {"budget": "2"}, "invalid train.budget=2"),
         ("train", {"tracker": "wandb, mlflow"}, {"tracker": "wandb, comet"}, "train.tracker"),
         ("train", {"tracker": "wandb"}, {"tracker": "wandb,wandb"}, "train.tracker"),
+        (
+            "train",
+            {"tracker": "tensorboard,mlflow,wandb"},
+            {"tracker": "tensorboard,mlflow,wandb,mlflow"},
+            "train.tracker",
+        ),
     ],
 )
 def test_values_of_a_section_that_exclude_each_other_are_refused(

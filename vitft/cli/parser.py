@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         if wrong and (near := self.nearest(wrong[0], choices)):
             fix = f"use {near}"
         elif 0 < len(choices) <= FEW_CHOICES:
-            fix = f"use one of {', '.join(choices)}"
+            fix = f"use {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
     def corrected(self, message: str) -> str:
