@@ -111,7 +111,7 @@ def test_unknown_and_unnamed_arguments_are_refused_before_the_call() -> None:
         tried(lrate=3)  # type: ignore[call-arg]
     assert refused.value.fix == "use lr"
     with pytest.raises(UsageError, match="the arguments of finetune are named") as refused:
-        tried("d", 3)  # type: ignore[misc]
+        tried("d", 3)  # type: ignore[call-arg]
     assert refused.value.fix == "use data='d', lr=3"
     assert called == [{"data": "", "lr": 0.5}]
     assert tried.__name__ == "tried"

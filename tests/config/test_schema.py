@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from vitft.config.schema import (
-    NO_LIMITS,
     SettingType,
     check_pattern,
     check_values,
@@ -22,7 +21,7 @@ from vitft.config.schema import (
     shown_value,
 )
 from vitft.system.errors import UsageError
-from vitft.system.structure import Range
+from vitft.system.structure import NO_LIMITS, Range
 
 FROM_ONE = Range(ge=1)
 HALF = Range(gt=0, le=0.5)
