@@ -40,6 +40,9 @@ def test_a_table_of_two_runs_has_one_test(
     assert lines.count("settings in which the runs differ") == 0
     (row,) = (line for line in lines if line.startswith("B b    "))  # names are on the left
     assert row.endswith("%")  # and numbers on the right
+    head = next(line for line in lines if line.startswith("run  "))
+    ends = [head.index(title) + len(title) for title in ("accuracy", "95% interval")]
+    assert [row[end - 1 : end + 2] for end in ends] == ["%  ", "%  "]
     assert (
         f"add --out compare.html for a page{disputed_text(compared('flowers', 'b'))}" in printed.err
     )
