@@ -26,7 +26,13 @@ from vitft.data.array_files import (
     open_torchvision,
     wanted_files,
 )
-from vitft.data.arrays import ArraySet, data_path, encode_bmp, find_arrays
+from vitft.data.arrays import (
+    ArraySet,
+    data_path,
+    encode_bmp,
+    find_arrays,
+    wrong_member_reason,
+)
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.labelled import find_labelled
@@ -641,3 +647,11 @@ def test_images_are_listed_by_class_then_by_path_as_text() -> None:
     assert [path for path, _, _ in found[after : after + 3]] == [
         "train/a/100000.bmp", "train/a/100001.bmp", "train/a/10001.bmp",
     ]  # fmt: skip
+
+
+def test_nothing_is_wrong_with_a_path_into_what_is_no_set_of_arrays(tmp_path: Path) -> None:
+    (tmp_path / "torn.npz").write_bytes(b"PK")
+    (tmp_path / "photos").mkdir()
+    names = ("torn.npz/train/a/00000.bmp", "torn.npz/x", "photos/train/a/00000.bmp", "photos/x.jpg")
+
+    assert [wrong_member_reason(f"{tmp_path}/{name}") for name in names] == [""] * 4

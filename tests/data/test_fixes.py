@@ -1,5 +1,6 @@
 """Fixes as a table: written, edited, and applied to the list of files only."""
 
+import hashlib
 import os
 import time
 import unicodedata
@@ -10,6 +11,7 @@ from PIL import Image
 
 from vitft.config.sections import DataSpec
 from vitft.data.fixes import (
+    ACTIONS,
     UNDECIDED,
     Fix,
     apply_fixes,
@@ -404,6 +406,20 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_fixes(tmp_path / "f.csv", "") == [
         Fix(path="a/1.jpg", action="keep"), Fix(path="a/2.jpg", action="drop", label="a"),
     ]  # fmt: skip
+
+
+def test_paths_are_settled_by_a_table_that_has_not_changed(tmp_path: Path) -> None:
+    table = tmp_path / "f.csv"
+    write_fixes(table, [Fix(path=f"a/{a}.jpg", action=a) for a in (*ACTIONS, "move")])
+    table.write_bytes(table.read_bytes() + b"'-1.jpg,keep,,,,,\n")
+    digest = hashlib.sha256(table.read_bytes()).hexdigest()
+
+    found = [settled_paths(DataSpec(fixes=str(table), fixes_digest=d)) for d in ("", digest)]
+
+    assert found == [{"a/keep.jpg", "a/move.jpg", "'-1.jpg", "-1.jpg"}] * 2
+    assert settled_paths(DataSpec(fixes=str(table), fixes_digest="0" * 64)) == set()
+    assert settled_paths(DataSpec(fixes=str(tmp_path / "gone.csv"))) == set()
+    assert settled_paths(DataSpec()) == set()
 
 
 def test_proposals_are_open_until_a_table_decides_them() -> None:

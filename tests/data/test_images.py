@@ -22,6 +22,7 @@ from PIL import Image, ImageFile, PngImagePlugin
 
 from vitft.data.images import (
     decode,
+    has_more_frames,
     open_image,
     read_bytes,
     read_image,
@@ -368,6 +369,23 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
     assert red > 245
     assert max(green, blue) < 10
     assert remark in picture.odd
+
+
+def test_a_second_frame_that_cannot_be_counted_is_one() -> None:
+    class Torn(ImageFile.ImageFile):
+        def __init__(self, error: Exception | None) -> None:
+            self.error, self.info = error, {}
+
+        def _open(self) -> None: ...
+
+        @property
+        def is_animated(self) -> bool:
+            if self.error:
+                raise self.error
+            return False
+
+    assert has_more_frames(Torn(EOFError("no more")))
+    assert not has_more_frames(Torn(None))
 
 
 # ---- what is refused

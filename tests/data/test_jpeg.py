@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitft.data.images import read_image
-from vitft.data.jpeg import decode_upright, fast_view
+from vitft.data.jpeg import decode_upright, fast_view, header_oddities
 from vitft.data.transforms import EvalTransform, Interpolation
 
 
@@ -135,3 +135,9 @@ def test_real_photos_differ_by_two_grey_levels_at_most() -> None:
         worst = max(worst, int(np.abs(found[0].astype(int) - exact.astype(int)).max()))
     assert taken > 20
     assert worst <= 2
+
+
+def test_remarks_of_a_header_are_those_of_pillow_and_none_if_it_is_damaged() -> None:
+    assert header_oddities(jpeg(64, 48), "a.jpg") == ()
+    assert header_oddities(jpeg(64, 48), "a.PNG") == ("content is JPEG, but the suffix is .png",)
+    assert header_oddities(jpeg(64, 48)[:30], "a.png") == ()

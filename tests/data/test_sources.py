@@ -22,6 +22,7 @@ from vitft.data.sources import (
 )
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.system.redaction import redacted
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 
@@ -443,3 +444,12 @@ def test_the_bytes_of_a_source_are_its_own_or_those_of_its_file(here: Path) -> N
     assert source_bytes(ImageSource("x", "photos/a.jpg"), max_pixels=9) == PNG
     with pytest.raises(ImageError, match="why"):
         source_bytes(ImageSource("x", data=b"", error="why"), max_pixels=9)
+
+
+def test_an_image_on_the_web_is_named_without_its_password() -> None:
+    address = "https://me:secret@example.org/a.jpg?token=hidden"
+
+    (found,) = sources([address])
+
+    assert found == ImageSource(redacted(address), url=address)
+    assert "secret" not in found.name

@@ -253,6 +253,15 @@ def test_a_folder_with_the_name_of_a_table_is_a_folder(tmp_path: Path) -> None:
     assert base_folder(tmp_path / "other.csv", "x") == Path("x")
 
 
+def test_a_table_in_a_closed_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: Path) -> bool:
+        raise PermissionError("closed")
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+
+    assert is_table(Path("x.csv")) is False
+
+
 def test_a_byte_order_mark_is_written_only_on_request(tmp_path: Path) -> None:
     rows = [["a,b", 'x"y']]
 

@@ -538,3 +538,12 @@ def test_many_files_are_flushed_at_once(tmp_path: Path, monkeypatch: pytest.Monk
                 (folder / str(i)).touch()
 
     assert calls == ["fsync", "fsync", "fsync", "sync"]
+
+
+def test_a_digest_may_be_in_capitals() -> None:
+    digest = "0123456789ABCDEF" * 4
+
+    assert select_archive("flower_photos", sha256=digest).sha256 == digest.lower()
+    for wrong in (digest[1:], f"{digest}0", f"{digest[1:]}G"):
+        with pytest.raises(UsageError, match=f"invalid --sha256 '{wrong}'"):
+            select_archive("flower_photos", sha256=wrong)

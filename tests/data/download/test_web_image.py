@@ -1,11 +1,16 @@
 """Fetching of single images over loopback, within limits."""
 
 import contextlib
+import errno
+import http.client
+import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -239,6 +244,77 @@ def test_a_refused_connection_has_a_reason() -> None:
         port = server.server_port  # free again after this line
 
     assert reason(f"http://127.0.0.1:{port}/x.jpg") == "connection refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TimeoutError("timed out"), "no response in time"),
+        (urllib.error.URLError(TimeoutError("timed out")), "no response in time"),
+        (urllib.error.URLError(socket.gaierror(-2, "not known")), "no such host"),
+        (urllib.error.URLError(ConnectionRefusedError(111, "refused")), "connection refused"),
+        (OSError(errno.ENETUNREACH, "x"), "network is unreachable"),
+        (OSError("tunnel  failed\n"), "tunnel failed"),
+        (http.client.BadStatusLine("http://me:pw@host/"), "http://***@host/"),
+        (ValueError("a" * 121), "a" * 120),
+        (ConnectionResetError(), "the connection was closed"),
+    ],
+    ids=lambda one: one[:12] if isinstance(one, str) else type(one).__name__,
+)
+def test_a_failed_connection_is_named_in_a_few_words(error: Exception, expected: str) -> None:
+    assert web_image.connection_failure(error) == expected
+
+
+def test_a_host_that_nobody_knows_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+
+    assert reason("http://nobody.example/x.jpg") == "no such host"
+
+
+def test_https_needs_a_certificate_and_a_public_address(site: str) -> None:
+    address = site.replace("http:", "https:")
+
+    assert "SSL" in reason(f"{address}/good")
+    with pytest.raises(ImageError, match=r"refused: 127\.0\.0\.1 is a private address"):
+        fetch_image(f"{address}/good")
+
+
+def test_a_renewed_deadline_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(web_image, "time", SimpleNamespace(monotonic=lambda: now))
+    with Deadline(30.0) as clock:
+        first = clock.timer
+        assert first.is_alive()
+        now = 120.0
+        assert clock.left == 10
+
+        clock.renew()
+
+        assert (clock.left, clock.is_up) == (30, False)
+        assert first.finished.is_set()
+        assert (clock.timer.is_alive(), clock.timer.daemon, clock.timer.interval) == (
+            True, True, 30,
+        )  # fmt: skip
+        now = 150.0
+        assert clock.is_up
+    assert clock.timer.finished.is_set()
+
+
+def test_the_sockets_of_a_request_are_shut_down_at_its_deadline() -> None:
+    one, other = socket.socketpair()
+    closed = socket.socket()
+    closed.close()
+    with one, other:
+        clock = Deadline(30.0)
+        clock.sockets = [closed, one]
+
+        clock.cut()
+
+        other.settimeout(5)
+        assert other.recv(1) == b""
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org/x.jpg", "http:x", "c:/x"])

@@ -22,8 +22,10 @@ from vitft.data.remote.hugging_face import (
     json_value,
     load_arguments,
     local_version,
+    parse_name,
     read_copied,
     row_members,
+    split_names,
     write_rows,
 )
 from vitft.data.remote.places import Place
@@ -225,6 +227,56 @@ def test_a_dataset_without_images_or_with_an_error_is_refused(
     (tmp_path / "set" / "newer").touch()
     with pytest.raises(DataError, match=r"cannot read hf:.*/set: the first line\n"):
         prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+
+def test_only_columns_of_images_are_cast_to_bytes(
+    library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        FakeStream, "cast_column", lambda s, name, kind: cast.append((name, kind.decode)) or s
+    )
+    begin = FakeStream.__init__
+
+    def with_columns(stream: FakeStream, library: FakeLibrary, split: str) -> None:
+        begin(stream, library, split)
+        stream.features |= {"file": SimpleNamespace(dtype="binary"), "mask": library.Image()}
+
+    monkeypatch.setattr(FakeStream, "__init__", with_columns)
+    (tmp_path / "set").mkdir()
+    library.splits = {"train": [row | {"file": None, "mask": None} for row in rows_of(2)]}
+
+    prepare_data(f"hf:{tmp_path}/set", DataSpec())
+
+    assert cast == [("image", False), ("mask", False)]
+
+
+def test_the_parts_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("set", "odd@v1:x"):
+        (tmp_path / name).mkdir()
+    expected = {
+        "me/set": HubName("me/set"),
+        "me/set:test": HubName("me/set", "", "", "test"),
+        "me/set@v2:small/test": HubName("me/set", "v2", "small", "test"),
+        "me/set@v2": HubName("me/set", "v2"),
+        "set": HubName(f"{tmp_path}/set"),
+        "set:test": HubName(f"{tmp_path}/set", "", "", "test"),
+        "set:small/test": HubName(f"{tmp_path}/set", "", "small", "test"),
+        "odd@v1:x": HubName(f"{tmp_path}/odd@v1:x"),
+        "odd@v1:x:a/b": HubName(f"{tmp_path}/odd@v1:x", "", "a", "b"),
+    }
+
+    assert {name: parse_name(name) for name in expected} == expected
+
+
+def test_a_parquet_file_has_one_split(library: FakeLibrary, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+
+    assert split_names(HubName(f"{tmp_path}/a.parquet"), "") == ["train"]
+    with hugging_face.quiet_libraries():
+        library.splits = {"a": [], "b": []}
+        assert split_names(HubName(f"{tmp_path}"), "") == ["a", "b"]
 
 
 @pytest.mark.parametrize("revision", ["", "v2"])

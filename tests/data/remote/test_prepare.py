@@ -12,10 +12,17 @@ from tests.conftest import draw_folder
 from tests.support.pictures import encoded, scene
 from tests.support.shards import serving_shards, shard, shards_of, write_shards
 from vitft.config.sections import DataSpec
+from vitft.data.download.resumable import DownloadLimits
 from vitft.data.remote import prepare
 from vitft.data.remote.local_copy import SOURCE, IndexedShard, ShardFile, read_copy
-from vitft.data.remote.places import Place, check_place, list_shards
-from vitft.data.remote.prepare import check_free_space, copied_images, is_complete, prepare_data
+from vitft.data.remote.places import Place, ShardPlace, check_place, list_shards
+from vitft.data.remote.prepare import (
+    check_free_space,
+    copied_images,
+    fetch_shard,
+    is_complete,
+    prepare_data,
+)
 from vitft.data.remote.samples import ShardSamples
 from vitft.system.errors import DataError, ResourceError, UsageError
 
@@ -140,3 +147,23 @@ def test_a_copy_is_complete_if_it_has_all_shards_in_order_and_none_has_changed(
     assert (index.stat().st_ino, (index.parent / SOURCE).stat().st_ino) == written
     os.utime(tmp_path / "part-01.tar", ns=(0, 0))
     assert not is_complete(copy, place, shards)
+
+
+def test_a_shard_of_an_object_store_is_fetched_to_a_part_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[tuple[str, Path, DownloadLimits]] = []
+
+    def fetch(address: str, part: Path, *, limits: DownloadLimits) -> None:
+        fetched.append((address, part, limits))
+        part.write_bytes(PICTURE)
+        part.with_name(f"{part.name}.json").touch()
+
+    monkeypatch.setattr(prepare, "fetch_file", fetch)
+    limits, path = DownloadLimits(attempts=7), tmp_path / "x.tar"
+
+    fetch_shard(ShardPlace("x.tar", "s3://set/x.tar"), path, limits)
+
+    assert fetched == [("s3://set/x.tar", tmp_path / "x.tar.part", limits)]
+    assert path.read_bytes() == PICTURE
+    assert list(tmp_path.iterdir()) == [path]
