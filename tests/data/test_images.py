@@ -1,5 +1,6 @@
 """Decoding of untrusted bytes: an upright RGB image or an `ImageError` with a reason."""
 
+import ctypes
 import io
 import os
 import random
@@ -14,6 +15,7 @@ import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from vitft.data.images import (
     read_bytes,
     read_image,
     reason_for,
+    silence_libtiff,
     silence_pillow,
 )
 from vitft.system.errors import ImageError
@@ -787,6 +790,28 @@ def test_damaged_tiffs_write_nothing_to_the_terminal(capfd: pytest.CaptureFixtur
 
     assert refused
     assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr
+
+
+def test_both_handlers_of_libtiff_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[tuple[str, object]] = []
+
+    def library(_: str) -> SimpleNamespace:
+        def setter(name: str) -> Any:
+            def set_handler(handler: object) -> None:
+                removed.append((name, handler))
+
+            return set_handler
+
+        names = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
+        return SimpleNamespace(**{name: setter(name) for name in names})
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+
+    silence_libtiff.__wrapped__()
+
+    assert removed == [("TIFFSetErrorHandler", None), ("TIFFSetWarningHandler", None)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())  # as on Windows
+    silence_libtiff.__wrapped__()
 
 
 def test_pillows_warnings_neither_show_nor_fail_in_any_thread() -> None:

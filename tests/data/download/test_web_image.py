@@ -253,7 +253,7 @@ def test_a_refused_connection_has_a_reason() -> None:
         (urllib.error.URLError(TimeoutError("timed out")), "no response in time"),
         (urllib.error.URLError(socket.gaierror(-2, "not known")), "no such host"),
         (urllib.error.URLError(ConnectionRefusedError(111, "refused")), "connection refused"),
-        (OSError(errno.ENETUNREACH, "x"), "network is unreachable"),
+        (OSError(errno.ENETUNREACH, "Network is down"), "network is down"),
         (OSError("tunnel  failed\n"), "tunnel failed"),
         (http.client.BadStatusLine("http://me:pw@host/"), "http://***@host/"),
         (ValueError("a" * 121), "a" * 120),
