@@ -233,9 +233,12 @@ def test_only_columns_of_images_are_cast_to_bytes(
     library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cast: list[tuple[str, bool]] = []
-    monkeypatch.setattr(
-        FakeStream, "cast_column", lambda s, name, kind: cast.append((name, kind.decode)) or s
-    )
+
+    def noted(stream: FakeStream, name: str, kind: FakeLibrary.Image) -> FakeStream:
+        cast.append((name, kind.decode))
+        return stream
+
+    monkeypatch.setattr(FakeStream, "cast_column", noted)
     begin = FakeStream.__init__
 
     def with_columns(stream: FakeStream, library: FakeLibrary, split: str) -> None:
