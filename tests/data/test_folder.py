@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.support.limits import HANG_S
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, assign_parts
+from vitft.data.folder import Folder, assign_parts, warnings_on_names
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
@@ -650,3 +650,15 @@ def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: P
     assert list(expand([str(tmp_path)])) == [
         f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
     ]
+
+
+def test_all_spellings_of_a_class_are_named_and_two_are_an_example() -> None:
+    (warning,) = warnings_on_names(["Bee", "CAT", "Cat", "bee", "cat", "caf\u00e9", "cafe\u0301"])
+
+    spellings = "Bee and bee; CAT and Cat and cat; caf\u00e9 and cafe\u0301"
+    start = "class names that differ only in case or Unicode normalisation: "
+    assert warning.startswith(f"{start}{spellings}; if they are one class, merge them with ")
+    assert warning.endswith("then e.g. `bee,Bee`")
+    (warning,) = warnings_on_names(["CAT", "Cat", "cat", "dog"])
+    assert warning.endswith("then e.g. `Cat,CAT`")
+    assert warnings_on_names(["cat", "dog", "cats"]) == ()
