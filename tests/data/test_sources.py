@@ -312,6 +312,20 @@ def test_names_may_be_delivered_in_any_pieces(most: int) -> None:
     assert [source.name for source in found] == expected
 
 
+def test_4096_bytes_decide_whether_standard_input_is_an_image_or_a_list() -> None:
+    name = "a/" * 2500
+    piped = Piped(name.encode(), 1000)
+
+    found = sources([STDIN], stdin=piped)  # type: ignore[arg-type]
+
+    assert piped.asked == [4096, 3096, 2096, 1096, 96]
+    assert [source.name for source in found] == [name]
+    assert piped.asked[5:] == [io.DEFAULT_BUFFER_SIZE] * 2
+    long = b"a/" * 2048 + b"\0\0"  # zeros as in an image, after the first 4096 bytes
+    assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long))] == [None]
+    assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long[2:]))] == [long[2:]]
+
+
 def test_an_image_on_standard_input_may_have_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     piped = Piped(PNG, 10**6)
     list(sources([STDIN], stdin=piped))  # type: ignore[arg-type]
