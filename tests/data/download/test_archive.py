@@ -1,5 +1,6 @@
 """An archive is unpacked into new plain files, or refused before anything is written."""
 
+import errno
 import gzip
 import io
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.training_data import watched_progress
-from vitft.data.download.archive import unpack
+from vitft.data.download.archive import as_data_error, unpack
 from vitft.data.download.entries import (
     ArchiveLimits,
     ArchiveRefusedError,
@@ -439,3 +440,30 @@ def test_random_damage_is_an_error_or_changes_no_names(tmp_path: Path, kind: str
             continue
         assert all(path.is_file() or path.is_dir() for path in folder.rglob("*"))
         assert {p.name for p in place.iterdir()} == {"a.part", "inside"}  # nothing beside it
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (tarfile.ReadError("bad checksum\nat byte 512"), "bad checksum"),
+        (EOFError(), "EOFError"),
+        (OSError("no number"), "no number"),
+        (OSError(errno.EINVAL, "negative seek"), f"[Errno {errno.EINVAL}] negative seek"),
+        (ValueError("x" * 121), "x" * 120),
+    ],
+    ids=["lines", "empty", "an error of Python", "an impossible place", "long"],
+)
+def test_the_reason_why_an_archive_is_damaged_is_one_line(error: Exception, reason: str) -> None:
+    with pytest.raises(DataError) as caught, as_data_error("a.zip"):
+        raise error
+
+    expected = f"a.zip is incomplete or damaged ({reason}); nothing was kept"
+    assert caught.value.problem == expected
+    assert caught.value.fix == "fetch it again, or get it from another source"
+
+
+def test_an_error_of_the_disk_is_no_damage_of_the_archive() -> None:
+    with pytest.raises(OSError, match="faulty") as caught, as_data_error("a.zip"):
+        raise OSError(errno.EIO, "faulty")
+
+    assert caught.value.errno == errno.EIO

@@ -362,3 +362,28 @@ def test_the_first_bytes_of_an_image_of_a_copy_are_read(tmp_path: Path) -> None:
     assert copy_member(f"{root}/part-00.tar/k1.jpg", most=10**6) == PICTURES[1]
     assert {copy_member(f"{root}/part-00.tar/{i}.jpg") for i in range(50)} == {None}
     assert copy_member(str(tmp_path / "k1.jpg")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (tarfile.ReadError("bad checksum\nat byte 512"), "bad checksum"),
+        (EOFError(), "EOFError"),
+        (ValueError("x" * 121), "x" * 120),
+    ],
+    ids=["lines", "empty", "long"],
+)
+def test_the_reason_why_a_shard_is_damaged_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    (tmp_path / "a.tar").write_bytes(shard({"a": {"cls": b"x"}}))
+    monkeypatch.setattr(samples_module, "collect_samples", fail)
+
+    with pytest.raises(DataError) as caught:
+        read_samples(tmp_path / "a.tar", shown="s3://set/a.tar")
+
+    assert caught.value.problem == f"the shard s3://set/a.tar is incomplete or damaged ({reason})"
+    assert caught.value.fix == "write or fetch the shard again"
