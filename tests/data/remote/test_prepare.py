@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from tests.support.shards import serving_shards, shard, shards_of, write_shards
 from vitft.config.sections import DataSpec
 from vitft.data.download.resumable import DownloadLimits
 from vitft.data.remote import prepare
-from vitft.data.remote.local_copy import SOURCE, IndexedShard, ShardFile, read_copy
+from vitft.data.remote.hugging_face import local_version
+from vitft.data.remote.local_copy import SOURCE, IndexedShard, LocalCopy, ShardFile, read_copy
 from vitft.data.remote.places import Place, ShardPlace, check_place, list_shards
 from vitft.data.remote.prepare import (
     check_free_space,
@@ -147,6 +149,22 @@ def test_a_copy_is_complete_if_it_has_all_shards_in_order_and_none_has_changed(
     assert (index.stat().st_ino, (index.parent / SOURCE).stat().st_ino) == written
     os.utime(tmp_path / "part-01.tar", ns=(0, 0))
     assert not is_complete(copy, place, shards)
+
+
+def test_a_copy_of_a_hugging_face_dataset_is_complete_until_local_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.parquet").write_bytes(b"one")
+    copy = LocalCopy(data="", shards=(), notes=(), images=1)
+    local, remote = Place("hf", "set:train"), Place("hf", "user/name@v2:train")
+
+    assert is_complete(replace(copy, version=local_version(f"{tmp_path}/set")), local, []) is True
+    assert is_complete(replace(copy, version="a commit"), local, []) is False
+    assert is_complete(replace(copy, version="a commit"), remote, []) is True
+    lost = ShardFile("x.tar", "shards/x.tar", 1, "1")
+    assert is_complete(replace(copy, shards=(lost,)), remote, []) is False
 
 
 def test_a_shard_of_an_object_store_is_fetched_to_a_part_first(
