@@ -97,7 +97,7 @@ def counted(
 ) -> Iterator[ArchiveEntry]:
     """Yield the entries, reporting how many of the `megabytes` have been read as progress."""
     for entry in entries:
-        progress.advance(max(0, min(megabytes, round(file.tell() / 1e6)) - progress.done))
+        progress.advance(min(megabytes, round(file.tell() / 1e6)) - progress.done)
         yield entry
 
 
