@@ -191,6 +191,20 @@ def test_a_legend_has_a_bar_from_the_lowest_to_the_highest_colour_and_a_name() -
     assert with_legend(Image.new("RGB", (100, 9)), "x").height == 9 + 18 + 36  # at least 12
 
 
+def test_a_name_that_is_too_long_for_its_line_is_smaller_and_leaves_the_margins_white() -> None:
+    name = "relevance of each patch for the class, from lowest to highest"
+
+    inked = {}
+    for width in (200, 400, 440, 500):  # at its full size, the name has 439 pixels
+        pixels = np.asarray(with_legend(Image.new("RGB", (width, 8)), name, 16))
+        line = (pixels[-22:].sum(axis=-1) < 500).any(axis=0).nonzero()[0]
+        assert 8 - 2 <= line.min() < line.max() < width - 8 + 2
+        inked[width] = int(np.ptp(line))
+
+    assert inked[200] < inked[400] < inked[440] < inked[500]
+    assert inked[200] > 0.75 * (200 - 16)
+
+
 @pytest.mark.parametrize(
     ("shape", "scale", "cell", "size"),
     [

@@ -229,6 +229,31 @@ def test_answers_about_other_pictures_are_kept_and_counted(tmp_path: Path) -> No
     assert [row["path"] for row in rows(tmp_path)] == ["elsewhere.jpg", "photos/000.jpg"]
 
 
+@pytest.mark.parametrize(
+    ("number", "keys"),
+    [
+        (10, "1 a, 2 b, 3 c, 4 d, 5 e, 6 f, 7 g, 8 h, 9 i and 10 j;"),
+        (11, "1 a, 2 b, 3 c, 4 d, 5 e, 6 f, 7 g, 8 h, 9 i and 2 more;"),
+    ],
+)
+def test_the_keys_of_nine_classes_are_listed(tmp_path: Path, number: int, keys: str) -> None:
+    lines = [f"photos/{i:03}.jpg,{chr(97 + i)},picked" for i in range(number)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,chosen", *lines]) + "\n")
+
+    with opened(tmp_path) as session:
+        (note,) = session.notes
+
+    assert f"in the order of their first answers in labels.csv: {keys} --classes sets" in note
+
+
+def test_classes_that_are_given_need_no_note_on_their_keys(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label,chosen\nphotos/000.jpg,rose,picked\n")
+
+    with opened(tmp_path, classes=("tulip", "rose")) as session:
+        assert session.notes == []
+        assert session.classes == ["tulip", "rose"]
+
+
 def test_a_run_guesses_before_the_first_answer_until_a_class_has_answers(tmp_path: Path) -> None:
     sure = torch.cat([torch.arange(0, 20), torch.arange(100, 120)])
     pool = make_pool(classes=("daisy", "rose"), stand_ins=StandIns(sure, Y[sure]))
