@@ -214,11 +214,11 @@ def test_the_python_program_opens_files_as_vitft_does(
     greys = np.asarray(colours.convert("L"), np.float32)
     for highest in (0.5, 1.0, 1.01, 300.0):
         values = (greys / greys.max() * np.float32(highest)).astype(np.float32)
-        values[:2, :3] = [[-1, np.nan, 0], [highest, 0.5, 0]]
+        values[:2, :3] = values[15:17, 8:11] = [[-1, np.nan, 0], [highest, 0.5, 0]]
         Image.fromarray(values).save(tmp_path / f"float_{highest}.tif")
     Image.fromarray(np.where(greys > 99, np.nan, np.inf)).save(tmp_path / "not_finite.tif")
     signed = (63 * np.arange(-300, 300) + 120).astype(np.int32).reshape(30, 20)
-    signed[0, :3] = 2**31 - 1, -(2**31), 65535 + 300
+    signed[0, :3] = signed[15, 8:11] = 2**31 - 1, -(2**31), 65535 + 300
     Image.fromarray(signed).save(tmp_path / "signed.tif")
     wide = greys.astype(np.uint16) * 257
     Image.fromarray(wide).save(tmp_path / "clear_wide.png", transparency=0)
