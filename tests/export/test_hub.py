@@ -244,8 +244,10 @@ def test_an_upload_that_fails_keeps_the_folder_and_states_the_command(
 
 
 def test_progress_bars_are_hidden_for_a_while_and_stay_hidden_if_they_were() -> None:
-    with pytest.raises(ZeroDivisionError), hidden_progress_bars():
+    with hidden_progress_bars():
         assert bars.are_progress_bars_disabled()
+    assert not bars.are_progress_bars_disabled()
+    with pytest.raises(ZeroDivisionError), hidden_progress_bars():
         raise ZeroDivisionError
     assert not bars.are_progress_bars_disabled()
 

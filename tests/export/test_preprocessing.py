@@ -1,18 +1,19 @@
 """The transform for other languages: a specification, vectors, and three programs that agree."""
 
 import importlib
+import io
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.data.test_images import tiff
 from tests.support.export_run import make_run, tiny
@@ -21,8 +22,16 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import MAX_ASPECT, MAX_RESIZED_PIXELS, EvalTransform
 from vitft.export import export_run
-from vitft.export.formats.preprocessing import PreprocessingFormat, constants_of, write_vector
-from vitft.export.formats.vectors import Vector, drawn, image_file, pixel_file
+from vitft.export.formats.preprocessing import (
+    PreprocessingFormat,
+    constants_of,
+    cpp_constants,
+    javascript_constants,
+    python_constants,
+    specification,
+    write_vector,
+)
+from vitft.export.formats.vectors import Vector, draw_wide, drawn, image_file, pixel_file
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained
 from vitft.system.errors import RunError
@@ -302,3 +311,166 @@ def test_padded_images_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match=r"--preprocessing cannot represent .* images are padded"):
         export_run(str(run), plan_export(["preprocessing"], str(tmp_path / "export")))
+
+
+def steps_of(**fields: Any) -> dict[str, dict[str, Any]]:
+    """Return the steps of a specification by name."""
+    usual: dict[str, Any] = {"image_size": (16, 24), "crop": 0.875}
+    found = specification(EvalTransform(**{**usual, **fields}), [], [])
+    return {step["step"]: step for step in found["steps"]}
+
+
+def test_the_specification_turns_images_as_pillow_does() -> None:
+    operations: dict[str, Callable[[Any], Any]] = {
+        "flip left to right": lambda pixels: pixels[:, ::-1],
+        "rotate by 180 degrees": lambda pixels: pixels[::-1, ::-1],
+        "flip top to bottom": lambda pixels: pixels[::-1],
+        "transpose": lambda pixels: pixels.T,
+        "rotate clockwise by 90 degrees": lambda pixels: np.rot90(pixels, -1),
+        "transverse": lambda pixels: pixels[::-1, ::-1].T,
+        "rotate counter-clockwise by 90 degrees": np.rot90,
+    }
+    pixels = np.arange(6, dtype=np.uint8).reshape(2, 3)
+
+    step = steps_of()["orientation"]
+
+    assert step["tag"] == "EXIF 0x0112"
+    assert [*step["values"]] == [2, 3, 4, 5, 6, 7, 8]
+    for orientation, name in step["values"].items():
+        image = Image.fromarray(pixels)
+        image.getexif()[0x0112] = orientation
+        expected = np.asarray(ImageOps.exif_transpose(image))
+        np.testing.assert_array_equal(operations[name](pixels), expected, name)
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "sides"),
+    [
+        ((16, 24), "squash", "height 18, width 27"),
+        ((16, 16), "squash", "height 18, width 18"),
+        ((16, 16), "crop", "shorter side 18, longer side 18 * longer / shorter, rounded down"),
+        (
+            (16, 24),
+            "crop",
+            "ratio = min(h / 18, w / 27); height max(18, round_half_even(h / ratio)), "
+            "width max(27, round_half_even(w / ratio))",
+        ),
+    ],
+)
+def test_the_specification_states_the_sides_and_the_crop(
+    size: tuple[int, int], fit: Any, sides: str
+) -> None:
+    steps = steps_of(image_size=size, fit=fit)
+
+    height, width = size
+    assert steps["resize"]["sides"] == sides
+    crop = dict(steps["crop"])
+    large = crop.pop("large images", "")
+    assert crop == {
+        "step": "crop",
+        "height": height,
+        "width": width,
+        "top": f"round_half_even((resized height - {height}) / 2)",
+        "left": f"round_half_even((resized width - {width}) / 2)",
+    }
+    assert ("aspect ratio above 100 or more than 67108864 pixels" in large) == (fit == "crop")
+    assert bool(large) == (fit == "crop")
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_the_specification_has_the_formula_of_the_filter(interpolation: Any) -> None:
+    starts = {"nearest": "the pixel at", "bilinear": "1 - |x| for |x| < 1",
+              "bicubic": "(1.5|x| - 2.5)|x|^2", "lanczos": "sinc(x) sinc(x / 3)"}  # fmt: skip
+
+    resize = steps_of(interpolation=interpolation)["resize"]
+
+    assert resize["filter"] == interpolation
+    assert resize["formula"].startswith(starts[interpolation])
+    is_smooth = interpolation != "nearest"
+    assert resize["antialias"] is is_smooth
+    for name in ("scale", "weights", "rounding", "order"):
+        assert (name in resize) == is_smooth
+
+
+def test_the_specification_has_the_grey_levels_of_the_run() -> None:
+    plain, ranged = steps_of(), steps_of(grey_range=(120.0, 3900.0))
+    name = "one channel of more than 8 bits"
+
+    assert plain["mode"][name]["unsigned"] == "keep the upper 8 bits: value >> (depth - 8)"
+    assert plain["mode"][name]["signed 32-bit"] == "clip to 0..65535, then value >> 8"
+    assert (ranged["mode"][name]["black"], ranged["mode"][name]["white"]) == (120.0, 3900.0)
+    assert "unsigned" not in ranged["mode"][name]
+    assert "grey" not in plain
+    grey = steps_of(mean=(0.3,), std=(0.2,))["grey"]["formula"]
+    formula = grey.removesuffix(", in all three channels")
+    for red, green, blue in ((1, 2, 3), (255, 255, 255), (10, 200, 90), (250, 3, 77)):
+        expected = Image.new("RGB", (1, 1), (red, green, blue)).convert("L").getpixel((0, 0))
+        value = eval(formula, {"R": red, "G": green, "B": blue})
+        assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("grey_range", "depth"),
+    [
+        ((), "16"),
+        ((0.0, 65535.0), "16"),
+        ((0.0, 1000.0), "16"),
+        ((1.0, 1000.0), "f32"),
+        ((-1.0, 5000.0), "f32"),
+        ((0.0, 65536.0), "f32"),
+    ],
+)
+def test_a_wide_vector_is_in_floating_point_only_if_its_range_requires_it(
+    grey_range: tuple[float, ...], depth: str
+) -> None:
+    vector = draw_wide(np.random.default_rng(0), EvalTransform(grey_range=grey_range))
+
+    head, _, samples = vector.pixels.partition(b"\n")
+    width, height, mode, found, orientation, clear = head.decode().split()
+    assert (width, height, mode, orientation, found) == ("37", "29", "L", "1", depth)
+    values = np.frombuffer(samples, {"16": "<u2", "f32": "<f4"}[depth]).reshape(29, 37)
+    assert int(clear) == (values[14, 18] if depth == "16" else -1)
+    low, high = grey_range or (0, 65535)
+    margin = (high - low) / 8 if grey_range else 0
+    limits = (low - margin, high + margin)
+    if depth == "16":
+        limits = max(0, limits[0]), min(65535, limits[1])
+    assert values.min() >= limits[0] - 1
+    assert values.max() <= limits[1] + 1
+    assert values.min() < low + (high - low) / 20
+    assert values.max() > high - (high - low) / 20
+    if grey_range and depth == "f32":
+        assert values.min() < low
+        assert values.max() > high
+    with Image.open(io.BytesIO(vector.content), formats=["PNG", "TIFF"]) as image:
+        np.testing.assert_array_equal(np.asarray(image), values)
+    assert vector.file == ("wide.png" if depth == "16" else "wide.tif")
+    assert (
+        vector.about
+        == {
+            "f32": "floating-point grey, scaled from the grey range of the run",
+            "16": "16-bit grey with a transparent value, "
+            + ("scaled from the grey range of the run" if grey_range else "upper 8 bits kept"),
+        }[depth]
+    )
+
+
+def test_each_program_has_the_constants_in_its_own_language() -> None:
+    values = constants_of(EvalTransform(image_size=(16, 24), crop=1.0, mean=(0.5,), std=(1.0,)))
+
+    assert python_constants(values) == (
+        "HEIGHT = 16\nWIDTH = 24\nCROP_FRACTION = 1.0\nFIT = 'crop'\n"
+        "INTERPOLATION = 'bicubic'\nMEAN = (0.5,)\nSTD = (1.0,)\nGREY_RANGE = ()\n"
+    )
+    assert javascript_constants(values) == (
+        "const HEIGHT = 16;\nconst WIDTH = 24;\nconst CROP_FRACTION = 1.0;\n"
+        'const FIT = "crop";\nconst INTERPOLATION = "bicubic";\nconst MEAN = [0.5];\n'
+        "const STD = [1.0];\nconst GREY_RANGE = [];\n"
+    )
+    assert cpp_constants(values) == (
+        "constexpr int HEIGHT = 16;\nconstexpr int WIDTH = 24;\n"
+        "constexpr double CROP_FRACTION = 1.0;\n"
+        'const std::string FIT = "crop";\nconst std::string INTERPOLATION = "bicubic";\n'
+        "const std::vector<double> MEAN = {0.5};\nconst std::vector<double> STD = {1.0};\n"
+        "const std::vector<double> GREY_RANGE = {};\n"
+    )
