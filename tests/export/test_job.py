@@ -160,4 +160,4 @@ def test_formats_of_other_libraries_read_only_the_last_block(tmp_path: Path) -> 
 
     found = narrow_formats(trained, plan("timm", "onnx", "transformers", "safetensors"))
 
-    assert found == ("timm", "safetensors", "transformers")
+    assert found == ("timm", "transformers", "safetensors")
