@@ -474,3 +474,13 @@ def test_each_program_has_the_constants_in_its_own_language() -> None:
         "const std::vector<double> MEAN = {0.5};\nconst std::vector<double> STD = {1.0};\n"
         "const std::vector<double> GREY_RANGE = {};\n"
     )
+
+
+def test_drawn_images_are_blocks_of_six_pixels_with_noise() -> None:
+    pixels = drawn(np.random.default_rng(0), 700, 31, 2)
+
+    blocks = np.random.default_rng(0).integers(0, 256, (117, 6, 2))
+    coarse = np.kron(blocks, np.ones((6, 6, 1), int))[:700, :31]
+    assert (pixels.shape, pixels.dtype) == ((700, 31, 2), np.uint8)
+    difference = pixels.astype(int) - coarse
+    assert (difference.min(), difference.max()) == (-40, 40)

@@ -1,5 +1,6 @@
 """The file of answers: appending, undoing, recovery after a crash, and files of other programs."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -195,6 +196,43 @@ def test_a_process_that_is_not_listed_is_found_with_lsof(
 def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot write .*missing/labels.csv"):
         AnswerFile(tmp_path / "missing" / "labels.csv")
+
+
+def test_a_disk_that_takes_parts_of_a_line_gets_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "labels.csv", os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+
+    with AnswerFile(path) as file:
+        file.append([ROSE])
+
+    assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\n"
+
+
+def test_an_answer_that_cannot_be_written_is_removed_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "labels.csv", os.write
+
+    def fail(descriptor: int, data: bytes) -> int:
+        if path.stat().st_size > size:
+            raise OSError(errno.ENOSPC, "no space")
+        return write(descriptor, data[:5])
+
+    with AnswerFile(path) as file:
+        file.append([ROSE])
+        size = path.stat().st_size
+        with monkeypatch.context() as context:
+            context.setattr(os, "write", fail)
+            with pytest.raises(ResourceError, match="disk full while writing"):
+                file.append([TULIP])
+        assert path.stat().st_size == size
+        assert file.answers == [ROSE]
+        file.append([SKIP])
+        assert file.undo() == [SKIP]
+
+    assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\n"
 
 
 FULL = """

@@ -450,3 +450,36 @@ def test_pictures_are_confirmed_together_only_outside_the_audit_sample(tmp_path:
             session.skip(200)
 
     assert [row["chosen"] for row in rows(tmp_path)].count("confirmed") == 1
+
+
+def test_labelled_pictures_are_counted_by_class_in_the_order_of_the_classes(tmp_path: Path) -> None:
+    with opened(tmp_path, classes=("tulip", "rose", "daisy")) as session:
+        assert session.answers_by_class() == {}
+        session.answer(0, "daisy")
+        session.answer(1, "tulip")
+        session.answer(2, "daisy")
+        session.skip(3)
+
+        assert [*session.answers_by_class().items()] == [("tulip", 1), ("daisy", 2)]
+
+
+def test_the_step_to_undo_is_described(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        descriptions = [session.last_step()]
+        open_ones = [int(i) for i in session.open_pictures() if i not in (0, 1)]
+        session.answer(0, "rose")
+        descriptions.append(session.last_step())
+        session.answer(1, "tulip")
+        descriptions.append(session.last_step())
+        session.skip(open_ones[0])
+        descriptions.append(session.last_step())
+        session.confirm(open_ones[1:4], "daisy", [])
+        descriptions.append(session.last_step())
+
+    assert descriptions == [
+        "",
+        "000.jpg: rose",
+        "2 files: tulip",  # identical files
+        f"{open_ones[0]:03}.jpg: skipped",
+        "3 files: daisy",
+    ]
