@@ -3,15 +3,15 @@
 The client reads its environment once, at import, so each user of the hub is a process of its own.
 """
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import huggingface_hub
-import huggingface_hub.utils as bars
 import pytest
 
 from tests.export.test_export import HOSTILE
@@ -26,6 +26,7 @@ from vitft.export.trained import load_trained, without_paths
 from vitft.system.errors import WeightsError
 
 WRITER = "hf_mayWrite"
+bars: Any = importlib.import_module("huggingface_hub.utils")
 
 # argv[1] is a list of commands; a first word with = sets a variable for the rest.
 COMMANDS = """

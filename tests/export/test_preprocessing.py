@@ -481,6 +481,7 @@ def test_drawn_images_are_blocks_of_six_pixels_with_noise() -> None:
 
     blocks = np.random.default_rng(0).integers(0, 256, (117, 6, 2))
     coarse = np.kron(blocks, np.ones((6, 6, 1), int))[:700, :31]
-    assert (pixels.shape, pixels.dtype) == ((700, 31, 2), np.uint8)
+    assert pixels.shape == (700, 31, 2)
+    assert pixels.dtype == np.uint8
     difference = pixels.astype(int) - coarse
     assert (difference.min(), difference.max()) == (-40, 40)
