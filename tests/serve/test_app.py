@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from tests.serve.test_serve import CLASSES, Plain, make_predictor
+from vitft.predict.postprocess import Postprocess
 from vitft.predict.run_info import RunInfo
+from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import access_for
 from vitft.serve.app import (
     SECURITY_HEADERS,
     SecurityMiddleware,
+    make_app,
     parameter_error,
     refusal,
     trained_on,
 )
+from vitft.serve.batching import BatchQueue
+from vitft.serve.limits import ServeLimits
 from vitft.serve.schemas import JsonResponse
 
 ACCESS = access_for("127.0.0.1", [])
@@ -169,3 +175,66 @@ def test_json_has_no_characters_outside_ascii_and_no_nan() -> None:
     assert response.headers["content-type"] == "application/json"
     with pytest.raises(ValueError, match="JSON"):
         JsonResponse(200, {"value": float("nan")})
+
+
+def schema_of(predictor: Predictor) -> Any:
+    """Return the description of the routes that GET /openapi.json sends."""
+    queue = BatchQueue(predictor, Postprocess(classes=CLASSES), ServeLimits())
+    checks: Any = make_app(queue, ACCESS).app
+    return checks.app.openapi()
+
+
+def test_the_schema_states_the_bodies_parameters_and_errors_of_each_post() -> None:
+    paths = schema_of(make_predictor())["paths"]
+
+    assert {path: [*methods] for path, methods in paths.items()} == {
+        "/healthz": ["get"],
+        "/labels": ["get"],
+        "/predict": ["post"],
+        "/explain": ["post"],
+    }
+    for path in ("/predict", "/explain"):
+        route = paths[path]["post"]
+        assert {*route["responses"]} == {"200", "408", "413", "415", "422", "503"}
+        assert route["requestBody"]["required"] is True
+        content = route["requestBody"]["content"]
+        assert [*content] == ["multipart/form-data", "image/*"]
+        assert content["image/*"]["schema"] == {"type": "string", "format": "binary"}
+        for status, response in route["responses"].items():
+            if status != "200":
+                schema = response["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorSchema"}
+    (top,) = paths["/predict"]["post"]["parameters"]
+    assert (top["name"], top["required"]) == ("top_k", False)
+    limits = {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 5}
+    assert limits.items() <= top["schema"].items()
+    (name,) = paths["/explain"]["post"]["parameters"]
+    assert (name["name"], name["in"], name["required"]) == ("class", "query", False)
+    picture = paths["/explain"]["post"]["responses"]["200"]
+    assert picture["description"] == "A PNG image."
+    assert "image/png" in picture["content"]
+
+
+def test_the_schema_of_a_model_that_cannot_be_explained_has_no_route_for_it() -> None:
+    assert [*schema_of(make_predictor(model=Plain()))["paths"]] == [
+        "/healthz",
+        "/labels",
+        "/predict",
+    ]
+
+
+def test_the_schema_describes_probabilities_and_what_a_model_may_lack() -> None:
+    schemas = schema_of(make_predictor())["components"]["schemas"]
+
+    shown = schemas["ClassProbabilitySchema"]["properties"]
+    assert [*shown] == ["class", "probability"]
+    assert {"minimum": 0, "maximum": 1}.items() <= shown["probability"].items()
+    facts = schemas["LabelsSchema"]
+    defaults = {
+        name: field["default"] for name, field in facts["properties"].items() if "default" in field
+    }
+    assert {name: value for name, value in defaults.items() if value is not None} == {
+        "rounded": False
+    } | dict.fromkeys(("at_chance", "cross_validated_text", "status", "tested_text", "weights"), "")
+    assert {*facts["required"]} >= {"run", "classes", "explains", "max_bytes", "max_images"}
+    assert schemas["PredictionSchema"]["required"] == ["path"]
