@@ -114,9 +114,6 @@ class TimeoutProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.has_begun = False
-        if self.head_timer is not None:
-            self.head_timer.cancel()
-            self.head_timer = None
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE:  # the request has been read completely
             self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0

@@ -4,7 +4,6 @@ One thread owns the session, so answers are recorded one after another. A respon
 answer only after the file has been flushed to the disk.
 """
 
-import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -181,7 +180,6 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
         handlers.renderers.close()
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    add = functools.partial(add_route, app, include_in_schema=False)
     gets: dict[str, Callable[..., Any]] = {
         "/": handlers.show_page,
         "/state": handlers.state,
@@ -194,8 +192,8 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
         "/skip": handlers.skip,
         "/undo": handlers.undo,
     }
-    allowed = {path: add(path, function, "GET") for path, function in gets.items()}
-    allowed |= {path: add(path, function, "POST") for path, function in posts.items()}
+    allowed = {path: add_route(app, path, function, "GET") for path, function in gets.items()}
+    allowed |= {path: add_route(app, path, function, "POST") for path, function in posts.items()}
     add_error_handlers(app, allowed)
     app.add_exception_handler(VitftError, user_error)
     return SecurityMiddleware(app, access, key=key)
