@@ -17,6 +17,7 @@ from vitft.api import Trained, finetune, load
 from vitft.metrics.verdict import verdict
 from vitft.predict.prediction import Prediction
 from vitft.predict.run_info import RunInfo
+from vitft.report.html import TEMPLATES
 from vitft.report.notebook import (
     MAX_PREDICTIONS,
     Explanation,
@@ -25,6 +26,7 @@ from vitft.report.notebook import (
     result_card,
     trained_card,
 )
+from vitft.report.palette import DARK, LIGHT, colour_classes, css_variables
 from vitft.report.run_files import read_run
 from vitft.training.run import Result
 
@@ -153,6 +155,22 @@ def test_the_style_sheet_applies_only_inside_the_output() -> None:
         outermost = line
     assert depth == 0
     assert "<" not in style
+
+
+def test_the_style_sheet_has_the_colours_of_both_modes_before_the_rules() -> None:
+    notebook_style.cache_clear()
+
+    light, dark, inner, *rules = notebook_style().splitlines()
+
+    assert light == f".vitft {{ {css_variables('light', LIGHT)} }}"
+    dark_notebooks = (
+        'body[data-jp-theme-light="false"] .vitft, body.vscode-dark .vitft, html[theme=dark] .vitft'
+    )
+    assert dark == f"{dark_notebooks} {{ {css_variables('dark', DARK)} }}"
+    assert inner == ".vitft.vitft {"
+    page, own = ((TEMPLATES / name).read_text() for name in ("page.css", "notebook.css"))
+    lines = page.splitlines() + colour_classes().splitlines()
+    assert rules == [*lines, "}", *own.splitlines()]
 
 
 def test_a_model_is_shown_with_its_classes_and_accuracy(model: Trained, result: Result) -> None:

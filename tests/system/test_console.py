@@ -575,3 +575,28 @@ def test_a_bar_is_one_line_as_wide_as_the_terminal_and_ends_with_its_step(
     assert len(line) == width
     assert text in line
     assert not progress.bar.live.is_started
+
+
+@pytest.mark.parametrize(
+    ("width", "drawn"),
+    [
+        (28, "[b] ━━━━━━━━ 12000/48000 5 s"),
+        (44, "[b] ━━━━━ 12000/48000 5 s left  loss 0.010 …"),
+        (80, f"[b] {'━' * 17} 12000/48000 5 s left  loss 0.010  accuracy 100.0%{' ' * 9}"),
+        (110, f"[b] {'━' * 27} 12000/48000 5 s left  loss 0.010  accuracy 100.0%{' ' * 29}"),
+    ],
+)
+def test_a_third_of_the_columns_left_are_for_the_bar_and_eight_if_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, width: int, drawn: str
+) -> None:
+    shown = terminal_of(monkeypatch, width)
+    monkeypatch.setattr(console, "WIDE_COLUMNS", 200)
+    monkeypatch.setattr(console.Progress, "time_left", lambda _: "5 s left")
+
+    with console.Progress("[b]", 48_000) as progress:
+        progress.advance(12_000, loss="0.010", accuracy="100.0%")
+        start = len(shown.getvalue())
+        progress.bar.refresh()
+        text = Text.from_ansi(shown.getvalue()[start:].strip("\r\n")).plain
+
+    assert re.sub("[╸╺]", "━", text) == drawn
