@@ -9,13 +9,9 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from tests.report.test_plots import visible_sides
 from vitft.report.comparison_plot import draw_accuracies, draw_curves, look
 from vitft.report.plots import LINE_COLOURS, MARKERS
-
-
-def visible_sides(axes: Any) -> list[str]:
-    """Return the sides of the frame that are drawn, in alphabetical order."""
-    return sorted(side for side, spine in axes.spines.items() if spine.get_visible())
 
 
 def visible_grid(axis: Any) -> list[tuple[str, float]]:

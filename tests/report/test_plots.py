@@ -34,6 +34,7 @@ from vitft.report.plots import (
     to_png,
 )
 from vitft.report.run_files import read_run
+from vitft.system import console
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures.py"
 
@@ -156,6 +157,11 @@ def title_of(figure: Any) -> list[str]:
     return str(figure.get_suptitle()).split("\n")
 
 
+def visible_sides(axes: Any) -> list[str]:
+    """Return the sides of the frame that are drawn, in alphabetical order."""
+    return sorted(side for side, spine in axes.spines.items() if spine.get_visible())
+
+
 @pytest.mark.parametrize(
     ("number", "rows", "columns"), [(3, 1, 3), (7, 1, 7), (8, 2, 7), (15, 3, 7)]
 )
@@ -203,6 +209,15 @@ def test_each_patch_has_its_map_at_its_position(
         (1 if rows <= 8 else rows // 2) * (rows + gap) + rows / 2
     )
     assert axes.images[0].get_clim()[1] == 1
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("column of the patch", "row of the patch")
+    assert visible_sides(axes) == []
+    assert figures[0].get_axes()[1].get_ylabel() == "cosine similarity"
+    assert title_of(figures[0]) == [
+        "m", "similarity of each patch's position embedding to all others",
+    ]  # fmt: skip
+    assert tuple(figures[0].get_size_inches()) == pytest.approx(
+        (6.4, {(2, 3): 3.44, (4, 4): 5.16, (24, 20): 6.192}[rows, columns])
+    )
 
 
 def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attention(
@@ -226,6 +241,10 @@ def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attent
     assert [*axes.get_xticks()] == [0, 1, 2]
     assert [*deep.get_xticks()] == [*range(0, 17, 2)]
     assert title_of(figures[0])[1] == "mean over 1 image"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("block", "mean attention distance (pixels)")
+    assert visible_sides(axes) == ["bottom", "left"]
+    assert [line.get_linestyle() for line in axes.lines] == ["--", "-"]
+    assert [figure.legends[0]._ncols for figure in figures[:2]] == [1, 2]  # 2 and 21 heads
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "uniform attention", "mean of heads", "head 0", "head 1",
@@ -269,6 +288,44 @@ def test_the_curves_of_a_study_are_drawn_in_percent_with_bands_and_labels(
     assert axes.texts[0].xy[1] == pytest.approx(80, abs=3)
     assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((1 / 1.12, 4 * 1.12)), (0, 100))
     assert title_of(figures[0]) == ["t" * 69 + "...", "d"]
+
+
+def test_the_axes_of_a_study_name_their_units_and_have_no_frame_beside_the_labels(
+    figures: list[Any],
+) -> None:
+    accuracy_curves_png([1, 4], [curve("a", 0.5, 0.8)], majority=0.25, title="t", detail="d")
+
+    (figure,) = figures
+    (axes,) = figure.get_axes()
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "training images per class (log scale)"
+    assert axes.get_ylabel() == "accuracy on test images (%)"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4"]
+    assert [*axes.get_xticks(minor=True)] == []
+    assert visible_sides(axes) == ["bottom", "left"]
+    grids = [[tick.gridline for tick in a.get_major_ticks()] for a in (axes.xaxis, axes.yaxis)]
+    assert [{line.get_visible() for line in lines} for lines in grids] == [{False}, {True}]
+    assert axes.get_axisbelow() is True
+    majority, line = axes.lines
+    assert (majority.get_linestyle(), majority.get_linewidth()) == (":", 1)
+    assert (line.get_linewidth(), line.get_markersize()) == (1.8, 5)
+    assert [text.get_color() for text in axes.texts] == [line.get_color(), majority.get_color()]
+    assert {(text.get_fontsize(), text.get_va()) for text in axes.texts} == {(8.5, "center")}
+    assert figure.get_facecolor() == (1, 1, 1, 1)
+
+
+def test_names_in_a_figure_are_text_without_control_characters(figures: list[Any]) -> None:
+    name = "$a_1$\x1b[2J"
+
+    accuracy_curves_png([1, 4], [curve(name, 0.5, 0.8)], majority=0.25, title=name, detail="d")
+
+    (axes,) = figures[0].get_axes()
+    label, title = axes.texts[0], figures[0]._suptitle
+    assert label.get_text() == console.visible(name)
+    assert title.get_text() == f"{console.visible(name)}\nd"
+    assert "\x1b" not in label.get_text()
+    assert (label.get_parse_math(), title.get_parse_math()) == (False, False)
+    assert title.get_fontsize() == 10
 
 
 def test_labels_at_the_ends_of_lines_are_a_line_apart(figures: list[Any]) -> None:
