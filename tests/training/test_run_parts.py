@@ -212,6 +212,25 @@ def test_other_arithmetic_of_earlier_steps_is_noted_at_the_start(
     assert ("peak memory: 1,234 MiB of memory" in caplog.text) is has_end
 
 
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_other_arithmetic_of_earlier_steps_is_still_stated_at_the_end(
+    tmp_path: Path, tiny_vit: VisionTransformer, status: str
+) -> None:
+    context = context_of(tmp_path, tiny_vit)
+    write_environment(context, "running", resumed=False)
+    path = tmp_path / "environment.json"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps({**first, "device": "an older CPU"}))
+
+    write_environment(context, "running", resumed=True)
+    write_environment(context, status)
+
+    found = json.loads(path.read_text())
+    assert (found["status"], found["device"]) == (status, first["device"])
+    (earlier,) = found["earlier"]
+    assert earlier.startswith("an older CPU in ")
+
+
 @pytest.mark.parametrize(
     ("complete", "pooled", "epochs", "freeze", "files"),
     [
