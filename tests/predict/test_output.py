@@ -392,8 +392,10 @@ def test_an_output_is_new_and_its_folder_exists(tmp_path: Path) -> None:
         check_output(tmp_path / "none" / "o", ALONE, resume=True)
     finished_path(tmp_path / "o", both).touch()
     check_output(tmp_path / "o", ALONE, resume=False)
-    with pytest.raises(RunError, match="another run is incomplete"):
+    with pytest.raises(RunError, match="another run is incomplete") as refused:
         check_output(tmp_path / "o", both, resume=False)
+    assert f"cannot create {part_path(tmp_path / 'o', both)}: " in refused.value.problem
+    assert refused.value.fix == "continue that run with --resume, or remove its files"
     check_output(tmp_path / "o", both, resume=True)
     (tmp_path / "o").touch()
     with pytest.raises(RunError, match="already exists"):

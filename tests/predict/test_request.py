@@ -200,3 +200,75 @@ def test_a_binary_format_needs_a_file(style: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name} cannot be written to the terminal") as refused:
         choose_format(style, None)
     assert refused.value.fix == f"add --out predictions.{style}"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "fix"),
+    [
+        pytest.param(
+            {"images": ()},
+            "no images given",
+            "pass files, folders, URLs, - for standard input, or --list FILE",
+            id="no images",
+        ),
+        pytest.param(
+            {"images": (), "explain": "."},
+            "no images given: --explain takes the new folder to write to",
+            "give both: vitft predict . --explain explained",
+            id="images after --explain",
+        ),
+        pytest.param({"top_k": 0}, "invalid --top-k 0", "use an integer of 1 or more", id="top 0"),
+        pytest.param(
+            {"threshold": 0.5, "precision": 0.9},
+            "--threshold and --precision cannot be used together",
+            "remove one of them",
+            id="two thresholds",
+        ),
+        pytest.param(
+            {"bom": True},
+            "--bom needs the CSV format",
+            "add --format csv, or remove --bom",
+            id="byte order mark",
+        ),
+        pytest.param(
+            {"resume": True},
+            "--resume needs a JSONL or CSV output file",
+            "add --out FILE.jsonl or --out FILE.csv",
+            id="resumed table",
+        ),
+        pytest.param(
+            {"shard": ProcessShard(rank=0, world=2)},
+            "predicting with several processes needs a JSONL or CSV output file and does not "
+            "support standard input",
+            "use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
+            id="processes",
+        ),
+        pytest.param(
+            {"engine": "numpy", "explain": "new", "dtype": "bf16"},
+            "the NumPy engine does not support --explain",
+            "remove --engine numpy",
+            id="NumPy",
+        ),
+    ],
+)
+def test_a_refused_request_has_a_fix(options: dict[str, Any], problem: str, fix: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        request(**options)
+
+    assert (refused.value.problem, refused.value.fix) == (problem, fix)
+
+
+def test_a_refused_graph_or_suffix_has_a_fix() -> None:
+    with pytest.raises(UsageError) as graph:
+        request(engine="torch", device="cuda").check_graph(Path("model.onnx"))
+    with pytest.raises(UsageError) as suffix:
+        choose_format(None, "rows.dat")
+
+    assert graph.value.problem == (
+        "--engine torch cannot be used with the ONNX graph model.onnx, which onnxruntime runs on "
+        "the CPU"
+    )
+    assert graph.value.fix == "remove --engine torch, or use the run directory"
+    assert suffix.value.problem == "cannot infer a format from the suffix of --out rows.dat"
+    assert suffix.value.fix.startswith("use one of the suffixes .")
+    assert suffix.value.fix.endswith(", or add --format, e.g. --format csv")
