@@ -169,6 +169,7 @@ def test_a_full_disk_leaves_the_older_states(
 
 def test_a_finished_run_keeps_only_damaged_states(tmp_path: Path) -> None:
     saved(tmp_path / "a", 1)
+    (tmp_path / "a" / ".state-0-00000002.safetensors.0123456789ab").write_bytes(b"unfinished")
     saved(tmp_path / "b", 1)
     (tmp_path / "b" / "state-0-00000000.safetensors.damaged").write_bytes(b"")
 
