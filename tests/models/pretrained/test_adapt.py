@@ -7,12 +7,14 @@ import pytest
 import torch
 from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import Tensor
 
 from vitft.models.pretrained.adapt import (
     adapt,
     adapt_statistics,
     check_statistics,
+    fit_channels,
     resize_kernel,
     resize_positions,
 )
@@ -202,6 +204,36 @@ def test_kernels_are_resized_to_patches_that_are_not_square() -> None:
     assert any("patch kernels 8x8 -> 4x16" in note for note in adapted.notes)
 
 
+@pytest.mark.parametrize(
+    ("channels", "note"),
+    [
+        (1, "the kernels for 3 channels are summed to fit 1 channel"),
+        (2, "the kernels for 3 channels are repeated and scaled to fit 2 channels"),
+        (8, "the kernels for 3 channels are repeated and scaled to fit 8 channels"),
+    ],
+)
+def test_kernels_for_other_channels_equal_timms(channels: int, note: str) -> None:
+    tensors = weights(CONFIG)
+    wanted = replace(CONFIG, in_channels=channels)
+
+    adapted = adapt(tensors, CONFIG, wanted, new_head=False)
+
+    name = "patch_embed.proj.weight"
+    expected = adapt_input_conv(channels, tensors[name].clone())
+    torch.testing.assert_close(adapted.tensors[name], expected)
+    assert [*adapted.notes] == [note]
+    check_fit(adapted.tensors, wanted)
+
+
+def test_a_single_channel_is_repeated_and_keeps_the_response_to_grey_images() -> None:
+    kernel = torch.randn(4, 1, 8, 8)
+
+    found = fit_channels(kernel, 3)
+
+    assert found.shape == (4, 3, 8, 8)
+    torch.testing.assert_close(found, kernel.expand(4, 3, 8, 8) / 3)
+
+
 @pytest.mark.parametrize("registers", [0, 2])
 def test_a_distillation_token_becomes_the_first_register(registers: int) -> None:
     source = replace(CONFIG, distilled=True, registers=registers)
@@ -217,6 +249,9 @@ def test_a_distillation_token_becomes_the_first_register(registers: int) -> None
     found = adapted.tensors["reg_token"]
     assert torch.equal(found[:, :1], tensors["dist_token"])
     assert torch.equal(found[:, 1:], tensors.get("reg_token", found[:, 1:]))
+    assert [*adapted.notes] == [
+        "the distillation token is used as a register, and the head reads only the class token"
+    ]
     assert "dist_token" not in adapted.tensors
 
 
@@ -229,8 +264,10 @@ def test_mean_pooling_takes_the_last_norm_and_back() -> None:
 
     check_fit(there.tensors, mean)
     assert torch.equal(there.tensors["fc_norm.weight"], tensors["norm.weight"])
-    assert there.notes
+    assert [*there.notes] == ["norm in the file is loaded as fc_norm because pool=mean"]
+    assert [*back.notes] == ["fc_norm in the file is loaded as norm because pool=cls"]
     assert back.tensors.keys() == tensors.keys()
+    assert torch.equal(back.tensors["norm.bias"], tensors["norm.bias"])
 
 
 @pytest.mark.parametrize(

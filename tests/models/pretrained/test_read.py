@@ -165,6 +165,90 @@ def test_code_in_a_pickle_is_named_and_not_run(
     assert not Path(MARKER).exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "is_safe"),
+    [("2.9.1", False), ("1.13.0", False), ("2.10.0+cpu", True), ("3.0.0", True)],
+)
+def test_pickles_are_read_from_torch_2_10_on(
+    version: str, is_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
+    monkeypatch.setattr(torch, "__version__", version)
+
+    if is_safe:
+        assert read_weights(tmp_path / "a.pth", allow_pickle=True).tensors.keys() == {"weight"}
+        return
+    with pytest.raises(WeightsError) as refused:
+        read_weights(tmp_path / "a.pth", allow_pickle=True)
+    assert refused.value.problem == f"torch {version} reads pickles unsafely (CVE-2026-24747)"
+    assert refused.value.fix == "update to torch 2.10 or later, or use a .safetensors file"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "fix"),
+    [
+        (torch.ones(2), "contains a value of type Tensor instead of named", "save model.state_"),
+        ({}, "contains a value of type dict instead of named tensors", "save model.state_dict()"),
+        ({"model": {}}, "contains a value of type dict instead of named", "save model.state_"),
+        (
+            {"a": torch.ones(1), **{f"x{i}": i for i in range(6)}},
+            "contains values that are not tensors: x0, x1, x2, x3, x4",
+            "save only model.state_dict()",
+        ),
+        (
+            {"a": torch.ones(1, device="meta")},
+            "tensor a has no data or is not a dense array",
+            "move the model to the CPU, and save its state_dict()",
+        ),
+        (
+            {"a": torch.ones(1).expand(9)},
+            "is smaller than its tensors, e.g. a (9,)",
+            "save model.state_dict() with contiguous tensors",
+        ),
+    ],
+)
+def test_an_odd_pickle_is_named_with_a_fix(
+    content: object, problem: str, fix: str, tmp_path: Path
+) -> None:
+    torch.save(content, tmp_path / "a.pth")
+
+    with pytest.raises(WeightsError) as refused:
+        read_weights(tmp_path / "a.pth", allow_pickle=True)
+
+    assert problem in refused.value.problem
+    assert refused.value.fix.startswith(fix)
+
+
+def test_wrappers_of_training_scripts_are_removed(tmp_path: Path) -> None:
+    state = {"weight": torch.ones(1)}
+    torch.save({"epoch": 3, "state_dict": {"model": state, "x": 1}}, tmp_path / "a.pth")
+
+    found = read_weights(tmp_path / "a.pth", allow_pickle=True).tensors
+
+    assert found.keys() == {"weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.safetensors", b"", "it is empty"),
+        ("a.pth", b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer; run"),
+        ("a.npz", b" <!doctype html>", "it is a web page"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_and_copied_again(
+    name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(WeightsError) as refused:
+        read_weights(tmp_path / name, allow_pickle=True)
+
+    assert refused.value.problem.startswith("damaged ")
+    assert f"{tmp_path / name} ({reason}" in refused.value.problem
+    assert refused.value.fix == "copy or download the file again"
+
+
 def test_a_pickle_is_read_only_when_allowed(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
 
