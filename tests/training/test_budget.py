@@ -617,5 +617,9 @@ def test_losses_are_compared_after_temperature_scaling() -> None:
 def test_the_last_blocks_are_tried_only_if_others_stay_frozen(tiny_vit: VisionTransformer) -> None:
     deep = VisionTransformer(replace(tiny_vit.config, depth=8))
 
-    assert [c.layers for c in budget.layers_to_try(deep)] == ["blocks:4", "none"]
-    assert [c.layers for c in budget.layers_to_try(tiny_vit)] == ["none"]
+    last, everything = budget.layers_to_try(deep)
+    assert (last.layers, everything.layers) == ("blocks:4", "none")
+    assert last.optim == {"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 0.0003}
+    assert everything.optim == {"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75}
+    assert (last.train, everything.train) == ({}, {"augment": "crop", "crop_scale": 0.4})
+    assert budget.layers_to_try(tiny_vit) == [everything]
