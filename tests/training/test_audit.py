@@ -64,6 +64,16 @@ def test_pairs_are_found_anywhere_in_many_images() -> None:
     assert sorted(found) == sorted([*copies, (1023, 1025)])
 
 
+@pytest.mark.parametrize("most", [1, 3, 500])
+def test_the_most_similar_pairs_come_first(most: int) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    centred = x - x.mean(dim=0)
+    cosines = torch.cosine_similarity(centred[:, None], centred[None], dim=-1).tolist()
+    near = [(-cosines[i][j], i, j) for j in range(40) for i in range(j) if cosines[i][j] >= 0.75]
+
+    assert most_similar(x, most) == [(i, j) for _, i, j in sorted(near)[:most]]
+
+
 def test_a_cosine_of_three_quarters_is_similar() -> None:
     one, other = torch.eye(5)[0], torch.tensor([0.75, 0.5, 0.25, 0.25, 0.25])
     x = torch.stack([one, other, -one, -other])  # their mean is 0
