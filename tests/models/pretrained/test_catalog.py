@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vitft.data.transforms import CROP_MODES
 from vitft.models.pretrained import catalog
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import bundled_file, check_weights_name, locate
+from vitft.models.pretrained.recommended import Recommendation, recommendations
 from vitft.models.registry import architecture_config
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -461,3 +463,51 @@ def test_entries_are_selected_by_all_filters() -> None:
         and "imagenet-21k" in entry.data
     ]
     assert len(large) < len(catalog.select_entries(size="large"))
+
+
+def test_the_catalogue_is_read_from_its_file_in_its_order() -> None:
+    path = Path(__file__).parents[3] / "weights" / "catalog.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+
+    assert catalog.read_catalog.__wrapped__() == table
+    entries = catalog.catalog_entries.__wrapped__()
+    assert [entry.name for entry in entries] == [row["name"] for row in table["weights"]]
+    for entry, row in zip(entries, table["weights"], strict=True):
+        fields = {**table["family"][row["family"]], **row}
+        assert (entry.licence, entry.repo) == (fields["licence"], fields.get("repo", ""))
+    assert recommendations.__wrapped__() == tuple(
+        Recommendation(**row) for row in table["recommended"]
+    )
+
+
+def test_every_name_and_alias_is_that_of_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = CatalogEntry(name="a", licence="mit", aliases=("b", "timm/a"))
+    second = CatalogEntry(name="c", licence="mit")
+    monkeypatch.setattr(catalog, "catalog_entries", lambda: (first, second))
+
+    assert catalog.entries_by_name.__wrapped__() == {
+        "a": first, "b": first, "timm/a": first, "c": second,
+    }  # fmt: skip
+    monkeypatch.setattr(catalog, "catalog_entries", lambda: (first, replace(second, name="b")))
+    with pytest.raises(AssertionError, match=r"catalog\.toml lists b more than once"):
+        catalog.entries_by_name.__wrapped__()
+
+
+def test_an_entry_inherits_the_fields_of_its_family_and_may_override_them() -> None:
+    family = {
+        "licence": "mit", "data": "x", "num_classes": 5, "options": {"pool": "mean", "norm": "pre"}
+    }  # fmt: skip
+    row = {
+        "name": "a", "family": "f", "num_classes": 7, "options": {"norm": "post"},
+        "repo": "timm/a.x", "aliases": ["b"], "image_size": [8, 16],
+    }  # fmt: skip
+
+    entry = catalog.parse_entry(row, family)
+
+    assert (entry.licence, entry.data, entry.num_classes) == ("mit", "x", 7)
+    assert entry.options == {"pool": "mean", "norm": "post"}
+    assert (entry.aliases, entry.image_size) == (("b", "timm/a.x"), (8, 16))
+    other = catalog.parse_entry({**row, "repo": "google/timm/a"}, family)
+    assert other.aliases == ("b",)
+    assert row["aliases"] == ["b"]  # what came in is left untouched
+    assert "family" in row
