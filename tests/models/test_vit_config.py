@@ -1,6 +1,6 @@
 """Configurations of a Vision Transformer: limits of each setting, and what follows from them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -39,6 +39,23 @@ def test_a_configuration_is_by_default_that_of_vit_base_for_imagenet() -> None:
     assert config.prefix_positions
     assert not config.distilled
     assert not config.pre_logits
+
+
+def test_a_plain_transformer_has_none_of_the_later_parts() -> None:
+    found = asdict(ViTConfig())
+
+    later = {
+        "class_token": True, "norm_before_pool": False, "embed_norm": False, "activation": "gelu",
+        "pool_heads": 0, "norm_layer": "layernorm", "final_norm": True, "patch_norm": False,
+        "proj_bias": True, "attn_norm": False, "mlp_norm": False, "gated_mlp": False,
+        "positions": True, "rope": None,
+    }  # fmt: skip
+    earlier = {
+        "mlp_ratio": 4.0, "qkv_bias": True, "pre_logits": False, "pool": "cls", "drop_path": 0.0,
+        "norm": "pre", "norm_eps": 1e-6, "layer_scale": 0.0, "registers": 0,
+        "prefix_positions": True, "distilled": False, "stem": None, "convs": (), "read_blocks": 1,
+    }  # fmt: skip
+    assert {name: found[name] for name in [*later, *earlier]} == {**later, **earlier}
 
 
 @pytest.mark.parametrize(("name", "low", "high"), LIMITS)
