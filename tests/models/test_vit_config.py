@@ -306,3 +306,54 @@ def test_rotary_positions_have_limits(fields: dict[str, Any], name: str) -> None
 def test_a_side_is_that_of_a_square() -> None:
     assert as_pair(3) == (3, 3)
     assert as_pair((3, 4)) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("image_size", "axis", "side", "near"),
+    [
+        ((100, 32), "height", 100, 96),
+        ((32, 105), "width", 105, 112),
+        ((8, 32), "height", 8, 16),
+        ((32, 20), "width", 20, 16),
+    ],
+)
+def test_the_nearest_multiple_of_the_patch_size_is_proposed(
+    image_size: tuple[int, int], axis: str, side: int, near: int
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        ViTConfig(image_size=image_size, patch_size=(16, 16))
+
+    assert refused.value.problem == (
+        f"the image {axis} ({side} pixels) is not a multiple of the patch size (16 pixels)"
+    )
+    assert refused.value.fix == f"use a multiple of 16, e.g. --image-size {near}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "can_read_several"),
+    [
+        ({}, True),
+        ({"pool": "mean"}, True),
+        ({"pool": "map"}, False),
+        ({"distilled": True}, False),
+        ({"pre_logits": True}, False),
+    ],
+)
+def test_a_head_reads_several_blocks_only_behind_plain_pooling(
+    fields: dict[str, Any], *, can_read_several: bool
+) -> None:
+    config = replace(PLAIN, **fields)
+    assert config.supports_read_blocks is can_read_several
+    assert replace(config, read_blocks=1) == config
+
+    if can_read_several:
+        assert replace(config, read_blocks=3).read_blocks == 3
+    for number in (0, 4, *([] if can_read_several else [2])):
+        with pytest.raises(UsageError, match=f"a head cannot read {number} blocks of this model"):
+            replace(config, read_blocks=number)
+
+
+def test_rotary_positions_are_by_default_those_of_dinov3() -> None:
+    assert asdict(RopeConfig()) == {
+        "unit": True, "base": 100.0, "offset": 0.0, "grid": None, "x_first": False, "halves": True
+    }  # fmt: skip
