@@ -15,6 +15,7 @@ from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.models.vit import VisionTransformer
 from vitft.system.errors import UsageError
 from vitft.training import setup as module
 from vitft.training.distributed import ProcessGroup
@@ -370,6 +371,26 @@ def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
     assert written["data"]["path"] == "parts"
     assert written["optim"]["batch_size"] == 8
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_counts_adapters_only_in_a_stage_that_trains_them(
+    image_folder: Path,
+    tiny_weights: Path,
+    tiny_vit: VisionTransformer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = settings_of(image_folder, tiny_weights, train={"freeze": "head,blocks:1,none"})
+
+    with caplog.at_level("INFO", "vitft"):
+        dry_run(config, tmp_path, data="x", show=lambda _: None)
+
+    whole = sum(parameter.numel() for parameter in tiny_vit.parameters())
+    norms, attention, mlp = 2 * 64, 4 * 32 * 33, 128 * 33 + 32 * 129
+    block = norms + attention + mlp
+    lines = [line for line in caplog.messages if line.startswith("--freeze")]
+    assert lines[1].startswith(f"--freeze blocks:1: {99 + 64 + block:,} trainable parameters, ")
+    assert lines[2].startswith(f"--freeze none: {whole:,} trainable parameters, ")
 
 
 def test_a_dry_run_without_test_images_mentions_none(
