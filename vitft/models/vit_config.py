@@ -231,12 +231,11 @@ class ViTConfig:
             UsageError: The settings cannot be combined.
         """
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
-        fits_pool = self.pool == "cls" or not self.distilled
         fits_norm = not self.norm_before_pool or (self.pool == "mean" and self.final_norm)
         has_read_token = self.class_token or self.pool != "cls"
         pool_heads = self.pool_heads or 1
         fits_map = self.width % pool_heads == 0 and (self.pool == "map" or not self.pool_heads)
-        if not (fits_heads and fits_pool and fits_norm and has_read_token and fits_map):
+        if not (fits_heads and fits_norm and has_read_token and fits_map):
             raise UsageError(
                 "invalid or incompatible model settings: "
                 f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits}, "

@@ -267,7 +267,7 @@ class Progress:
 
             self.bar = Bar(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True), markup=False),
-                BarColumn(bar_width=None, table_column=Column(min_width=8, max_width=24, ratio=1)),
+                BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1)),
                 TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[left]} ", table_column=Column(no_wrap=True)),
                 TextColumn(
