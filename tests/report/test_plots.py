@@ -311,6 +311,8 @@ def test_the_axes_of_a_study_name_their_units_and_have_no_frame_beside_the_label
     assert (line.get_linewidth(), line.get_markersize()) == (1.8, 5)
     assert [text.get_color() for text in axes.texts] == [line.get_color(), majority.get_color()]
     assert {(text.get_fontsize(), text.get_va()) for text in axes.texts} == {(8.5, "center")}
+    (band,) = axes.collections
+    assert band.get_alpha() == 0.13  # lines and other bands are seen through it
     assert figure.get_facecolor() == (1, 1, 1, 1)
 
 
