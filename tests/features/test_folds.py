@@ -35,9 +35,9 @@ def test_a_class_with_several_groups_is_in_two_folds(
     count: int,
     expected: Sequence[int],
 ) -> None:
-    arrays = (np.array(values, dtype=np.int64) for values in (fold, labels, group))
+    fold_id, classes, groups = (np.array(v, dtype=np.int64) for v in (fold, labels, group))
 
-    assert spread_classes(*arrays, count).tolist() == expected
+    assert spread_classes(fold_id, classes, groups, count).tolist() == expected
 
 
 def test_groups_of_one_image_change_no_fold() -> None:
