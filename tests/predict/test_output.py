@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -475,3 +476,23 @@ def test_a_row_of_another_program_is_refused_with_its_beginning(
         parse_record(record, style, tmp_path)
 
     assert error.value.problem.endswith(f": {record[:60]!r}")
+
+
+def test_merged_rows_are_on_the_disk_before_the_parts_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "o.jsonl"
+    shards = [ProcessShard(rank=rank, world=2, chunk=4) for rank in range(2)]
+    write(out, "jsonl", PREDICTIONS[:4], shards[0])
+    synced: list[tuple[int, bool, bool]] = []
+
+    def note(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        synced.append((size, out.exists(), finished_path(out, shards[0]).exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    write(out, "jsonl", PREDICTIONS[4:8], shards[1])
+
+    assert out.read_bytes()
+    assert (out.stat().st_size, False, True) in synced
+    assert not finished_path(out, shards[0]).exists()
