@@ -9,6 +9,7 @@ from sklearn.metrics import log_loss
 from vitft.features import logistic
 from vitft.features.folds import stratified_folds
 from vitft.features.head import (
+    cross_validation_rows,
     solve_head,
     weakest_classes,
 )
@@ -356,3 +357,14 @@ def test_the_gradient_of_a_solution_is_below_its_limit(seed: int) -> None:
 
     assert objective(exact.flatten(1))[1].abs().max() <= 1e-6
     assert 1e-6 < objective(rough.flatten(1))[1].abs().max() <= 1e-4
+
+
+def test_a_cross_validation_has_at_most_a_hundred_million_logits() -> None:
+    y = torch.arange(110_000) % 1_000
+
+    fewer = cross_validation_rows(y, 1_000, 0, most=110_000)
+    all_rows = cross_validation_rows(y[:100_000], 1_000, 0, most=110_000)
+
+    assert fewer is not None
+    assert all_rows is not None
+    assert (len(fewer), len(all_rows)) == (55_000, 100_000)  # every second image, and every one

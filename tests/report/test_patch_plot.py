@@ -200,6 +200,7 @@ def test_the_figure_frames_the_patch_with_the_most_contrast(
     png = patches_png(image, tokens(), "the title")
 
     (figure,) = figures
+    assert tuple(figure.get_size_inches()) == pytest.approx((11.5, 7.4))
     check_fit(figure)
     axes = {one.get_title(): one for one in figure.get_axes()}
     names = [title for title in axes if title]

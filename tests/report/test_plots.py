@@ -229,6 +229,7 @@ def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attent
     distance_png(np.ones((17, 21), np.float32), images=2, uniform=0.5, title="m")
 
     (axes,), (deep,) = (figure.get_axes() for figure in figures[:2])
+    assert tuple(figures[0].get_size_inches()) == pytest.approx((6.4, 4.4))
     uniform, mean = axes.lines
     assert {*uniform.get_ydata()} == {9.0}
     np.testing.assert_allclose(mean.get_ydata(), [3, 3, 6.5])
@@ -296,6 +297,7 @@ def test_the_axes_of_a_study_name_their_units_and_have_no_frame_beside_the_label
     accuracy_curves_png([1, 4], [curve("a", 0.5, 0.8)], majority=0.25, title="t", detail="d")
 
     (figure,) = figures
+    assert tuple(figure.get_size_inches()) == pytest.approx((7.2, 4.6))
     (axes,) = figure.get_axes()
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "training images per class (log scale)"

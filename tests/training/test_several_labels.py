@@ -81,6 +81,22 @@ def test_the_split_gives_each_side_its_share_of_every_label(home: Path) -> None:
         assert abs(own.count("val") - 0.2 * len(own)) <= 1.5
 
 
+def test_the_results_on_test_images_have_intervals(home: Path) -> None:
+    table = draw_patches(home / "parts")
+    header, *rows = table.read_text().splitlines()
+    parts = ["test" if i % 4 == 0 else "train" for i in range(len(rows))]
+    lines = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
+    table.write_text("\n".join([f"{header},split", *lines]) + "\n")
+
+    results = finetune(home, "with-test", "--data", str(table))
+
+    labels = results["test"]["labels"]
+    assert results["test"]["images"] == 15
+    for name in ("map", "micro_f1", "macro_f1"):
+        low, high = labels[f"{name}_interval"]
+        assert low <= labels[name] <= high
+
+
 def test_every_engine_and_format_gives_the_same_labels(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
