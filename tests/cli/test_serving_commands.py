@@ -92,7 +92,7 @@ def test_the_model_of_a_server_may_be_a_graph_and_has_the_device_of_the_user(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[tuple[Any, ...]] = []
-    engine = SimpleNamespace(classes=("a", "b"), feature_size=0, thresholds=(), facts={})
+    engine = SimpleNamespace(classes=("a", "b"), reference=None, thresholds=(), facts={})
 
     def open_engine(*arguments: Any) -> Any:
         opened.append(arguments)

@@ -18,6 +18,8 @@ from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.run_files import add_test_results, make_run
 from tests.support.serving import Client, serving
 from vitft.data.fingerprint import BLANK_REMARK
+from vitft.metrics.chance import chance_level
+from vitft.metrics.results import read_results
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
@@ -128,7 +130,7 @@ def test_the_page_shows_the_notes_on_each_image(flagging: Client, tmp_path: Path
     page = opened(flagging, tmp_path, tmp_path / "0.png", tmp_path / "foreign.png")
 
     assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}; {BLANK_REMARK}"]]
-    assert page["known"] == "Run run tells 3 classes apart."
+    assert page["known"] == "Run run distinguishes 3 classes."
 
 
 @needs_node
@@ -143,33 +145,50 @@ def test_the_page_says_when_the_model_does_not_flag_foreign_images(
     assert page["flags"].startswith("Images that are unlike the training images are not flagged")
 
 
-def poor_results(folder: Path) -> None:
+def poor_results(folder: Path, **changed: Any) -> None:
     """Write the results and settings of a run at chance level beside its checkpoint."""
     source = make_run(folder / "source", ("blue", "green", "red"))
     results = json.loads((source / "eval.json").read_text())
-    results |= {"top1": 0.25, "top1_interval": [0.09, 0.53], "majority": 1 / 3}
+    results |= {"top1": 0.25, "top1_interval": [0.09, 0.53], "majority": 1 / 3, **changed}
     (folder / "run" / "eval.json").write_text(json.dumps(results))
     shutil.copy(source / "config.toml", folder / "run")
 
 
 @needs_node
-def test_the_page_shows_how_good_the_model_is_and_warns_of_chance(
-    tmp_path: Path, tiny_vit: VisionTransformer
+@pytest.mark.parametrize(
+    ("changed", "clause"),
+    [
+        pytest.param(
+            {},
+            "is not measurably better than always predicting the largest class",
+            id="several classes",
+        ),
+        pytest.param(
+            {"confusion": [[0, 4, 0], [0, 4, 0], [0, 4, 0]]},
+            "always predicts green",
+            id="always one class",
+        ),
+    ],
+)
+def test_the_page_does_not_claim_that_a_model_at_chance_level_distinguishes_classes(
+    tmp_path: Path, tiny_vit: VisionTransformer, changed: dict[str, Any], clause: str
 ) -> None:
     run = make_reference_run(tmp_path, tiny_vit)
-    poor_results(tmp_path)
+    poor_results(tmp_path, **changed)
+    assert chance_level(read_results(run / "eval.json")) == clause  # as in the log and the report
     predictor = Predictor.from_run(str(run), device="cpu")
     postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
 
     assert page["known"] == (
-        "Run run tells 3 classes apart; accuracy 25.0% on 12 validation images."
+        f"Run run was trained to distinguish 3 classes, but it {clause}; "
+        "accuracy 25.0% on 12 validation images."
     )
     assert "accuracy on 12 validation images; 95% interval: 9.0 to 53.0%" in page["score"]
     assert "mark at 33.3%: always the most frequent class" in page["score"]
     assert "weights demo" in page["facts"]
-    assert page["caution"].startswith("Do not rely on this model: it is not measurably better")
+    assert page["caution"] == f"Do not rely on this model: it {clause}."
 
 
 @needs_node

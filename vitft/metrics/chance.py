@@ -48,6 +48,19 @@ def chance_level(results: RunResults) -> str:
     return clause
 
 
+def distinguishes(model: str, classes: str, clause: str) -> str:
+    """Return what a model distinguishes, or what a model at chance level was trained for.
+
+    Args:
+        model: Subject of the sentence, e.g. `This model`.
+        classes: Number and names of the classes, e.g. `3 classes`.
+        clause: Result of `chance_level`.
+    """
+    if clause:
+        return f"{model} was trained to distinguish {classes}, but it {clause}"
+    return f"{model} distinguishes {classes}"
+
+
 def constant_class(results: RunResults) -> tuple[str, float] | None:
     """Return the class predicted for nearly all images, and the fraction of these images.
 

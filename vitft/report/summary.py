@@ -8,7 +8,7 @@ from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import TOO_HIGH, power_text
-from vitft.metrics.chance import chance_level
+from vitft.metrics.chance import chance_level, distinguishes
 from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
@@ -72,13 +72,12 @@ def describe_data(run: Run) -> str:
         return ""
     origin = f" from “{run.data_name}”" if run.data_name else ""
     classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
-    text = f"This model distinguishes {classes}."
+    clause = chance_level(run.results)
     if run.several:
-        labels = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
-        text = f"This multi-label model assigns each image any combination of {labels}."
-        classes = labels
-    if clause := chance_level(run.results):
-        text = f"This model was trained to distinguish {classes}, but it {clause}."
+        classes = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
+    text = f"{distinguishes('This model', classes, clause)}."
+    if run.several and not clause:
+        text = f"This multi-label model assigns each image any combination of {classes}."
     bad, used = len(run.audit.get("bad", [])), len(run.rows)
     different = len({row.sha256 for row in run.rows})
     once = different < used

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitft.metrics.chance import distinguishes
 from vitft.models.model_names import weights_name
 from vitft.predict.run_info import RunInfo
 from vitft.serve.access import Access, is_own_page
@@ -34,6 +35,7 @@ from vitft.serve.schemas import (
 )
 from vitft.serve.uploads import RETRY_SOON, FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system.errors import ImageError
+from vitft.system.text import count
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
@@ -91,7 +93,13 @@ class Handlers:
         """Return facts about the model, such as the class names, and the limits of the server."""
         postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
         run = postprocess.run
+        number = count(
+            len(self.queue.classes), *(("label",) if thresholds else ("class", "classes"))
+        )
         fields = {
+            "purpose": distinguishes(
+                f"Run {run.name}" if run else "This model", number, run.at_chance if run else ""
+            ),
             "run": run and run.name,
             "top1": run and run.top1,
             "top1_interval": run and run.top1_interval,

@@ -65,6 +65,10 @@ class LabelsSchema(BaseModel):
     """Facts about the model, and the limits of the server."""
 
     run: str | None = Field(description="name of the run that produced the model")
+    purpose: str = Field(
+        description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`; of "
+        "a model at chance level, what it was trained to distinguish"
+    )
     top1: float | None = Field(description="accuracy of the run on its validation images")
     top1_interval: list[float] | None = Field(None, description="95% interval of `top1`")
     cross_validated: float | None = Field(

@@ -79,7 +79,7 @@ function showModel(model) {
   const kind = several ? (classes.length === 1 ? " label" : " labels") : classes.length === 1 ? " class" : " classes";
   const known = typeof top1 === "number";
   document.getElementById("known").textContent = visible(
-    (run ? "Run " + run : "A model") + " tells " + classes.length + kind + " apart" + (known ? "; accuracy " + percent(top1) + on : "") + ".");
+    model.purpose + (known ? "; accuracy " + percent(top1) + on : "") + ".");
   if (known) {
     const number = make("p", "number", percent(top1));
     const text = (several ? "of the images get exactly their labels" : "accuracy") + on + (ends ? "; 95% interval: " + bounds(ends) : "");
