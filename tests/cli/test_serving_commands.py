@@ -62,6 +62,7 @@ def test_a_server_has_every_class_and_the_limits_of_the_user(
     )
     printed = capsys.readouterr().err
     assert "run run: 3 classes" in printed
+    assert "no images are flagged as unlike the training images" in " ".join(printed.split())
     assert "any machine that can reach" not in printed
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data.fingerprint import BLANK_REMARK
+from vitft.features.reference import REFERENCE_FILE
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import requested_thresholds
@@ -116,6 +118,35 @@ def test_evaluate_writes_the_same_words(
             assert float(row["probability"]) == pytest.approx(answer.probabilities[0], abs=3e-6)
             assert row["correct"] == str(int(answer.classes[0] == row["label"]))
     assert table[1]["notes"] == f"{FOREIGN}; {BLANK_REMARK}"
+
+
+NO_CHECK = "no images are flagged as unlike the training images"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("predict 0.png --engine torch", id="predict"),
+        pytest.param("predict 0.png --engine numpy", id="predict with NumPy"),
+        pytest.param("evaluate --data labels.csv --out evaluation", id="evaluate"),
+        pytest.param("explain 0.png", id="explain"),
+        pytest.param("serve --port 0", id="serve"),
+    ],
+)
+def test_every_command_states_whether_foreign_images_are_flagged(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    monkeypatch.setattr("vitft.cli.serve.run_server", lambda *_: 0)
+    Path("labels.csv").write_text("path,label\n0.png,red\n")
+
+    assert main([*words.split(), "--run", "run"]) == 0
+    flagging = " ".join(capsys.readouterr().err.split())
+    (run / REFERENCE_FILE).unlink()
+    shutil.rmtree("evaluation", ignore_errors=True)
+    assert main([*words.split(), "--run", "run"]) == 0
+
+    assert NO_CHECK not in flagging
+    assert NO_CHECK in " ".join(capsys.readouterr().err.split())
 
 
 def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

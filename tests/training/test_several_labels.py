@@ -15,13 +15,16 @@ from PIL import Image
 
 import vitft
 from tests.conftest import COLOURS, tiny_home
+from tests.serve.test_page import needs_node, opened
 from tests.support.chromium import Chromium
+from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.predict.answer_kind import gives_several
 from vitft.predict.validation import read_validation_predictions
 from vitft.report.html import render
 from vitft.report.run_files import read_run
 from vitft.report.run_page import run_page, write_report
+from vitft.training.reference import NEVER_FLAGGED
 
 LABELS = ("blue", "green", "red")
 
@@ -123,6 +126,39 @@ def test_every_engine_and_format_gives_the_same_labels(
             assert float(row[f"probability_{name}"]) == pytest.approx(chances[name], abs=4e-6)
     sure = trained.predict(images[0], threshold=1.0)
     assert sure[0].labels == ()
+
+
+def test_a_multi_label_run_states_everywhere_that_no_images_are_flagged(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finetune(home, "noted")
+    logged, run = " ".join(capsys.readouterr().err.split()), home / "noted"
+    reason = f"unlike the training images: {NEVER_FLAGGED}"
+
+    assert f"no images will be flagged as {reason}" in logged
+    audit = json.loads((run / "audit.json").read_text())
+    assert audit["out_of_distribution"]["reason"] == NEVER_FLAGGED
+    page = (run / "report.html").read_text()
+    assert f"The model does not flag images that are {reason}." in page
+    monkeypatch.setattr("vitft.cli.serve.run_server", lambda *_: 0)
+    image = str(home / "patches" / "00.png")
+    for words in (["predict", image], ["explain", image], ["serve", "--port", "0"]):
+        monkeypatch.chdir(home)
+        assert main([*words, "--run", str(run)]) == 0
+        printed = " ".join(capsys.readouterr().err.split())
+        assert "no images are flagged as unlike the training images" in printed, words
+
+
+@needs_node
+def test_the_page_of_a_server_states_that_a_multi_label_model_flags_no_images(
+    home: Path, tmp_path: Path
+) -> None:
+    model = vitft.load(home / "run", device="cpu")
+    with serving(model.engine, postprocess=model.postprocess) as client:
+        page = opened(client, tmp_path, home / "patches" / "00.png")
+
+    assert page["known"].startswith("Run run distinguishes 3 labels; ")
+    assert page["flags"].startswith("Images that are unlike the training images are not flagged.")
 
 
 def test_the_page_offers_no_decisions_that_the_next_run_would_refuse(home: Path) -> None:
