@@ -18,12 +18,13 @@ from PIL import Image
 import vitft
 from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
 from tests.support.run_files import make_run
-from tests.support.serving import serving
+from tests.support.serving import Client, serving
 from vitft.cli.main import main
 from vitft.data.fingerprint import BLANK_REMARK
 from vitft.features.reference import REFERENCE_FILE
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
+from vitft.predict.prediction import NOT_SURE
 from vitft.predict.request import requested_thresholds
 from vitft.predict.threshold import choose_threshold
 from vitft.predict.torch_engine import Predictor
@@ -149,13 +150,23 @@ def test_every_command_states_whether_foreign_images_are_flagged(
     assert NO_CHECK in " ".join(capsys.readouterr().err.split())
 
 
-def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "0.png", "foreign.png", "--run", "run", "--device", "cpu"]) == 0
+def test_explain_shows_the_same_classes_probabilities_and_notes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["0.png", "foreign.png", "1.png", "2.png", "--run", "run", "--device", "cpu"]
+    assert main(["predict", *words, "--format", "json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert main(["explain", *words]) == 0
 
     printed = capsys.readouterr()
-    plain, foreign = (line for line in printed.out.splitlines() if ".png" in line[:12])
-    assert f"({FOREIGN}, {BLANK_REMARK})" in " ".join(foreign.split())
-    assert FOREIGN not in plain
+    explained = {line.split()[0]: " ".join(line.split()) for line in printed.out.splitlines()}
+    for row in predicted:
+        (first, *_), notes = row["classes"], row.get("notes", [])
+        noted = f" ({', '.join(notes)})" if notes else ""
+        answer = f"{row['path']} {first['class']} {percent(first['probability'])}{noted} "
+        assert explained[row["path"]].startswith(answer)
+    assert f"({FOREIGN}, {BLANK_REMARK})" in explained["foreign.png"]
+    assert FOREIGN not in explained["0.png"]
     assert "run run: 3 classes" in printed.err
 
 
@@ -170,6 +181,47 @@ def test_a_precision_gives_every_command_the_same_threshold(
     assert threshold == choose_threshold(trained, 0.8).value > 0
     assert f"threshold {percent(threshold)}: " in capsys.readouterr().err
     assert requested_thresholds(0.8, None, trained, predictor) == (0.8, ())
+
+
+@pytest.mark.parametrize("option", [["--precision", "0.8"], ["--threshold", "0.6"]])
+def test_a_server_marks_the_predictions_that_predict_marks(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+) -> None:
+    trained = make_run(Path("trained"), CLASSES, per_class=60, held_back=50)
+    for name in ("model.safetensors", REFERENCE_FILE):
+        shutil.copy(run / name, trained)
+    served: list[dict[str, Any]] = []
+
+    def run_server(server: Any, bound: Any, _: str) -> int:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            client = Client(bound.getsockname()[1])
+            files = [(name, Path(name).read_bytes()) for name in names]
+            served.extend(client.form("/predict", *files).json["results"])
+        finally:
+            server.should_exit = True
+            thread.join()
+        return 0
+
+    names = ["0.png", "1.png", "2.png", "foreign.png"]
+    monkeypatch.setattr("vitft.cli.serve.run_server", run_server)
+    common = ["--run", "trained", "--device", "cpu", *option]
+
+    assert main(["predict", *names, *common, "--format", "json"]) == 0
+    printed = capsys.readouterr()
+    assert main(["serve", "--port", "0", *common]) == 0
+
+    predicted = json.loads(printed.out)
+    assert [row.get("notes", []) for row in served] == [row.get("notes", []) for row in predicted]
+    marked = [NOT_SURE in row.get("notes", []) for row in served]
+    assert {*marked} == {True, False}, [row["classes"][0] for row in served]
+    told = [line for line in printed.err.splitlines() if line.startswith("threshold")]
+    assert len(told) == ("--precision" in option)
+    assert all(line in capsys.readouterr().err for line in told)
 
 
 def test_predict_from_python_leaves_the_process_as_it_was(
