@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.data.test_images import chunk, encoded, gradient
+from tests.support.reference_run import make_reference_run
+from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data import grey_range
 from vitft.data.folder import File, Folder
@@ -22,8 +24,10 @@ from vitft.data.signatures import has_more_pages
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.models.card import Card, parse_card
 from vitft.models.checkpoint_file import open_checkpoint
+from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.engine import decode_view
+from vitft.predict.engine import FIRST_PAGE_NOTE, decode_view
+from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import UsageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -338,6 +342,61 @@ def test_predictions_and_evaluations_note_the_first_of_several_pages(
     assert "first of several pages" in capsys.readouterr().out
     assert main(["evaluate", "--data", str(image_folder), "--run", str(run)]) == 0
     assert "used only the first of several pages in 1 image" in capsys.readouterr().err
+
+
+@pytest.fixture
+def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes of six images in the current folder, one of which has three pages."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for name in ("old", "young"):
+        Path("data", name).mkdir(parents=True)
+        for i in range(6):
+            values = random.integers(0, 256, (80, 80, 3), np.uint8) // (2 if name == "old" else 1)
+            Image.fromarray(values).save(f"data/{name}/{i}.png")
+    further = [Image.fromarray(random.integers(0, 256, (80, 80, 3), np.uint8)) for _ in "bc"]
+    first = Image.open("data/old/0.png", formats=["PNG"])
+    first.save("data/old/scan.tif", save_all=True, append_images=further)
+    return Path("data/old/scan.tif")
+
+
+def test_training_and_checks_state_which_image_has_several_pages(
+    scanned: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remark = "several images, first one used"
+    assert main(["finetune", "--data", "data", "--weights", str(tiny_weights), "--out", "run"]) == 0
+    assert f"{remark}: 1 image" in capsys.readouterr().err
+    noted = {"path": "old/scan.tif", "reason": remark, "label": "old"}
+    assert noted in json.loads(Path("run/audit.json").read_text())["odd"]
+    assert remark in Path("run/report.html").read_text()
+
+    assert main(["check", "data", "--out", "checked"]) == 0
+    assert f"old/scan.tif: {remark}" in capsys.readouterr().out
+    assert remark in Path("checked/check.html").read_text()
+    assert main(["check", "data", "--out", "again", "--format", "json"]) == 0
+    assert noted in json.loads(capsys.readouterr().out)["odd"]
+
+
+@pytest.mark.parametrize("method", ["relevance", "attention"])
+def test_explanations_and_servers_note_the_first_of_several_pages(
+    tmp_path: Path,
+    scanned: Path,
+    tiny_vit: VisionTransformer,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+) -> None:
+    run = str(make_reference_run(tmp_path, tiny_vit))
+    plain, common = Path("data/old/1.png"), ["--run", run, "--device", "cpu", "--method", method]
+
+    assert main(["explain", str(plain), str(scanned), *common]) == 0
+    first, second = capsys.readouterr().out.splitlines()[1:3]
+    assert FIRST_PAGE_NOTE in second
+    assert FIRST_PAGE_NOTE not in first
+    assert Path("explained/sheet.html").read_text().count(FIRST_PAGE_NOTE) == 1
+    with serving(Predictor.from_run(run, device="cpu")) as client:
+        files = [(path.name, path.read_bytes()) for path in (plain, scanned)]
+        rows = client.form("/predict", *files).json["results"]
+    assert [FIRST_PAGE_NOTE in row.get("notes", []) for row in rows] == [False, True]
 
 
 def test_colour_of_16_bits_is_noted() -> None:

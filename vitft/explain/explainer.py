@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.loading import Pixels, decode_images, stack_batches
+from vitft.data.images import read_bytes
+from vitft.data.loading import Pixels, in_order, stack_batches
 from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import (
     attention_maps,
@@ -32,11 +33,12 @@ from vitft.explain.heatmaps import (
 from vitft.explain.method import MEANINGS, MIN_SIDE_PX, Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
-from vitft.predict.engine import Engine
+from vitft.predict.engine import Engine, decode_view, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.report.html import render
+from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import count
 
@@ -99,10 +101,19 @@ class Explainer:
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
         """Yield one result per path, in order, once the files for the image have been written."""
-        paths, transform = list(paths), self.model.transform
-        views = decode_images(
-            paths, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
-        )
+        paths, notes = list(paths), dict[int, tuple[str, ...]]()
+
+        def view(numbered: tuple[int, str]) -> Pixels | ImageError:
+            number, path = numbered
+            try:
+                data = read_bytes(path)
+                notes[number] = notes_on(data)
+                return decode_view(data, path, self.model.transform)
+            except ImageError as error:
+                reason = error.reason
+            return ImageError(path, reason)  # new: the old traceback would keep the bytes
+
+        views = in_order(view, enumerate(paths), workers=2)
         done = 0
         for stack in stack_batches(views, 8):
             errors = {number: error.reason for number, error in stack.failed}
@@ -112,7 +123,9 @@ class Explainer:
                 if number in errors:
                     yield ExplainedImage(path=paths[number], error=errors[number])
                 else:
-                    yield self.write_image(number, paths[number], *results[number])
+                    yield self.write_image(
+                        number, paths[number], *results[number], notes=notes[number]
+                    )
             done += count
 
     def explain_batch(self, pixels: Pixels) -> Iterator[tuple[Pixels, NDArray[np.float32], Scores]]:
@@ -139,11 +152,17 @@ class Explainer:
         pixels: Pixels,
         heat: NDArray[np.float32],
         scores: Scores,
+        *,
+        notes: tuple[str, ...] = (),
     ) -> ExplainedImage:
-        """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
+        """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores.
+
+        The notes on its file are added to those on its prediction.
+        """
         stem = picture_stem(number, path)
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, pixels, scores)
+        result = replace(result, notes=(*result.notes, *notes))
         picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
         title = map_title(self.model.net, self.method)
