@@ -57,7 +57,9 @@ def add_inspect(actions: Commands) -> None:
         "inspect",
         help="describe a weight file, and show which tensors are kept or resized on loading",
     )
-    inspected.add_argument("file", metavar="FILE", help="a .safetensors, .npz or .pth file")
+    inspected.add_argument(
+        "file", metavar="FILE", help="a .safetensors, .npz or .pth file, or timm:NAME=FILE"
+    )
     inspected.add_argument(
         "--classes",
         type=int,
@@ -138,7 +140,7 @@ def show_weights(args: argparse.Namespace) -> int:
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
     found = locate_entry(args.name)
-    if isinstance(found, CatalogEntry):
+    if isinstance(found, CatalogEntry) and not found.local:
         for line in found.lines():
             output.result(line)
         return 0
@@ -153,9 +155,9 @@ def fetch_weights(args: argparse.Namespace) -> int:
     from vitft.models.pretrained.locate import locate_entry
 
     found = locate_entry(args.name)
-    if not isinstance(found, CatalogEntry):
+    if not isinstance(found, CatalogEntry) or found.local:
         raise UsageError(
-            (f"{args.name} is a local file: there is nothing to fetch"),
+            f"{args.name} is a local file: there is nothing to fetch",
             fix="use a name from `vitft weights list`",
         )
     output.note(f"licence: {found.licence}")
@@ -182,10 +184,12 @@ def inspect_weights(args: argparse.Namespace) -> int:
             f"invalid --classes {args.classes}", fix="use an integer of 1 or more, or 0 for no head"
         )
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
+    from vitft.models.pretrained.load import inspect_timm
     from vitft.models.pretrained.report import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    for line in inspect(
+    describe = inspect_timm if args.file.startswith("timm:") else inspect
+    for line in describe(
         args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
     ):
         output.result(line)

@@ -132,6 +132,11 @@ def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Run
             fix=f"use them as they are with {spell('run', f'hf:{entry.repo}')}, or "
             "fine-tune them first",
         )
+    if run.startswith("timm:") and not path.exists():
+        return RunError(
+            f"no model in {run}, which is the name of pretrained weights",
+            fix=f"fine-tune them first: vitft finetune --data DIR --weights {shell_quote(run)}",
+        )
     inner = inner_models(path, graphs=graphs)
     if not inner and (data := mistaken_data(path)):
         return no_model_but_data(run, data, spell)

@@ -328,3 +328,58 @@ def test_commands_that_need_pretrained_weights_refuse_random_ones_with_the_reaso
         load_pretrained(name)
     wanted = {"none": "a name from `vitft weights list`"}.get(name, name.removeprefix("random:"))
     assert caught.value.fix.startswith(f"use {wanted}; only vitft finetune")
+
+
+def test_a_local_file_of_a_timm_model_is_described_and_not_mistaken_for_the_published_one(
+    resnet: tuple[Path, dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"timm:test_resnet={resnet[0]}"
+
+    for command in ("show", "inspect"):
+        assert main(["weights", command, name]) == 0
+        lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
+        assert lines["sha256"].strip() == hashlib.sha256(resnet[0].read_bytes()).hexdigest()
+        assert lines["weights"].strip() == f"{resnet[0]} (timm)"
+        assert lines["dropped"].strip() == "fc (7 classes)"
+        assert lines["head"].strip() == "none"
+        assert "licence" not in lines  # that of the published file does not apply
+
+    sizes = ["--classes", "3", "--image-size", "64"]
+    assert main(["weights", "inspect", name, *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert "timm's test_resnet, 64 px" in printed
+    assert "new, 3 classes, initialised to zero" in printed
+    assert main(["weights", "fetch", name]) == 2
+    assert f"{name} is a local file: there is nothing to fetch" in capsys.readouterr().err
+    other = name.replace("test_resnet", "test_vit")
+    assert main(["weights", "inspect", other]) == 4
+    assert "mine.safetensors does not match timm's test_vit" in capsys.readouterr().err
+
+
+def test_pictures_are_labelled_with_the_features_of_a_local_file_of_a_timm_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    resnet: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitft.cli.label.run_server", lambda *_: 0)
+    photos, name = draw_folder(tmp_path / "photos", per_class=2), f"timm:test_resnet={resnet[0]}"
+
+    assert main(["label", str(photos), "--weights", name, "--port", "0"]) == 0
+
+    assert "timm's test_resnet, 160 px, 0.4 million parameters, mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict x.png", "evaluate --data data", "serve"])
+def test_weights_of_a_timm_model_are_no_trained_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    draw_folder(tmp_path / "data", per_class=1)
+    words = command.replace("data data", f"data {tmp_path}/data").split()
+
+    assert main([*words, "--run", "timm:test_resnet=mine.safetensors"]) == 5
+
+    printed = capsys.readouterr().err
+    assert "which is the name of pretrained weights" in printed
+    assert "vitft finetune --data DIR --weights timm:test_resnet=mine.safetensors" in printed

@@ -152,6 +152,26 @@ def load_backbone(
     return reload_timm(found, **sizes)
 
 
+def inspect_timm(
+    name: str,
+    *,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    allow_pickle: bool = False,
+) -> list[str]:
+    """Describe the effects of loading `timm:NAME` or `timm:NAME=FILE`, without a head by default.
+
+    Raises:
+        WeightsError: The weights cannot be found, are refused or damaged, or are of another model.
+        UsageError: The image size is invalid.
+        ResourceError: The disk is full.
+    """
+    _, report = load_backbone(
+        name, num_classes=classes or 0, image_size=image_size, allow_pickle=allow_pickle
+    )
+    return [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines()]
+
+
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
     """Build the model `random:NAME` with random weights from `seed`; return it and its report.
 

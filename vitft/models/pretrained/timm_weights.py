@@ -159,7 +159,9 @@ def timm_report(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loaded=len(model.net.state_dict()),
         dropped=(f"{model.head_name} ({old_classes} classes)",) if old_classes else (),
-        head=f"new, {config.num_classes} classes, initialised to zero",
+        head=f"new, {config.num_classes} classes, initialised to zero"
+        if config.num_classes
+        else "none",
         pre_logits="none",
         positions="as loaded",
         transform=transform,
