@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 
 from tests.export.test_export import HOSTILE
 from tests.support.export_run import make_run
+from vitft.cli.main import main
 from vitft.export.card import markdown_text, write_readme
 from vitft.export.compare import ExportComparison
 from vitft.export.plan import ExportPlan, plan_export
@@ -232,6 +233,10 @@ LICENCES: list[Any] = [
     ),
     pytest.param({"licence": "dinov3-license"}, "MIT", ("mit", None), id="DINOv3's, MIT chosen"),
     pytest.param({}, "", ("unknown", None), id="unknown"),
+    pytest.param({}, "unknown", ("unknown", None), id="unknown, chosen"),
+    pytest.param(
+        {"licence": "cc-by-nc-4.0"}, "unknown", ("unknown", None), id="unknown, of known weights"
+    ),
     pytest.param({}, "all rights reserved", ("other", "all rights reserved"), id="by its name"),
     pytest.param(
         {"name": "vit_tiny_patch16_224.augreg_in21k"}, "", ("apache-2.0", None), id="of a name"
@@ -264,6 +269,17 @@ def test_the_licence_is_the_chosen_one_or_that_of_the_pretrained_weights(
     assert ("include the text of their licence" in text) is (licence == "dinov3-license")
     if not chosen and not weights:
         assert "Not stated; the author can state it with vitft export --licence NAME." in text
+
+
+def test_an_unknown_licence_can_be_stated_on_the_command_line(tmp_path: Path) -> None:
+    kept = make_run(tmp_path, weights={"name": "noise", "licence": "cc-by-nc-4.0"})
+    words = ["export", "--safetensors", "--run", str(kept), "--out", str(tmp_path / "out")]
+
+    assert main([*words, "--licence", "unknown"]) == 0
+
+    assert header(tmp_path / "out")["license"] == "unknown"
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "unknown (pretrained weights: cc-by-nc-4.0). The terms of the pretrained" in text
 
 
 @pytest.mark.parametrize("licence", ["a\nb", "x" * 101], ids=["two lines", "long"])

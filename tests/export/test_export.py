@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
@@ -24,6 +25,7 @@ from vitft.export.compare import ExportComparison, check_comparison
 from vitft.export.formats.timm import SafetensorsFormat, timm_name, vit_arguments
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
+from vitft.models.card import Provenance
 from vitft.models.classifier import load_classifier
 from vitft.models.pretrained.load import load_pretrained
 from vitft.models.registry import architecture_config
@@ -31,8 +33,9 @@ from vitft.models.timm_config import TimmConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.system import imports
 from vitft.system.errors import RunError, UsageError
-from vitft.system.files import atomic_folder
+from vitft.system.files import atomic_folder, resource
 
+PRETRAINED = "vit_tiny_patch16_224.augreg_in21k"
 HOSTILE = ("=1+1;\u202e\x1b[31m\"'", "a|b`*_<b>x</b>\n# c", "ünïcødé 🌷 {{x}} --- ")
 """Class names that mean something in Markdown, YAML, HTML, a terminal."""
 
@@ -86,7 +89,8 @@ def stranger(code: str, *arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("made"), classes=HOSTILE)
+    weights: Provenance = {"name": PRETRAINED, "licence": "cc-by-nc-4.0"}
+    return make_run(tmp_path_factory.mktemp("made"), classes=HOSTILE, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,35 @@ def done(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Every format of one run."""
     out = tmp_path_factory.mktemp("exported") / "all"
     return export_run(str(run), plan_export([*EXPORT_FORMATS], str(out)))
+
+
+@pytest.mark.parametrize("form", [name for name in EXPORT_FORMATS if name != "preprocessing"])
+def test_every_folder_states_its_licence_its_base_model_and_its_data(
+    run: Path, done: Exported, form: str
+) -> None:
+    _, header, body = (done.folder / form / "README.md").read_text().split("---\n", 2)
+    fields = yaml.safe_load(header)
+
+    assert (fields["license"], fields["base_model"]) == ("cc-by-nc-4.0", f"timm/{PRETRAINED}")
+    assert f"fine-tuned from {PRETRAINED}" in body
+    assert "Same licence as the pretrained weights: cc-by-nc-4.0." in body
+    assert "apply to this model and forbid commercial use" in body
+    number = len(HOSTILE)
+    assert f"photos: {number} images for training and {2 * number} for validation" in body
+    if form != "html":  # the page decodes files itself
+        assert "EXIF" in body
+        assert "transparency" in body or "composites them on white" in body
+        assert "16-bit grey" in body
+
+
+def test_the_folder_of_the_preprocessing_has_no_model_and_no_model_card(done: Exported) -> None:
+    folder = done.folder / "preprocessing"
+    text = (folder / "README.md").read_text()
+
+    assert text.startswith("# Preprocessing of a vitft run\n")
+    assert "base_model" not in text
+    assert (folder / "LICENSE").read_text() == resource("LICENSE").read_text()
+    assert not [*folder.rglob("*.safetensors"), *folder.rglob("*.onnx")]
 
 
 def photos(run: Path) -> list[Path]:
