@@ -5,10 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_model
 
+from tests.conftest import draw_folder
 from tests.support.export_run import make_run, tiny
+from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.timm import (
     SafetensorsFormat,
@@ -32,6 +37,7 @@ from vitft.export.trained import load_trained
 from vitft.models.card import AnyConfig, Card
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import RopeConfig
+from vitft.predict.torch_engine import Predictor
 
 RMS: dict[str, Any] = {"norm_layer": "rmsnorm", "gated_mlp": True, "norm_eps": 1e-5}
 ROPE: dict[str, Any] = {"rope": RopeConfig(), "positions": False}
@@ -466,3 +472,25 @@ def test_queries_keys_and_values_are_separate_tensors_in_this_order() -> None:
         "vit.layernorm.weight": [4],
         "classifier.bias": [5],
     }
+
+
+def test_a_fine_tuned_hybrid_from_a_file_of_timm_goes_back_to_timm(tmp_path: Path) -> None:
+    name, data = "vit_tiny_r_s16_p8_224", draw_folder(tmp_path / "data", per_class=2)
+    original = timm.create_model(name, num_classes=0, img_size=32)
+    file, run, out = tmp_path / f"{name}.safetensors", tmp_path / "run", tmp_path / "out"
+    save_model(original, str(file))
+    words = ["--weights", str(file), "--image-size", "32", "--freeze", "none", "--epochs", "1"]
+
+    assert main(["finetune", "--data", str(data), *words, "--out", str(run)]) == 0
+    assert main(["export", "--timm", "--run", str(run), "--out", str(out)]) == 0
+
+    reopened = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    before, after = original.state_dict(), reopened.state_dict()
+    stem = next(key for key in after if "backbone" in key and key.endswith("weight"))
+    assert not torch.equal(after[stem], before[stem])
+    views = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    inputs = torch.from_numpy(views / np.float32(127.5) - 1).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        logits = reopened(inputs.float()).numpy()
+    trained = Predictor.from_run(str(run), device="cpu").scores(views).logits
+    assert logits == pytest.approx(trained, abs=1e-4)
