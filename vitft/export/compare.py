@@ -17,6 +17,7 @@ import numpy as np
 from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions
 from vitft.export.trained import LabelledImage
 from vitft.metrics.intervals import Flags, wilson_interval
+from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.text import count, interval, percent
 
@@ -94,7 +95,8 @@ def compare_exports(
         done: Function that is called with the number of images after each batch.
 
     Raises:
-        RunError: An export and the run have different class names.
+        RunError: Some logits of the original are not finite, or an export and the run have
+            different class names.
     """
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
@@ -107,6 +109,8 @@ def compare_exports(
             predict_batch(models[name], batch, logs[name])
         done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
+    if not all(np.isfinite(logits).all() for logits in logs[""].logits):
+        raise not_finite()
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
