@@ -18,6 +18,7 @@ from tests.support.hostile_run import (
     bomb_bytes,
     copied,
     empty,
+    first_line,
     folder,
     json_value,
     not_numbers,
@@ -37,7 +38,7 @@ from vitft.training.best import RunningMetrics
 
 SECONDS = 20
 """Time after which a command hangs; each takes less than two."""
-STEPS = 10
+STEPS = 25
 """Step at which the stopped run is stopped, in its third epoch."""
 
 
@@ -229,15 +230,91 @@ def test_a_wrong_value_is_reported_with_its_file(
     value: object,
 ) -> None:
     run = copied(home / "run", tmp_path / "run")
-    lines = (run / name).read_text().splitlines(keepends=True)
-    if name.endswith("jsonl"):  # one line of several
-        (run / name).write_text(lines[0])
-    json_value(place, value)(run / name)
-    if name.endswith("jsonl"):
-        (run / name).write_text((run / name).read_text() + "\n" + "".join(lines[1:]))
+    edit = json_value(place, value)
+    (first_line(edit) if name.endswith("jsonl") else edit)(run / name)
 
     code, error = outcome(home, "report", run, capfd)
 
     assert code == 5, error
     assert f"{name} (" in error
     assert "Traceback" not in error
+
+
+# a stopped run -----------------------------------------------------------------------------------
+
+LONG_LINES = ("deep", "a deep value", "digits", "an unpaired surrogate")
+"""Contents that are no damage once the file is truncated to the size in the training state."""
+EPOCH_EDITS: dict[str, Edit] = {
+    **{kind: text(f"{line}\n") for kind, line in TEXTS.items() if kind not in LONG_LINES},
+    "pipe": pipe, "folder": folder,
+    **{
+        f"{key} {value!r}": first_line(json_value(key, value))
+        for key, value in [("epoch", "x"), ("epoch", 0), ("epoch", True), ("lr", None),
+                           ("first_loss", -1), ("train_loss", []), ("train_top1", {}),
+                           ("val_loss", "high"), ("val_top1", 1.5)]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EPOCH_EDITS)
+def test_a_run_with_edited_epochs_is_not_resumed(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = copied(home / "half", tmp_path / "run")
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    EPOCH_EDITS[kind](run / "metrics.jsonl")
+
+    code, error = outcome(home, "resume", run, capfd)
+
+    assert code == 5, error
+    assert "Traceback" not in error
+    (line,) = [line for line in error.splitlines() if line.startswith("vitft: error: ")]
+    assert f"{run / 'metrics.jsonl'}" in line
+
+
+@pytest.mark.parametrize("kind", ["cut", "zeros", *EVERYWHERE])
+@pytest.mark.parametrize("name", ["best", "state"])
+def test_a_damaged_training_state_is_named_and_the_run_is_not_resumed(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    edits = {"cut": text(TEXTS["cut"]), "zeros": text("\0" * 100), **EVERYWHERE}
+    run = copied(home / "half", tmp_path / "run")
+    (file,) = (run / "resume").glob(f"{name}-*.safetensors")
+    edits[kind](file)
+
+    code, error = outcome(home, "resume", run, capfd)
+
+    assert code == 5, error
+    assert "Traceback" not in error
+    assert f"{file} is damaged" in error
+    assert f"all training states in {run / 'resume'} are damaged" in error
+
+
+def test_a_stopped_run_without_settings_is_not_resumed_on_the_current_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(home / "half", tmp_path / "run")
+    monkeypatch.chdir(home / "data")
+    empty(run / "config.toml")
+
+    code, error = outcome(home, "resume", run, capfd)
+
+    assert code == 5, error
+    assert f"damaged run: {run / 'config.toml'} (data.path is missing)" in error
+
+
+def test_a_resumed_run_writes_the_files_that_it_does_not_read_again(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(home / "half", tmp_path / "run")
+    damaged = {"audit.json": pipe, "eval.json": pipe, "model.safetensors": text("\0" * 100),
+               "report.html": sparse, "metrics.jsonl": sparse}  # fmt: skip
+    for name, edit in damaged.items():
+        edit(run / name)
+
+    code, error = outcome(home, "resume", run, capfd)
+
+    assert (code, "Traceback" in error, "warning" in error) == (0, False, False), error
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 9
+    assert main(["report", "--run", str(run)]) == 0
+    assert main(["predict", f"{home}/data/red/000.png", "--run", str(run)]) == 0

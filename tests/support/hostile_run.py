@@ -122,6 +122,18 @@ def json_value(place: str, value: object) -> Edit:
     return edit
 
 
+def first_line(edit: Edit) -> Edit:
+    """Return an edit that changes only the first of several lines."""
+
+    def edit_line(path: Path) -> None:
+        first, *others = path.read_text().splitlines(keepends=True)
+        path.write_text(first)
+        edit(path)
+        path.write_text(path.read_text() + "\n" + "".join(others))
+
+    return edit_line
+
+
 def copied(run: Path, target: Path) -> Path:
     """Return a copy of a run directory."""
     return Path(shutil.copytree(run, target))

@@ -29,6 +29,7 @@ from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.models.pretrained.recommended import default_weights
 from vitft.system.errors import RunError, UsageError
+from vitft.system.run_content import damaged_file
 from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.system.spelling import Spelling, option
@@ -210,6 +211,8 @@ def check_resume(
     environment = read_environment(path / "environment.json")
     status = environment["status"] if environment else None
     config = config_from_table(after)
+    if not config.data.path:  # an empty path would mean the current folder
+        raise damaged_file(path / "config.toml", "data.path is missing")
     check_trackers(config.train.trackers)
     data = prepare_data(config.data.path, config.data)
     if place := place_of(config.data.path):
