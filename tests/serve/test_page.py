@@ -175,7 +175,9 @@ def test_the_page_does_not_claim_that_a_model_at_chance_level_distinguishes_clas
 ) -> None:
     run = make_reference_run(tmp_path, tiny_vit)
     poor_results(tmp_path, **changed)
-    assert chance_level(read_results(run / "eval.json")) == clause  # as in the log and the report
+    results = read_results(run / "eval.json")
+    assert results is not None
+    assert chance_level(results) == clause  # as in the log and the report
     predictor = Predictor.from_run(str(run), device="cpu")
     postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
