@@ -129,8 +129,12 @@ def test_every_engine_and_format_gives_the_same_labels(
 
 
 def test_a_multi_label_run_states_everywhere_that_no_images_are_flagged(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # explain writes into the current folder
     finetune(home, "noted")
     logged, run = " ".join(capsys.readouterr().err.split()), home / "noted"
     reason = f"unlike the training images: {NEVER_FLAGGED}"
@@ -143,7 +147,6 @@ def test_a_multi_label_run_states_everywhere_that_no_images_are_flagged(
     monkeypatch.setattr("vitft.cli.serve.run_server", lambda *_: 0)
     image = str(home / "patches" / "00.png")
     for words in (["predict", image], ["explain", image], ["serve", "--port", "0"]):
-        monkeypatch.chdir(home)
         assert main([*words, "--run", str(run)]) == 0
         printed = " ".join(capsys.readouterr().err.split())
         assert "no images are flagged as unlike the training images" in printed, words
