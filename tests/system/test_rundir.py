@@ -27,6 +27,7 @@ from vitft.system.rundir import (
     other_arithmetic,
     plan_run,
     point_latest,
+    processes_of,
     read_environment,
     run_path,
 )
@@ -360,5 +361,6 @@ def test_the_arithmetic_of_one_process_without_instructions_is_described_briefly
 
     assert describe_arithmetic(many) == f"cpu in fp32, AVX2, 2 processes, torch {version}"
     assert describe_arithmetic(plain) == "cpu in fp32, torch unknown"
+    assert [processes_of(describe_arithmetic(known)) for known in (many, plain)] == [2, 1]
     bare = {key: plain[key] for key in ("device", "precision", "packages")}
     assert describe_arithmetic(cast("RunEnvironment", bare)) == "cpu in fp32, torch unknown"

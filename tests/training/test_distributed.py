@@ -19,6 +19,7 @@ from tests.support.collectives import results
 from tests.support.limits import HANG_S
 from tests.support.loopback_group import Loopback
 from tests.support.ranks import end_ranks, free_port, rank_environment
+from vitft.cli.main import main
 from vitft.features.logistic import add_in_pairs
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import ResourceError
@@ -32,7 +33,10 @@ from vitft.training.distributed import (
     report_lost_process,
 )
 
-OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
+EXACT = [
+    *("--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
+    *("--set", "train.precision=fp32"),
+]
 
 
 def test_shards_and_batch_slices_cover_everything_once() -> None:
@@ -339,17 +343,27 @@ def test_a_process_of_torchrun_joins_its_group(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, weights, and the runs of one process and of two."""
+    """A folder with data and weights."""
     return tiny_home(tmp_path_factory.mktemp("team"))
 
 
-def launch(home: Path, out: str, *options: str, processes: int) -> subprocess.CompletedProcess[str]:
-    alone = [sys.executable, "-m", "vitft"]
+def options_of(home: Path, out: Path) -> list[str]:
+    weights = str(home / "w.safetensors")
+    return ["--data", str(home / "data"), "--weights", weights, "--out", str(out)]
+
+
+@pytest.fixture
+def whole(home: Path, tmp_path: Path) -> Path:
+    """The run of one process that was not stopped."""
+    assert main(["finetune", *options_of(home, tmp_path / "whole"), *EXACT]) == 0
+    return tmp_path / "whole"
+
+
+def launch(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `vitft finetune` in two processes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    together = [*torchrun, "--nproc-per-node", str(processes), "-m", "vitft"]
-    data = ["--data", "data", "--weights", "w.safetensors", "--out", out]
     return subprocess.run(
-        [*(alone if processes == 1 else together), "finetune", *data, *options],
+        [*torchrun, "--nproc-per-node", "2", "-m", "vitft", "finetune", *options],
         cwd=home,
         env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -364,24 +378,63 @@ def figures(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_two_processes_take_the_steps_of_one_and_log_once(home: Path) -> None:
-    exact = [*OPTIONS, "--set", "train.precision=fp32"]
-    one = launch(home, "one", *exact, processes=1)
-    two = launch(home, "two", *exact, processes=2)
-    assert (one.returncode, two.returncode) == (0, 0), two.stderr
-
-    (first, _), (second, _) = (
-        load_checkpoint(home / name / "model.safetensors") for name in ("one", "two")
+def check_same_run(run: Path, whole: Path) -> None:
+    """Check that two runs took the same steps, up to rounding."""
+    log, expected = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (run, whole)
     )
+    assert log == [pytest.approx(each, abs=1e-5) for each in expected]
+    (first, _), (second, _) = (load_checkpoint(path / "model.safetensors") for path in (run, whole))
     assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
-    assert figures(home / "one")["images"] == figures(home / "two")["images"] == 3
+
+
+def test_two_processes_take_the_steps_of_one_and_log_once(
+    home: Path, whole: Path, tmp_path: Path
+) -> None:
+    two = launch(home, *options_of(home, tmp_path / "two"), *EXACT)
+
+    assert two.returncode == 0, two.stderr
+    check_same_run(tmp_path / "two", whole)
+    assert figures(whole)["images"] == figures(tmp_path / "two")["images"] == 3
     assert two.stderr.count("training:   ") == 1
     assert two.stdout.count("accuracy") == 1
 
 
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_run_resumed_with_another_number_of_processes_takes_the_remaining_steps(
+    home: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], before: int
+) -> None:
+    run = tmp_path / "run"
+    begin = [*options_of(home, run), *EXACT, "--max-time", "0.001s"]
+    resume = ["--resume", str(run)]
+
+    if before == 1:
+        assert main(["finetune", *begin]) == 0
+    else:
+        assert launch(home, *begin).returncode == 0
+    (state,) = (run / "resume").glob("state-*")
+    capsys.readouterr()
+    if before == 1:
+        done = launch(home, *resume)
+        assert done.returncode == 0, done.stderr
+        shown = done.stderr
+    else:
+        assert main(["finetune", *resume]) == 0
+        shown = capsys.readouterr().err
+
+    assert state.name == "state-0-00000001.safetensors"  # of six steps
+    check_same_run(run, whole)
+    assert (run / "split.csv").read_bytes() == (whole / "split.csv").read_bytes()
+    (note,) = (line for line in shown.splitlines() if "earlier steps" in line)
+    assert ("2 processes, torch" in note) == (before == 2)
+    assert "differ in rounding from" in note
+
+
 def test_two_processes_share_features_and_a_solved_head(home: Path) -> None:
-    done = launch(home, "solved", processes=2)
+    out = home / "solved"
+    done = launch(home, *options_of(home, out))
 
     assert done.returncode == 0, done.stderr
-    assert figures(home / "solved")["cross_validation"]["images"] == 18
-    assert (home / "solved" / "report.html").exists()
+    assert figures(out)["cross_validation"]["images"] == 18
+    assert (out / "report.html").exists()

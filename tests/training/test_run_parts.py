@@ -212,6 +212,37 @@ def test_other_arithmetic_of_earlier_steps_is_noted_at_the_start(
     assert ("peak memory: 1,234 MiB of memory" in caplog.text) is has_end
 
 
+@pytest.mark.parametrize(
+    ("setting", "processes", "difference"),
+    [
+        ({"mixup": 0.2}, 2, "the random numbers of mixup, CutMix or drop path"),
+        ({"cutmix": 1.0}, 2, "the random numbers of mixup, CutMix or drop path"),
+        ({"drop_path": 0.1}, 2, "the random numbers of mixup, CutMix or drop path"),
+        ({"erasing": 0.25}, 2, "rounding"),  # drawn for each image
+        ({"mixup": 0.2}, 1, "rounding"),
+    ],
+)
+def test_another_number_of_processes_changes_what_each_process_draws(
+    tmp_path: Path,
+    tiny_vit: VisionTransformer,
+    caplog: Any,
+    setting: dict[str, float],
+    processes: int,
+    difference: str,
+) -> None:
+    context = context_of(tmp_path, tiny_vit)
+    context.config = config_from_table({"train": {"freeze": "none", **setting}})
+    write_environment(context, "running", resumed=False)
+    path = tmp_path / "environment.json"
+    before = {**json.loads(path.read_text()), "processes": processes, "device": "an older CPU"}
+    path.write_text(json.dumps(before))
+
+    with caplog.at_level("INFO", "vitft"):
+        write_environment(context, "running")
+
+    assert f"so the results will differ in {difference} from those" in caplog.text
+
+
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 def test_other_arithmetic_of_earlier_steps_is_still_stated_at_the_end(
     tmp_path: Path, tiny_vit: VisionTransformer, status: str

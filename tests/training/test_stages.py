@@ -433,6 +433,46 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     assert not stopped.exists()
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed", "replaced by a file"])
+def test_a_run_directory_that_vanishes_during_the_run_ends_it_with_a_sentence(
+    few: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    original = StepStage.on_epoch
+
+    def vanishing(stage: StepStage, epoch: int) -> bool:
+        if epoch == 1:
+            stage.save()
+            run.rename(moved)
+            if how == "replaced by a file":
+                run.write_text("")
+            if how != "renamed":
+                shutil.rmtree(moved)
+        return original(stage, epoch)
+
+    words = ["--data", str(few), "--weights", str(tiny_weights), "--freeze", "none"]
+    words += ["--epochs", "3", "--batch-size", "8", "--out", str(run)]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepStage, "on_epoch", vanishing)
+        assert main(["finetune", *words]) == 5
+
+    assert capsys.readouterr().err.endswith(
+        f"vitft: error: the run directory {run} was removed or renamed during the run\n"
+        "  fix: start the run again; if the folder was renamed, continue it under its new name "
+        "with `vitft finetune --resume NAME`\n"
+    )
+    assert not run.is_dir()
+    if how == "renamed":
+        assert main(["finetune", "--resume", str(moved)]) == 0
+        assert main(["finetune", *words]) == 0
+        assert outcome(moved) == outcome(run)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -107,12 +107,23 @@ class RunDir:
     def eval(self) -> Path:
         return self.path / "eval.json"
 
+    def check_exists(self) -> None:
+        """Raise a RunError if the directory was removed or renamed since it was created."""
+        if not self.path.is_dir():
+            raise RunError(
+                f"the run directory {self.path} was removed or renamed during the run",
+                fix="start the run again; if the folder was renamed, continue it under its new "
+                "name with `vitft finetune --resume NAME`",
+            )
+
     def write_text(self, name: str, text: str) -> None:
         if self.writes:
+            self.check_exists()
             write_atomically(self.path / name, text)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
         if self.writes:
+            self.check_exists()
             write_json(self.path / name, fields)
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
@@ -123,6 +134,7 @@ class RunDir:
         save = np.savez if is_large else np.savez_compressed
         save(buffer, **arrays)  # type: ignore[arg-type] # numpy 2.0: no allow_pickle
         if self.writes:
+            self.check_exists()
             write_atomically(self.path / name, buffer.getvalue())
 
     @property
@@ -145,11 +157,12 @@ class RunDir:
         """Append a line to metrics.jsonl; if writing fails, remove the incomplete line.
 
         Raises:
-            RunError: The file is not regular or not writable.
+            RunError: The file is not regular or not writable, or the directory no longer exists.
             ResourceError: The disk is full.
         """
         if not self.writes:
             return
+        self.check_exists()
         path, size = self.path / "metrics.jsonl", self.log_size()
         if path.exists() and not path.is_file():  # a pipe would block
             raise RunError(
@@ -381,3 +394,9 @@ def describe_arithmetic(known: RunEnvironment) -> str:
     parts = [f"{known['device']} in {known['precision']}"]
     parts += [instructions] * bool(instructions) + [f"{number} processes"] * (number > 1)
     return ", ".join([*parts, f"torch {known['packages'].get('torch', 'unknown')}"])
+
+
+def processes_of(arithmetic: str) -> int:
+    """Return the number of processes in a description by `describe_arithmetic`."""
+    found = re.search(r", (\d+) processes, torch ", arithmetic)
+    return int(found[1]) if found else 1

@@ -28,6 +28,7 @@ from vitft.system.rundir import (
     locked,
     other_arithmetic,
     point_latest,
+    processes_of,
     read_environment,
 )
 from vitft.system.signals import Stopper
@@ -381,7 +382,8 @@ def write_environment(context: RunContext, status: str, *, resumed: bool = True)
     """Write environment.json; at the end of a run, log and include its peak memory.
 
     If the run continues a saved state (`resumed`) with other arithmetic than its earlier steps,
-    the file says so, and at the start the log does.
+    the file says so, and at the start the log does; with another number of processes, random
+    numbers that each process draws differ, too.
     """
     device, group = context.inputs.data.device, context.inputs.data.group
     found = environment(
@@ -395,9 +397,13 @@ def write_environment(context: RunContext, status: str, *, resumed: bool = True)
     if earlier := other_arithmetic(before, found):
         found["earlier"] = earlier
     if earlier and status == "running":
+        train = context.config.train
+        draws = train.mixup or train.cutmix or train.drop_path  # random numbers for each process
+        others = draws and any(processes_of(text) != group.size for text in earlier)
+        difference = "the random numbers of mixup, CutMix or drop path" if others else "rounding"
         log.info(
             f"note:       earlier steps were computed on {' and on '.join(earlier)}, so the "
-            "results will differ in rounding from those of a run that was not stopped"
+            f"results will differ in {difference} from those of a run that was not stopped"
         )
     if status != "running":
         found["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")
