@@ -1,20 +1,18 @@
 """Selection and order of the images of an epoch."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.conftest import draw_folder
-from tests.training.test_distributed import home, launch  # noqa: F401 - a fixture
+from tests.training.test_distributed import check_same_run, home, launch, options_of  # noqa: F401
 from tests.training.test_stages import outcome, resumed, start, stop_after
+from vitft.cli.main import main
 from vitft.config.run import config_from_table
 from vitft.data.sampling import describe_epoch, images_per_epoch, repeat_counts, sample_order
-from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import UsageError
 from vitft.training import batches as feed
 
@@ -180,23 +178,17 @@ def test_what_does_not_go_together_is_refused(table: dict[str, Any], message: st
         config_from_table(table)
 
 
-def test_two_processes_draw_what_one_draws(home: Path) -> None:  # noqa: F811 - the fixture
+def test_two_processes_draw_what_one_draws(
+    home: Path,  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
     for path in sorted((home / "data" / "red").iterdir())[3:]:
         path.unlink()
     options = ["--freeze", "none", "--epochs", "2", "--batch-size", "4", "--lr", "0.01"]
     options += ["--set", "train.sampling=balanced", "--set", "train.precision=fp32"]
-    one = launch(home, "one-balanced", *options, processes=1)
-    two = launch(home, "two-balanced", *options, processes=2)
-    assert (one.returncode, two.returncode) == (0, 0), two.stderr
-    assert "balanced sampling" in two.stderr
+    assert main(["finetune", *options_of(home, tmp_path / "one"), *options]) == 0
+    two = launch(home, *options_of(home, tmp_path / "two"), *options)
 
-    (first, _), (second, _) = (
-        load_checkpoint(home / name / "model.safetensors")
-        for name in ("one-balanced", "two-balanced")
-    )
-    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
-    lines = [
-        (home / name / "metrics.jsonl").read_text() for name in ("one-balanced", "two-balanced")
-    ]
-    told = [[json.loads(line)["train_loss"] for line in text.splitlines()] for text in lines]
-    assert told[0] == pytest.approx(told[1], abs=1e-4)
+    assert two.returncode == 0, two.stderr
+    assert "balanced sampling" in two.stderr
+    check_same_run(tmp_path / "two", tmp_path / "one")

@@ -70,14 +70,16 @@ def test_a_stage_that_is_added_meanwhile_follows() -> None:
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_only_a_new_run_tries_other_starts(monkeypatch: pytest.MonkeyPatch, resume: bool) -> None:
+def test_only_a_new_run_tries_other_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
     monkeypatch.setattr(module, "load_data_and_model", lambda *_, resume: ("setup", resume))
     monkeypatch.setattr(module, "extract_and_split", lambda setup, _: ["start", *setup])
     monkeypatch.setattr(
         module, "try_other_starts", lambda start, started: ([*start, started], {"size": 1})
     )
 
-    found: Any = set_up(config_from_table({}), ProcessGroup(), resume=resume, started=3.0)
+    found: Any = set_up(config_from_table({}), ProcessGroup(), tmp_path, resume=resume, started=3.0)
 
     start = ["start", "setup", resume]
     assert found == ((start, {}) if resume else ([*start, 3.0], {"size": 1}))

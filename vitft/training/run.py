@@ -46,6 +46,7 @@ from vitft.training.finish import (
 )
 from vitft.training.head_stage import representative_scores, solve_head_stage
 from vitft.training.reference import write_reference
+from vitft.training.same_weights import record_weights, recorded_weights
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
 from vitft.training.start_trials import try_other_starts
@@ -130,7 +131,7 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
-        start, trials = set_up(config, group, resume=resume, started=started)
+        start, trials = set_up(config, group, out, resume=resume, started=started)
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
@@ -163,13 +164,15 @@ def restart_text(run: RunDir) -> str:
 
 
 def set_up(
-    config: Config, group: ProcessGroup, *, resume: bool, started: float
+    config: Config, group: ProcessGroup, out: Path, *, resume: bool, started: float
 ) -> tuple[Start, StartTrials]:
     """Return the start of a run, at a larger input size if a time budget allows and it is better.
 
     The trials of the larger size and of other weights are returned as well.
     """
-    start = extract_and_split(load_data_and_model(config, group, resume=resume), group)
+    recorded = recorded_weights(RunDir(out).resume) if resume else None
+    setup = load_data_and_model(config, group, recorded, resume=resume)
+    start = extract_and_split(setup, group)
     if resume:  # config.toml contains the size that was chosen
         return start, {}
     return try_other_starts(start, started=started)
@@ -196,6 +199,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
             run.write_text("config.toml", to_toml(start.setup.config))
             manifest.write(run.split)
             write_class_indices(run.class_indices, manifest.outputs)
+            record_weights(run, start.setup.report.provenance)
         yield run
 
 

@@ -39,6 +39,7 @@ from vitft.features.pipeline import (
     load_pipeline,
     read_several_blocks,
 )
+from vitft.models.card import Provenance
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
@@ -58,6 +59,7 @@ from vitft.training.extraction import (
 )
 from vitft.training.like import check_matches, former_split
 from vitft.training.optim import with_step_defaults
+from vitft.training.same_weights import at_recorded_commit, checked_report
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +103,15 @@ class Start:
         return passes * self.extraction_s / computed
 
 
-def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = False) -> Setup:
+def load_data_and_model(
+    config: Config, group: ProcessGroup, recorded: Provenance | None = None, *, resume: bool = False
+) -> Setup:
     """List the images, load the weights onto the device and cut the model for the first stage.
 
+    `recorded` is the origin of the weights that a resumed run began with.
+
     Raises:
+        RunError: The weights are not those that the run began with.
         DataError: The data folder or its classes cannot be used.
         WeightsError: The weights cannot be found or read, or do not match the configuration.
         UsageError: The device or a setting cannot be used.
@@ -117,15 +124,17 @@ def load_data_and_model(config: Config, group: ProcessGroup, *, resume: bool = F
     if folder.labels:
         check_several_labels(config)
     config = replace(config, data=data_spec)
+    recorded = recorded or {}
     pipeline, report = load_pipeline(
         folder,
         config.train.stages[0],
-        weights=config.weights,
+        weights=at_recorded_commit(config.weights, recorded),
         model=config.model,
         train=config.train,
         max_pixels=config.data.max_pixels,
         local_rank=group.local_rank,
     )
+    report = checked_report(report, config.weights.name, recorded)
     most = ""
     if config.optim.solver == "lbfgs" and not folder.labels:
         several = read_several_blocks(pipeline, config.train, images=len(folder.files))

@@ -3,6 +3,7 @@
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights so far
     resume/budget.json                    finished trials, chosen layers (runs with a time budget)
+    resume/weights.json                   origin of the weights (`training.same_weights`)
 
 Each state contains the name of the file with the best weights up to that step. Files are written
 atomically, and digests are verified on reading. The two newest states are kept; an old state is
@@ -36,6 +37,7 @@ from vitft.system.text import count, describe_os_error
 from vitft.training.best import BestFacts, RunningFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
+from vitft.training.same_weights import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -322,7 +324,7 @@ def remove_temporary_files(folder: Path) -> None:
 def remove_states(folder: Path) -> None:
     """Delete the states of a finished run, but keep damaged files."""
     remove_temporary_files(folder)
-    remove_files([*folder.glob("*.safetensors"), folder / BUDGET_FILE])
+    remove_files([*folder.glob("*.safetensors"), folder / BUDGET_FILE, folder / WEIGHTS_FILE])
     with contextlib.suppress(OSError):  # not empty (damaged files), or missing
         folder.rmdir()
 
