@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,42 @@ def test_few_open_files_are_enough(made: Path) -> None:
     rows = predict(made, before="import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (40, 40))")
 
     assert rows.count(b"\n") == 10
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory that has room for eight files and folders."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=9", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a file system cannot be mounted here: {error}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("files", [0, 4, 7, 8])
+def test_a_disk_without_inodes_ends_a_run_with_6_and_the_way_out(
+    few_inodes: Path,
+    image_folder: Path,
+    tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+    files: int,
+) -> None:
+    for number in range(files):
+        (few_inodes / f"{number}.txt").write_text("earlier")
+    run = few_inodes / "run"
+    options = ["--weights", str(tiny_weights), "--freeze", "none", "--epochs", "1"]
+
+    code = main(["finetune", "--data", str(image_folder), "--out", str(run), *options])
+
+    *_, error, fix = capsys.readouterr().err.splitlines()
+    assert code == 6
+    assert error.startswith(f"vitft: error: no inodes left on the disk while writing {few_inodes}")
+    assert fix.startswith("  fix: delete files there (df -i ")
+    assert all((few_inodes / f"{n}.txt").read_text() == "earlier" for n in range(files))
 
 
 def predicted(capsys: pytest.CaptureFixture[str], run: str, *images: str) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -140,6 +141,34 @@ def test_a_temporary_file_is_hidden_private_to_its_process_and_removed(tmp_path:
 def test_errors_of_writing_are_told_apart(number: int, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message), writing(Path("x"), option="--charts"):
         raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "problem"),
+    [
+        (100, 0, "no inodes left on the disk while writing"),
+        (100, 1, "disk full while writing"),
+        (0, 0, "disk full while writing"),  # the file system has no limit
+    ],
+)
+def test_a_disk_without_inodes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, left: int, problem: str
+) -> None:
+    path = tmp_path / "new" / "a.csv"
+    counts = SimpleNamespace(f_files=total, f_favail=left)
+    monkeypatch.setattr(os, "statvfs", lambda folder: {tmp_path: counts}[folder])
+
+    with pytest.raises(ResourceError, match=f"^{problem} {path}"), writing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_whose_inodes_are_unknown_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "statvfs")  # as on Windows
+
+    with pytest.raises(ResourceError, match="disk full while writing"), writing(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
             temporary.unlink()
 
 
+def has_inodes(path: Path) -> bool:
+    """Return whether another file fits on the disk of `path`, as far as is known."""
+    place = path.absolute()
+    try:
+        found = os.statvfs(next(p for p in (place, *place.parents) if p.exists()))
+    except (AttributeError, OSError):  # Windows; a folder that was deleted meanwhile
+        return True
+    return found.f_files == 0 or found.f_favail > 0  # some file systems have no limit and state 0
+
+
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
     """Convert an OSError raised while writing to `path` into a VitftError.
@@ -109,6 +119,11 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOSPC and not has_inodes(path):
+            raise ResourceError(
+                f"no inodes left on the disk while writing {path}: it has too many files",
+                fix="delete files there (df -i shows how many are left) and run the command again",
+            ) from error
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise ResourceError(
                 f"disk full while writing {path}", fix="free some space and run the command again"

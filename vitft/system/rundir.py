@@ -192,6 +192,7 @@ def plan_run(
 
     Raises:
         RunError: The folder is not empty, or it cannot be created or written to.
+        ResourceError: The disk is full.
         UsageError: The name is that of a file, such as `results.csv`.
     """
     if out is None:
@@ -223,11 +224,15 @@ def check_folder_name(path: Path, name: str = "out", spell: Spelling = option) -
 
 
 def is_writable(folder: Path) -> bool:
-    """Return whether a temporary file can be created in a folder."""
+    """Return whether a temporary file can be created in a folder.
+
+    Raises:
+        ResourceError: The disk is full.
+    """
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with writing(folder), tempfile.TemporaryFile(dir=folder):
             return True
-    except OSError:
+    except RunError:
         return False
 
 
