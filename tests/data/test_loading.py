@@ -1,6 +1,7 @@
 """Decoding in threads: in order, a few at a time, without leftovers."""
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from vitft.data import loading
 from vitft.data.folder import File
 from vitft.data.loading import (
@@ -268,6 +270,48 @@ def test_ctrl_c_ends_a_long_decode_immediately(numbered: list[str]) -> None:
         _, told = child.communicate(timeout=10)
     assert child.returncode == -signal.SIGINT
     assert told.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_whose_read_has_stalled(
+    image_folder: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    stalled = (
+        "import time\nfrom vitft.data import inspection\n"
+        "def stall(*_, **__):\n    print('on', flush=True)\n    time.sleep(600)\n"
+        "inspection.read_bytes = stall\n"
+        "from vitft.__main__ import run\nrun()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", stalled, "check", str(image_folder)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "on\n"
+
+        child.send_signal(number)
+
+        _, errors = child.communicate(timeout=HANG_S)
+    assert child.returncode == code
+    assert "Traceback" not in errors
+
+
+def test_a_read_that_ends_soon_after_ctrl_c_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "wait_for", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(in_order(lambda _: time.sleep(0.05), range(10), workers=2))
+
+    assert threads() == 0
 
 
 def test_pending_work_is_cancelled_when_the_generator_is_closed() -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,8 @@ Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
 PATIENCE_S = 30.0
 """Seconds to wait for a file before logging a message that names it."""
+STALLED_S = 1.0
+"""Seconds to wait after Ctrl-C for reads that are in progress."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -66,23 +68,34 @@ def in_order(
 
     At most `ahead` items are in progress, by default four per worker. With no workers, the calling
     thread does the work. When the generator ends, for whatever reason (exhaustion, closing, an
-    exception, Ctrl-C), pending work is cancelled and no thread keeps running.
+    exception, Ctrl-C), pending work is cancelled and no thread keeps running; only a read that has
+    stalled for `STALLED_S` after Ctrl-C is left to its thread.
     """
     if workers <= 0:
         yield from map(function, items)
         return
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[Mapped]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode")
+    pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
     try:
         for item in items:
             pending.append((item, pool.submit(function, item)))
             if len(pending) >= limit:
-                yield wait_for(*pending.popleft())
+                result = wait_for(*pending[0])
+                pending.popleft()
+                yield result
         while pending:
-            yield wait_for(*pending.popleft())
+            result = wait_for(*pending[0])
+            pending.popleft()
+            yield result
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        running = [future for _, future in pending if future.running()]
+        is_stalled = True  # if another signal arrives meanwhile
+        is_stalled = bool(wait(running, timeout=STALLED_S).not_done)
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=not is_stalled, cancel_futures=True)
 
 
 def in_chunks(items: Iterable[Argument], size: int) -> Iterator[list[Argument]]:
