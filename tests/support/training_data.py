@@ -23,6 +23,10 @@ def digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def row(name: str, label: int, split: SplitName = "train", **more: Any) -> Row:
     """Return a row of the image `name`; two rows with the same `sha256` are identical images."""
     return Row(name, label, split, **{"sha256": digest(name), **more})

@@ -11,7 +11,14 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from tests.support.thread_ranks import run_ranks
-from tests.support.training_data import data_set, digest, pooled_inputs, row, watched_progress
+from tests.support.training_data import (
+    data_set,
+    digest,
+    file_digest,
+    pooled_inputs,
+    row,
+    watched_progress,
+)
 from vitft.data import augment
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
@@ -53,7 +60,10 @@ def folder(tmp_path: Path) -> Path:
 def stored(folder: Path, **more: object) -> Dataset:
     """Return a data set of the images of a folder, in the order of their paths."""
     paths = sorted(folder.rglob("*.png"))
-    rows = [row(p.relative_to(folder).as_posix(), "bgr".index(p.parent.name[0])) for p in paths]
+    rows = [
+        row(p.relative_to(folder).as_posix(), "bgr".index(p.parent.name[0]), sha256=file_digest(p))
+        for p in paths
+    ]
     return data_set(rows, root=folder, classes=("blue", "green", "red"), **more)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.conftest import draw_folder
 from tests.support.thread_ranks import ThreadRank, run_ranks
-from tests.support.training_data import data_set, digest, pooled_inputs, row
+from tests.support.training_data import data_set, digest, file_digest, pooled_inputs, row
 from vitft.config.sections import TrainSpec
 from vitft.data.transforms import EvalTransform
 from vitft.features.head import HeldOutLogits
@@ -120,7 +120,10 @@ def test_exact_logits_are_not_recomputed(
 
 def test_exact_logits_are_those_of_the_model_on_pixels(tmp_path: Path) -> None:
     folder = draw_folder(tmp_path / "colours", per_class=2)
-    rows = [row(p.relative_to(folder).as_posix(), 0) for p in sorted(folder.rglob("*.png"))]
+    rows = [
+        row(p.relative_to(folder).as_posix(), 0, sha256=file_digest(p))
+        for p in sorted(folder.rglob("*.png"))
+    ]
     data = data_set(rows, root=folder, transform=EvalTransform(image_size=(4, 4)))
     inputs: Any = StageInputs(data=data, cut=None, extractor=None)  # type: ignore[arg-type]
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))

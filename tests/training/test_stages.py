@@ -433,6 +433,41 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     assert not stopped.exists()
 
 
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_an_image_lost_in_a_later_epoch_is_named_and_the_run_resumes_once_it_is_back(
+    few: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+) -> None:
+    run, image, other = tmp_path / "run", few / "red" / "003.png", few / "blue" / "003.png"
+    content, original = image.read_bytes(), StepStage.on_epoch
+
+    def losing(stage: StepStage, epoch: int) -> bool:
+        if epoch == 0:
+            image.unlink()
+            if how == "replaced":
+                shutil.copy(other, image)
+        return original(stage, epoch)
+
+    words = ["--data", str(few), "--weights", str(tiny_weights), "--freeze", "none"]
+    words += ["--set", "train.augment=crop", "--epochs", "3", "--batch-size", "8", "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepStage, "on_epoch", losing)
+        code = main(["finetune", *words, str(run)])
+    shown = capsys.readouterr().err
+    image.write_bytes(content)
+
+    assert code == 3, shown
+    reason = "not found" if how == "deleted" else "its content has changed"
+    assert f"red/003.png was deleted or replaced during the run ({reason})\n" in shown
+    assert main(["finetune", "--resume", str(run)]) == 0
+    assert main(["finetune", *words, str(tmp_path / "whole")]) == 0
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("how", ["removed", "renamed", "replaced by a file"])
 def test_a_run_directory_that_vanishes_during_the_run_ends_it_with_a_sentence(
     few: Path,

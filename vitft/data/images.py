@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import hashlib
 import io
 import os
 import re
@@ -104,14 +105,21 @@ class Decoded:
 
 
 def open_image(
-    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
+    path: str | os.PathLike[str],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
+    sha256: str = "",
 ) -> Image.Image:
-    """Read an image file as an upright RGB image.
+    """Read an image file as an upright RGB image; `sha256` is its digest, if it must not change.
 
     Raises:
-        ImageError: The file cannot be read, or its bytes cannot be decoded (see `decode`).
+        ImageError: The file cannot be read, has another digest, or its bytes cannot be decoded (see
+            `decode`).
     """
     data = read_bytes(path, max_pixels=max_pixels)
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise ImageError(os.fspath(path), "its content has changed")
     return read_image(data, os.fspath(path), max_pixels=max_pixels, grey_range=grey_range)
 
 

@@ -38,17 +38,20 @@ def decode_images(
     max_pixels: int = MAX_PIXELS,
     grey_range: GreyRange = (),
     ahead: int | None = None,
+    digests: Sequence[str] = (),
 ) -> Generator[Pixels | ImageError, None, None]:
     """Open each image as upright RGB, and yield the result of `view(index, image)`.
 
     There is one result per path, in order: an array, or the error if the file is unreadable.
-    `paths` may be infinite. See `in_order` for `workers` and `ahead`.
+    `paths` may be infinite. `digests` are the SHA-256 of the files, if a change is an error. See
+    `in_order` for `workers` and `ahead`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
         number, path = numbered
         try:
-            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
+            digest = digests[number] if digests else ""
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range, sha256=digest)
             return view(number, image)
         except ImageError as error:
             reason = error.reason

@@ -118,6 +118,7 @@ class Dataset:
             max_pixels=self.max_pixels,
             grey_range=self.transform.grey_range,
             workers=torch.get_num_threads(),
+            digests=[row.sha256 for row in rows],
         )
         with contextlib.closing(images):
             for stack in stack_batches(images, size):
