@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.conftest import draw_folder
-from tests.support.training_data import data_set, pooled_inputs, row
+from tests.support.training_data import data_set, file_digest, pooled_inputs, row
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import Shifts, draw_shifts, shift_and_flip
 from vitft.data.sampling import repeat_counts
@@ -127,7 +127,10 @@ def folder(tmp_path: Path) -> Path:
 def stored(folder: Path, **more: Any) -> Dataset:
     """Return a data set of seven training images and two others in files."""
     paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.png"))]
-    rows = [row(p, "bgr".index(p[0]), "train" if i < 7 else "val") for i, p in enumerate(paths)]
+    rows = [
+        row(p, "bgr".index(p[0]), "train" if i < 7 else "val", sha256=file_digest(folder / p))
+        for i, p in enumerate(paths)
+    ]
     settings = {"transform": replace(TRANSFORM, mean=(0.5,) * 3, std=(0.25,) * 3)} | more
     return data_set(rows, root=folder, **settings)
 
