@@ -96,6 +96,17 @@ def test_names_stand_beside_their_rows_and_above_their_columns() -> None:
     assert 130 < rows.max() <= 142  # it reads upwards, beginning at the matrix
 
 
+def test_names_are_centred_beside_their_cells() -> None:
+    pixels = matrix_of([[3, 1], [0, 4]], names=["HHHH", "HHHH"])
+    ink = pixels.min(axis=-1) < 200
+
+    for i in range(2):
+        row = ink[150 + 44 * i : 150 + 44 * (i + 1), :140]
+        column = ink[:140, 150 + 44 * i : 150 + 44 * (i + 1)]
+        for found in (row.any(axis=1), column.any(axis=0)):
+            assert np.flatnonzero(found).mean() == pytest.approx(22, abs=2)
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("rose", "rose"), ("grün", "class 7"), ("a\tb", "class 7")]
 )

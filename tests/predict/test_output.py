@@ -260,6 +260,8 @@ def test_an_excel_sheet_can_be_filtered_and_read_at_once(tmp_path: Path) -> None
     assert sheet.freeze_panes == "A2"
     assert sheet.auto_filter.ref == "A1:G602"
     assert all(cell.font.bold for cell in sheet[1])
+    fonts = {(cell.font.name, cell.font.size) for row in (1, 2) for cell in sheet[row]}
+    assert fonts == {("Calibri", 11)}
     assert not any(cell.font.bold for cell in sheet[2])
     cells = dict(zip(column_names(2), sheet[602], strict=True))
     assert cells["probability"].number_format == "0.0%"
