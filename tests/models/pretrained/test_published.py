@@ -16,7 +16,7 @@ from vitft.cli.main import main
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.model_names import file_name
-from vitft.models.pretrained.published import imagenet_classes, label_set
+from vitft.models.pretrained.published import imagenet_classes, label_set, published_entry
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.registry import architecture_config
 from vitft.system.errors import RunError
@@ -202,3 +202,14 @@ def test_predict_explain_and_inspect_show_the_same_names(
 )
 def test_a_file_has_its_own_name_or_that_of_its_folder(path: str, name: str) -> None:
     assert file_name(Path(path)) == name
+
+
+@pytest.mark.parametrize("prefix", ["", "timm/"])
+def test_weights_that_only_timm_lists_are_found(prefix: str) -> None:
+    name = "aimv2_1b_patch14_224.apple_pt"  # not in the catalogue
+
+    found = published_entry(prefix + name, architecture_config("aimv2_1b_patch14_224"))
+
+    assert found is not None
+    assert found.name == name
+    assert published_entry(prefix + name, TINY) is None
