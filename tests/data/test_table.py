@@ -270,3 +270,26 @@ def test_a_byte_order_mark_is_written_only_on_request(tmp_path: Path) -> None:
     assert plain == b'p,q\n"a,b","x""y"\n'
     assert marked == b"\xef\xbb\xbf" + plain
     assert list(reader(tmp_path / "t.csv", marked)) == [["p", "q"], *rows]
+
+
+def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.append(["path", "label"])
+    book.active.append(["a.png", '=CONCATENATE("ro","se")'])
+    book.save(tmp_path / "formula.xlsx")
+    with (
+        zipfile.ZipFile(tmp_path / "formula.xlsx") as plain,
+        zipfile.ZipFile(tmp_path / "t.xlsx", "w") as calculated,
+    ):
+        for name in plain.namelist():  # as a spreadsheet program saves it, with the result
+            text = plain.read(name)
+            if name.endswith("sheet1.xml"):
+                cell = rb'(<c r="B2")[^>]*>(<f>.*?</f>)<v ?/>'
+                text = re.sub(cell, rb'\1 t="str">\2<v>rose</v>', text)
+                assert b"<v>rose</v>" in text
+            calculated.writestr(name, text)
+
+    rows = list(TableReader(tmp_path / "t.xlsx", missing="-", fix="-"))
+
+    assert rows[-1] == ["a.png", "rose"]

@@ -220,3 +220,18 @@ def test_the_figure_frames_the_patch_with_the_most_contrast(
         assert [float(x) for x in np.ravel(mark.get_xdata())] == [5]
     with Image.open(io.BytesIO(png), formats=["PNG"]) as opened:
         assert opened.size == (1380, 888)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"),
+    [(4, 4, 11.0), (1, 16, 7.1875), (10, 10, 7.82), (14, 14, 5.585714), (20, 20, 5.0)],
+)
+def test_numbers_fill_half_a_patch_or_a_third_of_a_small_one(
+    rows: int, columns: int, size: float
+) -> None:
+    axes = Figure().subplots()
+
+    draw_grid(axes, np.zeros((rows, columns, 3), np.uint8), (rows, columns), 0)
+
+    (found,) = {text.get_fontsize() for text in axes.texts}
+    assert found == pytest.approx(size)

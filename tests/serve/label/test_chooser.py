@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,21 @@ def test_identical_pictures_are_no_reason_to_fail() -> None:
     z = F.normalize(torch.ones(30, 4), dim=1)
 
     assert len({*first_pictures(z)}) >= 1
+
+
+def test_the_clusters_double_from_ten_to_eighty(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    find = chooser.cluster_centres
+
+    def counting(z: Tensor, k: int, *rest: Any, **options: Any) -> list[int]:
+        asked.append(k)
+        return find(z, k, *rest, **options)
+
+    monkeypatch.setattr(chooser, "cluster_centres", counting)
+    z = directions(torch.randn(200, 8, generator=torch.Generator().manual_seed(0)))
+
+    assert len(first_pictures(z)) <= 80
+    assert asked == [10, 20, 40, 80]
 
 
 def test_many_pictures_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
