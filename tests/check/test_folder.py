@@ -652,7 +652,7 @@ def test_each_remark_on_an_image_is_listed(faulty: Path) -> None:
     assert not found.labels_checked
     reasons = [item["reason"] for item in found.audit["odd"] if item["path"] == "dog/grey.png"]
     assert reasons == ["content is JPEG, but the suffix is .png", "tiny: 20x900 pixels"]
-    assert found.audit["view"]["image_size"] == [224, 224]
+    assert found.audit["view"]["image_size"] == (224, 224)
     assert found.counts == (
         "15 readable images (16 files, 1 unreadable; 13 different, 2 identical copies)"
     )

@@ -208,6 +208,11 @@ WRONG_VALUES = [
     ("audit.json", "odd", [["x", "y"]]),
     ("audit.json", "mislabels", [{"path": 1}]),
     ("audit.json", "imbalance", None),
+    (
+        "audit.json",
+        "view",
+        {"image_size": [224], "fit": "crop", "crop": 0.9, "shown": 0.5, "least_shown": 0.5},
+    ),
     ("environment.json", "status", 5),
     ("environment.json", "packages", []),
     ("environment.json", "packages.torch", 2),

@@ -12,7 +12,7 @@ def test_mean_and_least_are_over_all_images() -> None:
     assert facts is not None
     assert facts["shown"] == pytest.approx((0.75 + 1 + 0.25) / 3, abs=0.005)
     assert facts["least_shown"] == pytest.approx(0.25, abs=0.005)
-    assert facts["image_size"] == [224, 224]
+    assert facts["image_size"] == (224, 224)
 
 
 def test_without_images_there_is_nothing_to_say() -> None:
@@ -40,7 +40,7 @@ def test_the_way_to_see_all_is_named_only_where_much_is_cut(fit: Fit, is_part: b
     ],
 )
 def test_more_is_advised_up_to_three_quarters(shown: float, least: float, text: str) -> None:
-    facts = describe_view({"image_size": [192, 256], "fit": "crop", "crop": 0.875,
+    facts = describe_view({"image_size": (192, 256), "fit": "crop", "crop": 0.875,
                            "shown": shown, "least_shown": least})  # fmt: skip
 
     expected = f"the model's view (192 x 256 pixels, crop 0.875) shows {text}"

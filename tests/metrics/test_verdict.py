@@ -281,7 +281,7 @@ def test_other_weights_are_recommended_only_for_a_clear_gain(
     top1: float, interval: tuple[float, float], sentence: str
 ) -> None:
     trial: StartTrial = {
-        "image_size": [224, 224],
+        "image_size": (224, 224),
         "weights": "vit_small",
         "chosen": False,
         "images": 960,
@@ -296,7 +296,7 @@ def test_other_weights_are_recommended_only_for_a_clear_gain(
 
 def test_a_larger_input_is_described_as_chosen_or_not() -> None:
     trial: StartTrial = {
-        "image_size": [384, 384],
+        "image_size": (384, 384),
         "chosen": True,
         "images": 1960,
         "top1": 0.921,
@@ -314,7 +314,7 @@ def test_a_larger_input_is_described_as_chosen_or_not() -> None:
 
 
 def test_a_start_that_was_not_tried_is_described_with_the_budget_it_needs() -> None:
-    size: StartTrial = {"image_size": [384, 256], "chosen": False, "seconds_needed": 61}
+    size: StartTrial = {"image_size": (384, 256), "chosen": False, "seconds_needed": 61}
     weights: StartTrial = {**size, "weights": "vit_small"}
 
     assert describe_start(size) == (

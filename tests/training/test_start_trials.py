@@ -92,7 +92,7 @@ def test_a_larger_size_that_is_better_is_that_of_the_run(
     assert read_toml(chosen.run / "config.toml")["weights"]["image_size"] == [LARGER, LARGER]
     assert chosen.figures["loss"] == asked.figures["loss"]
     size = chosen.figures["budget"]["size"]
-    assert size["image_size"] == [LARGER, LARGER]
+    assert size["image_size"] == (LARGER, LARGER)
     assert size["usual_size"] == [16, 16]
     assert size["images"] == 72
 
@@ -284,7 +284,7 @@ def test_other_weights_in_the_cache_are_scored_on_training_images_and_only_repor
     found = budget["weights"]
     assert "size" not in budget
     assert found["weights"] == str(cached_weights)
-    assert found["image_size"] == [16, 16]
+    assert found["image_size"] == (16, 16)
     assert not found["chosen"]
     assert found["images"] == 72
     assert found["top1"] == pytest.approx(alone, abs=0.1)  # other folds and images

@@ -19,7 +19,7 @@ def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> 
     if not shown:
         return None
     return {
-        "image_size": [*transform.image_size],
+        "image_size": transform.image_size,
         "fit": transform.fit,
         "crop": transform.crop,
         "shown": sum(shown) / len(shown),

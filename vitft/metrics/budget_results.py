@@ -51,7 +51,7 @@ class StartTrial(TypedDict):
     `image_size`, `weights`, `chosen` and `seconds_needed` are present.
     """
 
-    image_size: list[AtLeastOne]  # of the other start: height and width in pixels
+    image_size: tuple[AtLeastOne, AtLeastOne]  # of the other start: height and width in pixels
     weights: NotRequired[str]  # name of the other weights; absent if only the size differs
     chosen: bool  # whether the run uses the other start; other weights are only reported
     seconds_needed: NotRequired[Loss]  # budget that would have been enough to try it

@@ -314,7 +314,7 @@ class OodResults(TypedDict):
 class ViewFacts(TypedDict):
     """Input size and cropping of a model, and the fraction of the image area that remains."""
 
-    image_size: list[AtLeastOne]  # height and width in pixels
+    image_size: tuple[AtLeastOne, AtLeastOne]  # height and width in pixels
     fit: str
     crop: Share
     shown: Share  # mean fraction of an image's area

@@ -159,7 +159,7 @@ def try_start(start: Start, other: Start, *, fraction: float, started: float) ->
     expected = expected_seconds(other)
     if expected > fraction * (seconds - used):
         return {
-            "image_size": [*other.inputs.data.transform.image_size],
+            "image_size": other.inputs.data.transform.image_size,
             "chosen": False,
             "seconds_needed": used + expected / fraction,
         }
@@ -300,7 +300,7 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
     right, usual_right = are_right(logits, truth), are_right(usual_logits, truth)
     changed = int((right & ~usual_right).sum()), int((usual_right & ~right).sum())
     return {
-        "image_size": [*other.inputs.data.transform.image_size],
+        "image_size": other.inputs.data.transform.image_size,
         "chosen": bool(gain.mean() > EVIDENCE * error),
         "usual_size": [*usual.inputs.data.transform.image_size],
         "images": len(y),
