@@ -219,9 +219,9 @@ def test_a_server_marks_the_predictions_that_predict_marks(
     assert [row.get("notes", []) for row in served] == [row.get("notes", []) for row in predicted]
     marked = [NOT_SURE in row.get("notes", []) for row in served]
     assert {*marked} == {True, False}, [row["classes"][0] for row in served]
-    told = [line for line in printed.err.splitlines() if line.startswith("threshold")]
-    assert len(told) == ("--precision" in option)
-    assert all(line in capsys.readouterr().err for line in told)
+    shown = [line for line in printed.err.splitlines() if line.startswith("threshold")]
+    assert len(shown) == ("--precision" in option)
+    assert all(line in capsys.readouterr().err for line in shown)
 
 
 def test_predict_from_python_leaves_the_process_as_it_was(

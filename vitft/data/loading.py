@@ -80,17 +80,19 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
+
+    def take() -> Mapped:
+        result = wait_for(*pending[0])  # stays in `pending` meanwhile, for the case of a signal
+        pending.popleft()
+        return result
+
     try:
         for item in items:
             pending.append((item, pool.submit(function, item)))
             if len(pending) >= limit:
-                result = wait_for(*pending[0])
-                pending.popleft()
-                yield result
+                yield take()
         while pending:
-            result = wait_for(*pending[0])
-            pending.popleft()
-            yield result
+            yield take()
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         running = [future for _, future in pending if future.running()]

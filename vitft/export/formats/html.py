@@ -298,7 +298,7 @@ def store_model(
     statistics = {} if reference is None else {
         f"reference.{name}": array
         for name, array in reference.arrays().items()
-        if array.ndim
+        if array.ndim  # the numbers are in the description
     }  # fmt: skip
     return store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
 
