@@ -166,7 +166,7 @@ def test_a_start_is_tried_within_its_fraction_of_the_time_left(
         assert found == {"chosen": True, "seconds": 7.0}
     else:
         needed = pytest.approx(50 + 10 * expected)
-        assert found == {"image_size": [24, 24], "chosen": False, "seconds_needed": needed}
+        assert found == {"image_size": (24, 24), "chosen": False, "seconds_needed": needed}
     monkeypatch.setattr(module, "compare", lambda *_: None)
     assert not is_tried or try_start(start_of(), start_of(), fraction=1, started=0.0) is None
 
@@ -236,7 +236,7 @@ def test_starts_are_compared_on_the_images_that_both_have_scored(
     better, worse = int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
     assert better > worse
     assert found == {
-        "image_size": [24, 24],
+        "image_size": (24, 24),
         "usual_size": [16, 16],
         "images": 40,
         "chosen": True,
