@@ -1,0 +1,4 @@
+"""Files of contract rows that are neither drawn images nor text, by theme.
+
+Each function writes below the folder that it gets.
+"""

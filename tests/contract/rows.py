@@ -1,0 +1,160 @@
+"""Rows of the contract suite: the files to draw, a command, and what the user gets.
+
+A row of a TOML file has these keys; only `name` and `run` are required.
+
+name     what the row shows, unique in its file
+draw     images, with ranges such as `train/cat/{0-7}.jpg`; their colour follows the first letter of
+         the file name, or that of the folder if the name is a number
+text     table from paths to contents of text files
+build    for anything else, a module of `tests.contract.built` and its function, such as
+         `arrays:several_labels`; called with the current folder
+before   command lines that are run first and end with 0
+run      command line without `vitft`; `finetune` and `check` get small weights unless they name
+         some, and the run directory of `finetune` is ../run unless `--out` names it
+exit     exit code (default 0)
+says     words that are printed, in any case and however wrapped; `fix` of the last fix only
+never    words that are not printed
+classes  names in class_indices.json of the run
+offers   text of the printed fix or note that `then` follows, literally
+then     table with `run`, `exit`, `says`, `never` and `classes` of a second command, which contains
+         the text of `offers`
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitft.cli.main import main
+
+PIXELS = 16
+"""Side of the drawn images and of the inputs of the small weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A command and what it prints and writes."""
+
+    run: str
+    exit: int = 0
+    says: Sequence[str] = ()
+    fix: Sequence[str] = ()
+    never: Sequence[str] = ()
+    classes: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Expected):
+    """A row of a table."""
+
+    name: str
+    draw: Sequence[str] = ()
+    text: dict[str, str] = field(default_factory=dict)
+    build: str = ""
+    before: Sequence[str] = ()
+    offers: str = ""
+    then: Expected | None = None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a TOML file; an unknown key is an error."""
+    rows = [as_row(entry) for entry in tomllib.loads(path.read_text())["row"]]
+    assert len({row.name for row in rows}) == len(rows), f"names are repeated in {path.name}"
+    return rows
+
+
+def as_row(entry: dict[str, Any]) -> Row:
+    """Return a row of a TOML file."""
+    then = entry.pop("then", None)
+    assert bool(then) == ("offers" in entry), f"{entry['name']}: then and offers belong together"
+    return Row(**entry, then=Expected(**then) if then else None)
+
+
+def check_row(row: Row, weights: Path) -> None:
+    """Draw the files of a row in the current folder, and check its command and the offered one."""
+    for pattern in row.draw:
+        for path in expand(pattern):
+            draw(Path(path))
+    for name, text in row.text.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    if row.build:
+        module, _, function = row.build.partition(":")
+        getattr(importlib.import_module(f"tests.contract.built.{module}"), function)(Path())
+    for line in row.before:
+        check_command(Expected(run=line), weights, "../before")
+    printed = check_command(row, weights, "../run")
+    if row.then:
+        assert flat(row.offers) in flat(printed), printed
+        assert row.offers in row.then.run, "the second command does not contain what was offered"
+        check_command(row.then, weights, "../then")
+
+
+def check_command(expected: Expected, weights: Path, out: str) -> str:
+    """Run a command, check its exit code, words and classes, and return what it printed."""
+    words = shlex.split(expected.run)
+    if words[0] in ("finetune", "check") and not {"--weights", "--run"} & {*words}:
+        words += ["--weights", str(weights)]
+    if words[0] == "finetune":
+        out = words[words.index("--out") + 1] if "--out" in words else out
+        words += ["--out", out] if "--out" not in words else []
+        words += ["--cache", "none", "--device", "cpu"]
+    code, printed = run(words)
+    assert code == expected.exit, printed
+    told = flat(printed).lower()
+    fixes = told.rpartition("fix: ")[2]
+    for text, where in [(w, told) for w in expected.says] + [(w, fixes) for w in expected.fix]:
+        assert flat(text).lower() in where, f"{text!r} is missing:\n{printed}"
+    for text in expected.never:
+        assert flat(text).lower() not in told, f"{text!r} is printed:\n{printed}"
+    if expected.classes is not None:
+        indices = json.loads(Path(out, "class_indices.json").read_text())
+        assert list(indices.values()) == list(expected.classes), printed
+    return printed
+
+
+def run(words: Sequence[str]) -> tuple[int, str]:
+    """Run a command in this process; return its exit code and all that it printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = main(list(words))
+    assert "Traceback" not in printed.getvalue(), printed.getvalue()
+    return code, printed.getvalue()
+
+
+def flat(text: str) -> str:
+    """Return a text with every run of blanks and line ends as one blank."""
+    return " ".join(text.split())
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the paths of a pattern such as `cat/{0-3}.jpg`."""
+    match = re.search(r"\{(\d+)-(\d+)\}", pattern)
+    if not match:
+        return [pattern]
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return [
+        path
+        for number in numbers
+        for path in expand(f"{pattern[: match.start()]}{number}{pattern[match.end() :]}")
+    ]
+
+
+def draw(path: Path) -> None:
+    """Draw a noisy image whose colour follows the first letter of its name or folder."""
+    letter = path.name[0] if path.name[0].isalpha() else (path.parent.name or "x")[0]
+    noise = np.random.default_rng(sum(map(ord, str(path))))  # another image for every path
+    colour = np.random.default_rng(ord(letter)).integers(30, 225, 3)
+    pixels = np.clip(colour + noise.normal(0, 25, (PIXELS, PIXELS, 3)), 0, 255)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path, quality=95)
