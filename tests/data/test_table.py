@@ -44,12 +44,20 @@ def parquet(path: Path, columns: dict[str, Any]) -> TableReader:
         pytest.param("a,b\n1;2,3\n", [["a", "b"], ["1;2", "3"]], id="commas"),
         pytest.param("a;b\n1;2,3\n", [["a", "b"], ["1", "2,3"]], id="semicolons"),
         pytest.param('a,b\n"1,2","x""y"\n', [["a", "b"], ["1,2", 'x"y']], id="quotes"),
+        pytest.param('"a,b,c";d\n1;2\n', [["a,b,c", "d"], ["1", "2"]], id="quoted header"),
+        pytest.param("a\tb, c\n1\t2,3\n", [["a", "b, c"], ["1", "2,3"]], id="tabs"),
+        pytest.param("a|b\n1|2\n", [["a", "b"], ["1", "2"]], id="bars"),
+        pytest.param('"sep=|"\r\na,b|c\r\n1|2\r\n', [["a,b", "c"], ["1", "2"]], id="sep"),
+        pytest.param("\n# x, y, z\na;b\n#1;2\n", [["a", "b"], ["#1", "2"]], id="remark"),
+        pytest.param("#,a\n1,2\n", [["#", "a"], ["1", "2"]], id="a column of numbers"),
+        pytest.param("a,b\n1,2,\n3,4,,\n", [["a", "b"], ["1", "2"], ["3", "4"]], id="trailing"),
+        pytest.param("a,b,\n1,2\n3\n", [["a", "b", ""], ["1", "2", ""], ["3"]], id="unnamed"),
     ],
 )
 def test_the_header_determines_the_separator(
     tmp_path: Path, text: str, rows: list[list[str]]
 ) -> None:
-    assert list(reader(tmp_path / "t.csv", text, separators=",;")) == rows
+    assert list(reader(tmp_path / "t.csv", text)) == rows
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def read_class_changes(
         missing="use a table with the columns class and new_class, and check its path",
         fix="use a table with the columns class and new_class, where an empty new_class leaves the "
         "class out",
-        separators="\t" if path.suffix.lower() == ".tsv" else ",;",
     )
     lines = iter(reader)
     header = [cell.strip() for cell in next(lines, [])]

@@ -143,7 +143,6 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
         missing="use the table that you saved on the page, which the browser may have put "
         "elsewhere or named fixes (1).csv, or the fixes.csv that `vitft check` wrote",
         fix="correct or remove the line, or write a new table with `vitft check`",
-        separators=",;",  # some spreadsheets use semicolons
     )
     digest = hashlib.sha256(table.data).hexdigest()
     if expected not in ("", digest):

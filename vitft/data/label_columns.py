@@ -65,11 +65,6 @@ def missing_column(
 
     `setting` names the column, and `has_names` is whether any column has a usual name.
     """
-    if len(header) == 1 and "\t" in header[0]:
-        return reader.error(
-            "the cells are separated by tabs",
-            fix=f"name the file {reader.path.with_suffix('.tsv').name}, or use commas",
-        )
     shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
     sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
     choose = f"choose it with --set {setting}=NAME"

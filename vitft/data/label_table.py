@@ -137,7 +137,6 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             source,
             missing="check the path and its permissions",
             fix=FIX,
-            separators="\t" if source.suffix.lower() == ".tsv" else ",;",  # as in some spreadsheets
         )
     )
     lines = iter(reader)

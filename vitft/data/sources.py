@@ -6,7 +6,6 @@ are read incrementally. This module imports neither numpy nor torch.
 """
 
 import contextlib
-import csv
 import glob
 import io
 import logging
@@ -17,14 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.missing import check_some_exist, refuse_run, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
-from vitft.data.table import TABLE_SUFFIXES, TableReader
+from vitft.data.table import NOT_UTF_16, TABLE_SUFFIXES, TableReader, open_text
 from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_files
 from vitft.data.walk import HIDDEN, Walk, is_folder, literal_folders
 from vitft.system.errors import DataError, ImageError, UsageError
@@ -38,6 +37,8 @@ LISTS = frozenset({".txt", ".lst", *TABLE_SUFFIXES})
 LIST_COLUMNS = (*PATH_COLUMNS, "url")
 """Headers that identify the path column of a table."""
 LIST_FIX = "use a text file with one path per line, or a table with a path column"
+MAX_LINE = 2**16  # maximum number of characters in a line of a list
+TOO_LONG = f"has a line of more than {MAX_LINE:,} characters, so it is not a list of paths"
 HEAD = 4096  # bytes of standard input used to tell an image from a list
 MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
 FETCHING, FETCHED_AHEAD = 8, 32
@@ -225,7 +226,8 @@ def from_list(name: str) -> Iterable[ImageSource]:
         DataError: The list cannot be read or is empty.
         UsageError: The list is a table without a recognisable path column.
     """
-    first = next(iter(list_entries(name)), None)
+    entries = list_entries(name)
+    first = next(entries, None)
     if first is None:
         raise DataError(f"the list {name} is empty", fix="add one path per line")
     home = list_folder(name)
@@ -233,7 +235,7 @@ def from_list(name: str) -> Iterable[ImageSource]:
         home = ""
     return (
         source
-        for entry in list_entries(name)
+        for entry in chain([first], entries)
         for source in named_sources(entry, entry if os.path.isabs(entry) else home + entry)  # noqa: PTH117
     )
 
@@ -251,22 +253,21 @@ def list_entries(name: str) -> Iterator[str]:
         DataError: The list cannot be read.
         UsageError: The list is a table without a recognisable path column.
     """
+    if Path(name).suffix.lower() in TABLE_SUFFIXES:
+        table = TableReader(Path(name), missing=LIST_FIX, fix=LIST_FIX)
+        yield from table_paths(iter(table), name)
+        return
     try:
-        suffix = Path(name).suffix.lower()
-        if suffix in (".jsonl", ".parquet", ".xlsx"):
-            table = TableReader(Path(name), missing=LIST_FIX, fix=LIST_FIX)
-            yield from table_paths(iter(table), name)
-            return
-        with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            if suffix in (".csv", ".tsv"):
-                yield from table_paths(csv_rows(file, name), name)
-            else:
-                lines = (line.rstrip("\r\n") for line in file)
-                yield from (text for text in lines if text.strip() and not text.startswith("#"))
-    except OSError as error:
-        raise DataError(
-            f"cannot read the list {name}: {describe_os_error(error)}", fix=LIST_FIX
-        ) from error
+        with Path(name).open("rb") as file:
+            lines = open_text(file, file.peek(2))
+            while line := lines.readline(MAX_LINE):
+                if len(line) == MAX_LINE:
+                    raise DataError(f"the list {name} {TOO_LONG}", fix=LIST_FIX)
+                if line.strip() and not line.startswith("#"):
+                    yield line.rstrip("\r\n")
+    except (OSError, UnicodeError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else NOT_UTF_16
+        raise DataError(f"cannot read the list {name}: {reason}", fix=LIST_FIX) from error
 
 
 def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
@@ -289,21 +290,6 @@ def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
     for cells in rows:
         if any(cells):
             yield cells[column or 0] if len(cells) > (column or 0) else ""
-
-
-def csv_rows(file: TextIO, name: str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV or TSV file as they are read.
-
-    Raises:
-        DataError: The table is damaged.
-    """
-    reader = csv.reader(file, delimiter="\t" if name.lower().endswith(".tsv") else ",")
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise DataError(
-            f"{name}, line {reader.line_num}: {error}", fix="save the list as a valid CSV file"
-        ) from error
 
 
 # ---- standard input
@@ -358,6 +344,8 @@ def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)
+        if len(rest) > MAX_LINE:
+            raise DataError(f"standard input {TOO_LONG}", fix="pipe one path per line")
         yield from filter(None, (os.fsdecode(name.rstrip(b"\r")) for name in whole))
         piece = read_some(stdin, io.DEFAULT_BUFFER_SIZE)
     if rest.rstrip(b"\r"):

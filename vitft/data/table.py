@@ -9,11 +9,13 @@ import os
 import re
 import unicodedata
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError, RunError, VitftError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
@@ -26,6 +28,12 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
 OTHER_EXCEL = (".xls", ".xlsm", ".xlsb")
 """Suffixes of Excel formats that are neither read nor written; `.xlsx` is suggested instead."""
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+NOT_UTF_16 = "the text is not valid UTF-16"
+SEPARATORS = "\t;,|"
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.I)
+"""First line by which a CSV file tells Excel its separator."""
+COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
+"""Beginning of a line above the header that is a remark or empty; `#` alone may name a column."""
 
 
 def encode_table(
@@ -134,8 +142,6 @@ class TableReader:
         missing: Fix to suggest if the file cannot be read.
         fix: Fix to suggest if the file is invalid.
         error: Class of the errors to raise.
-        separators: Possible cell separators in CSV files. The last one is used if the header
-            contains it, and the first one otherwise.
 
     Raises:
         DataError: The file cannot be read. If `error` is given, that class is raised instead.
@@ -149,7 +155,6 @@ class TableReader:
         missing: str,
         fix: str,
         error: type[DataError | RunError] = DataError,
-        separators: str = ",",
     ) -> None:
         try:
             self.data = read_regular(path, limit=MAX_TABLE_BYTES)
@@ -170,46 +175,53 @@ class TableReader:
             require_extra("spreadsheet", feature=f"reading {path.name}")
             self.unit, self.line, self.rows = "row", 0, self.excel_rows()
         elif suffix == ".jsonl":
-            self.rows = self.json_rows(self.text())
+            self.rows = self.json_rows()
         else:
-            self.rows = self.csv_rows(self.text(), separators)
-
-    def text(self) -> str:
-        """Return the content as text; bytes that are not UTF-8 become surrogates.
-
-        Raises:
-            DataError: The file is encoded in UTF-16. If `error` was given, that class is raised
-                instead.
-        """
-        if self.data.startswith(UTF_16_MARKS):
-            fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-            raise self.error("the text is in UTF-16, not UTF-8", fix=fix)
-        return self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+            self.rows = self.csv_rows()
 
     def __iter__(self) -> Iterator[list[str]]:
         return self.rows
 
-    def csv_rows(self, text: str, separators: str) -> Iterator[list[str]]:
-        """Yield the rows of a CSV file."""
-        separator = separators[-1] if separators[-1] in text.partition("\n")[0] else separators[0]
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    def csv_rows(self) -> Iterator[list[str]]:
+        """Yield the rows of a CSV file; remarks above the header are left out.
+
+        Empty cells beyond the header are dropped, and unnamed columns at its end may be missing.
+        """
+        lines: Iterator[str] = open_text(io.BytesIO(self.data), self.data)
+        above, separator, width, named, reader = 0, "", 0, 0, csv.reader(lines)
         try:
+            for above, line in enumerate(lines):  # noqa: B007 - used below
+                if found := SEPARATOR_LINE.fullmatch(line.strip("\r\n")):
+                    separator = found[1]
+                elif not COMMENT.match(line):
+                    separator, lines = separator or separator_of(line), chain([line], lines)
+                    break
+            reader = csv.reader(lines, delimiter=separator or ",", strict=True)
             for cells in reader:
-                self.line = reader.line_num
+                self.line = above + reader.line_num
+                width, named = width or len(cells), named or last_filled(cells)
+                if len(cells) != width and len(cells) >= named and not any(cells[width:]):
+                    cells = [*cells, *[""] * width][:width]
                 yield cells
+        except UnicodeError as error:
+            raise self.error(NOT_UTF_16) from error
         except csv.Error as error:
-            self.line = max(1, reader.line_num)
+            self.line = above + max(1, reader.line_num)
             raise self.error(str(error)) from error
 
-    def json_rows(self, text: str) -> Iterator[list[str]]:
+    def json_rows(self) -> Iterator[list[str]]:
         """Yield a header with the keys of all JSON objects, then a row for each object.
 
         A missing key becomes an empty cell.
         """
         found: list[tuple[int, dict[str, Any]]] = []
-        for self.line, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                found.append((self.line, self.json_object(line)))
+        lines = open_text(io.BytesIO(self.data), self.data, newline="\n")
+        try:
+            for self.line, line in enumerate(lines, start=1):
+                if line.strip():
+                    found.append((self.line, self.json_object(line)))
+        except UnicodeError as error:
+            raise self.error(NOT_UTF_16) from error
         names = list(dict.fromkeys(name for _, fields in found for name in fields))
         self.line = 1
         yield names
@@ -274,6 +286,7 @@ class TableReader:
                     raise self.error("the file is too large once it is unpacked")
             book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
             width, sheet = 0, book.worksheets[0]
+            sheet.reset_dimensions()  # or rows would be filled up to the farthest cell
             self.sheet = sheet.title
             for number, values in enumerate(sheet.values, start=1):
                 cells = [cell_text(value) for value in values]
@@ -281,8 +294,10 @@ class TableReader:
                     continue
                 width, self.line = width or filled, number
                 yield [*cells, *[""] * width][: max(width, filled)]
-        except (zipfile.BadZipFile, KeyError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).partition("\n")[0][:200]
+        except VitftError:
+            raise
+        except Exception as error:  # zipfile, zlib, XML and openpyxl have no common base
+            reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
             raise self.error(f"the file is not a valid Excel file ({reason})") from error
 
     def error(
@@ -293,6 +308,18 @@ class TableReader:
         places = [str(self.path), f"{self.unit} {line}" * bool(line)]
         places.append(f"column {column.strip()[:40]}" * bool(column))
         return self.kind(f"{', '.join(filter(None, places))}: {problem}", fix=fix or self.fix)
+
+
+def open_text(file: IO[bytes], head: bytes, newline: str = "") -> io.TextIOWrapper:
+    """Open text in UTF-8 or, if `head` has its mark, UTF-16; other bytes become surrogates."""
+    encoding = "utf-16" if head[:2] in UTF_16_MARKS else "utf-8-sig"
+    return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
+
+
+def separator_of(header: str) -> str:
+    """Return the separator that is most frequent in the header of a CSV file, outside quotes."""
+    counts = Counter(re.sub('"[^"]*"', "", header))
+    return max(SEPARATORS, key=counts.__getitem__) if counts.keys() & {*SEPARATORS} else ","
 
 
 def last_filled(cells: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitft.data.parts import part_named
 from vitft.data.remote.samples import Sample, ShardSamples
-from vitft.data.table import TableReader
+from vitft.data.table import TableReader, open_text
 from vitft.data.unused import unused_notes
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing
@@ -114,7 +114,7 @@ class IndexReader(TableReader):
     ) -> DataError | RunError:
         """Return the error for a problem with a field of a sample, given the line of the index."""
         line = line or self.line
-        rows = csv.reader(io.StringIO(self.text(), newline=""))
+        rows = csv.reader(open_text(io.BytesIO(self.data), self.data))
         cells = next((cells for number, cells in enumerate(rows, 1) if number == line), [""])
         sample = f"the sample {cells[0]}" if line > 1 else ""
         places = [self.shown, sample, f"the field {column.strip()[:40]}" * bool(column)]

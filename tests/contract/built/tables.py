@@ -1,0 +1,39 @@
+"""Tables that are more than text in UTF-8."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.contract.rows import draw
+
+NAMES = [f"{letter}{number}.jpg" for letter in ("", "d") for number in range(3)]
+
+
+def utf_16(folder: Path) -> None:
+    """Write six images, t.csv with tabs and names.txt, both in UTF-16."""
+    for name in NAMES:
+        draw(folder / name)
+    lines = [f"{name}\t{'thé' if name[0] == 'd' else 'café'}" for name in NAMES]
+    (folder / "t.csv").write_text("\r\n".join(["path\tlabel", *lines, ""]), encoding="utf-16")
+    (folder / "names.txt").write_text("\r\n".join([*NAMES, ""]), encoding="utf-16")
+
+
+def far_cell(folder: Path, last: str = "XFD1048576") -> None:
+    """Write t.xlsx with a value in the last of all rows and columns."""
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for cells in [("path", "label"), *((name, name[0]) for name in NAMES)]:
+        book.active.append(cells)
+    book.active[last] = "x"
+    book.save(folder / "t.xlsx")
+
+
+def damaged_sheet(folder: Path) -> None:
+    """Write t.xlsx with an unclosed element in its worksheet."""
+    far_cell(folder, last="B2")
+    content = io.BytesIO((folder / "t.xlsx").read_bytes())
+    with zipfile.ZipFile(content) as old, zipfile.ZipFile(folder / "t.xlsx", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"</sheetData>", b"<sheetData>"))
