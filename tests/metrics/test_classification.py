@@ -24,7 +24,7 @@ from vitft.metrics.classification import (
     calibrated_metrics,
     classification_metrics,
     confusion_matrix,
-    count_top_k,
+    in_top_k,
     probability_metrics,
 )
 from vitft.metrics.confusions import class_pair_counts
@@ -52,7 +52,7 @@ def test_rows_of_the_confusion_are_true_classes() -> None:
 def test_top_k_counts_the_class_among_the_best_k() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
 
-    assert count_top_k(logits, torch.tensor([1, 2]), 2) == 1
+    assert in_top_k(logits, torch.tensor([1, 2]), 2).tolist() == [True, False]
 
 
 def test_an_evaluation_counts_every_image_once() -> None:
@@ -216,7 +216,7 @@ def test_the_confusion_matrix_of_up_to_a_thousand_classes_is_a_table(
 
 
 def test_all_classes_are_among_the_best_if_there_are_fewer() -> None:
-    assert count_top_k(torch.eye(3), torch.tensor([0, 0, 1]), 5) == 3
+    assert in_top_k(torch.eye(3), torch.tensor([0, 0, 1]), 5).all()
 
 
 def test_the_interval_of_a_loss_does_not_begin_below_zero() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.metrics import label_metrics, thresholds
+from vitft.metrics import thresholds
 from vitft.metrics.calibration import (
     ScoredSet,
     calibrate_temperature,
@@ -20,8 +20,13 @@ from vitft.metrics.classification import (
     classification_metrics,
     probability_metrics,
 )
-from vitft.metrics.intervals import mean_fraction_interval, wilson_interval
-from vitft.metrics.label_metrics import average_precision, label_results
+from vitft.metrics.intervals import (
+    f1_with_interval,
+    mean_fraction_interval,
+    score_interval,
+    wilson_interval,
+)
+from vitft.metrics.label_metrics import label_results, precisions
 from vitft.metrics.targets import (
     TrainingLoss,
     are_right,
@@ -47,14 +52,10 @@ def test_average_precision_is_that_of_scikit_learn_also_for_equal_scores() -> No
     sklearn = pytest.importorskip("sklearn.metrics")
     logits, truth = scored()
     scores = logits[:, 0].round()  # many are equal
-    weights = np.random.default_rng(1).integers(0, 3, (2, len(scores))).astype(float)
-    weights[0] = 1
 
-    found = average_precision(scores, truth[:, 0] == 1, weights)
+    found = precisions(scores, truth[:, 0] == 1)
 
-    for row, value in zip(weights, found, strict=True):
-        wanted = sklearn.average_precision_score(truth[:, 0], scores, sample_weight=row)
-        assert value == pytest.approx(wanted)
+    assert found.mean() == pytest.approx(sklearn.average_precision_score(truth[:, 0], scores))
 
 
 def test_the_metrics_are_those_of_scikit_learn() -> None:
@@ -62,7 +63,7 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     logits, truth = scored()
 
     found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c"), resampled=True
+        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
     )
 
     given, labels = logits >= 0, found["labels"]
@@ -94,75 +95,39 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     assert (found["confusion"], found["top5"]) == ([], None)
 
 
-def test_the_intervals_are_the_central_95_percent_of_a_thousand_resamples() -> None:
-    logits, truth = scored()
-    given = logits >= 0.5
-    random = np.random.default_rng(0)
-    weights = random.multinomial(200, np.full(200, 1 / 200), size=1000).astype(np.float64)
-    hits = weights @ (truth * given)
-    both = weights @ truth + weights @ given
-    micro, macro = 2 * hits.sum(axis=1) / both.sum(axis=1), (2 * hits / both).mean(axis=1)
-    ranked = average_precision(logits[:, 2], truth[:, 2] == 1, weights)
+def test_labels_that_are_ranked_perfectly_have_an_interval_that_counts_their_images() -> None:
+    truth = np.zeros((40, 3), bool)
+    truth[:6, 0] = truth[6:16, 1] = truth[16:20, 2] = True
+    scores = np.where(truth, 3.0, -3.0)
 
-    found = label_results(logits, truth == 1, given, "abc", resampled=True)
+    found = label_results(scores, truth, scores > 0, "abc")
 
-    for row, wanted in (
-        (found["micro_f1_interval"], micro),
-        (found["macro_f1_interval"], macro),
-        (found["per_label"]["c"]["ap_interval"], ranked),
-    ):
-        assert row == pytest.approx(tuple(np.quantile(wanted, [0.025, 0.975])))
-    assert label_results(logits, truth == 1, given, "abc", resampled=False)["map_interval"] is None
+    assert found["per_label"]["a"]["ap_interval"] == pytest.approx(wilson_interval(6, 6))
+    assert found["map_interval"] == pytest.approx(
+        mean_fraction_interval([(6, 6), (10, 10), (4, 4)])
+    )
+    assert found["micro_f1_interval"] == pytest.approx(f1_with_interval(20, 20)[1])
+    assert found["macro_f1_interval"] is not None
+    assert found["macro_f1_interval"][0] < 0.95
 
 
-def test_many_images_are_resampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, truth = scored(3000, 1)
-    drawn: list[int] = []
-    resample = label_metrics.resample
+def test_the_interval_of_one_label_is_that_of_its_mean() -> None:
+    logits, truth = scored(labels=1)
 
-    def counting(random: np.random.Generator, rounds: int, images: int) -> Array:
-        drawn.append(rounds)
-        return resample(random, min(rounds, 2), images)
+    found = label_results(logits, truth == 1, logits > 0, "a")
 
-    monkeypatch.setattr(label_metrics, "resample", counting)
-
-    label_results(logits, truth == 1, logits > 0, "a", resampled=True)
-
-    assert drawn == [666, 334]  # of 2 million values at most
-
-
-@pytest.mark.parametrize(
-    ("values", "resamples"),
-    [
-        pytest.param(600 * 1000, 1000, id="enough"),
-        pytest.param(600 * 1000 - 1, 999, id="not quite enough"),
-        pytest.param(600, 200, id="at least 200"),
-    ],
-)
-def test_large_data_is_resampled_less_often(
-    monkeypatch: pytest.MonkeyPatch, values: int, resamples: int
-) -> None:
-    logits, truth = scored()  # 200 images, 3 labels
-    drawn = []
-    resample = label_metrics.resample
-
-    def counting(random: np.random.Generator, rounds: int, images: int) -> Array:
-        drawn.append(rounds)
-        return resample(random, rounds, images)
-
-    monkeypatch.setattr(label_metrics, "MAX_VALUES", values)
-    monkeypatch.setattr(label_metrics, "resample", counting)
-
-    label_results(logits, truth == 1, logits > 0, "abc", resampled=True)
-
-    assert sum(drawn) == resamples
+    of_label = found["per_label"]["a"]
+    assert found["map_interval"] == pytest.approx(of_label["ap_interval"])
+    assert of_label["ap_interval"] == pytest.approx(
+        score_interval(found["map"], int(truth.sum())), abs=1e-12
+    )
 
 
 def test_images_without_any_label_have_no_average_precision_and_no_recall() -> None:
     logits, truth = scored()[0], np.zeros((200, 3), np.int64)
 
     found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c"), resampled=True
+        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
     )
 
     assert (found["balanced"], found["balanced_interval"]) == (0, (0, 1))
@@ -219,7 +184,7 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     truth[:, 2] = 0
 
     found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c"), resampled=True
+        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
     )["labels"]
 
     ranks = found["per_label"]
@@ -232,13 +197,13 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     assert found["chance_map"] == pytest.approx(truth[:, :2].mean())
 
 
-def test_no_labels_at_all_have_an_f1_of_zero_and_no_intervals_unless_asked_for() -> None:
+def test_no_labels_at_all_have_an_f1_of_zero() -> None:
     logits, truth = torch.full((4, 2), -1.0), torch.zeros(4, 2, dtype=torch.long)
 
     found = classification_metrics(logits, truth, ("a", "b"))
 
     assert (found["labels"]["micro_f1"], found["labels"]["macro_f1"], found["top1"]) == (0, 0, 1)
-    assert found["labels"]["micro_f1_interval"] is None
+    assert found["labels"]["micro_f1_interval"] == (0, 1)
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_all_labels() -> None:

@@ -453,7 +453,9 @@ def test_a_reliability_diagram_has_the_diagonal_the_bins_and_their_intervals(
 def test_a_learning_curve_ends_in_the_extrapolated_point(drawn: list[Any]) -> None:
     measured = [(10, 0.5), (20, 0.7)]
 
-    charts.learning_curve_chart("Accuracy", measured, (40, 0.8), scored=50)
+    charts.learning_curve_chart(
+        "Accuracy", measured, (40, 0.8), bounds=[wilson_interval(25, 50), wilson_interval(35, 50)]
+    )
     charts.learning_curve_chart("Accuracy", measured, None)
 
     first, second = (chart.series for chart in drawn)
@@ -610,7 +612,10 @@ def test_texts_of_a_chart_are_inside_it_and_do_not_overlap() -> None:
     xs = [10, 11, 12, 14, 20, 40, 80, 81, 320, 12345]
 
     root = parsed(charts.learning_curve_chart(
-        "Accuracy", [(x, 0.5 + i / 25) for i, x in enumerate(xs)], (24690, 0.9), scored=99
+        "Accuracy",
+        [(x, 0.5 + i / 25) for i, x in enumerate(xs)],
+        (24690, 0.9),
+        bounds=[wilson_interval(50 + 4 * i, 99) for i in range(10)],
     ))  # fmt: skip
 
     _, _, width, height = map(float, root.attrib["viewBox"].split())

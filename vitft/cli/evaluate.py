@@ -18,13 +18,13 @@ from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import (
     MIN_CALIBRATION_IMAGES,
     TOO_FEW_TO_CALIBRATE,
-    count,
     csv_line,
     interval,
     is_measurable,
     is_scaled,
     percent,
     percent_or_bound,
+    scored_images,
 )
 
 MOST_LISTED = 30
@@ -197,7 +197,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
         before = calibration["ece_before"]
         shown = percent(before) if is_measurable(before) else "too small to measure"
         rows.append(("  before scaling", shown, at))
-    output.table((count(results["images"], "image"), "", "95% interval"), rows, numbers=2)
+    output.table((scored_images(results), "", "95% interval"), rows, numbers=2)
     if not is_measured:
         output.note(TOO_FEW_TO_CALIBRATE)
     output.result("")

@@ -37,6 +37,7 @@ from vitft.system.text import (
     is_measurable,
     percent,
     percent_or_bound,
+    scored_images,
     shell_join,
     shell_quote,
 )
@@ -61,7 +62,7 @@ def print_summary(
         output.result(
             f"accuracy {percent(metrics['top1'])} (95% interval "
             f"{interval(metrics['top1_interval'])}) on "
-            f"{count(metrics['images'], 'validation image')}",
+            f"{scored_images(metrics, 'validation image')}",
             style="bold",
         )
         output.result(verdict(metrics))
@@ -115,7 +116,7 @@ def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> Non
     """Print the metrics of a multi-label model; `kind` is e.g. `validation image`."""
     output.result(
         f"mean average precision {percent(found['map'])} (95% interval "
-        f"{interval(found['map_interval'])}) on {count(metrics['images'], kind)}; random scores: "
+        f"{interval(found['map_interval'])}) on {scored_images(metrics, kind)}; random scores: "
         f"{percent(found['chance_map'])}"
     )
     output.result(
@@ -144,7 +145,7 @@ def print_test(metrics: RunResults) -> None:
     else:
         output.result(
             f"test accuracy {percent(test['top1'])} (95% interval "
-            f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
+            f"{interval(test['top1_interval'])}) on {scored_images(test, 'test image')}, "
             "evaluated once"
         )
     if test["left_out"]:
@@ -216,8 +217,9 @@ def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
     """Describe the cross-validated accuracy of a head, and that of nearest neighbours."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
+    groups = f" of {count(results['groups'], 'group')}" if "groups" in results else ""
     return (
-        f"cross-validated accuracy on {images} images: {percent(results['top1'])} "
+        f"cross-validated accuracy on {images} images{groups}: {percent(results['top1'])} "
         f"({interval(results['top1_interval'])}); nearest neighbours on the "
         f"validation images: {percent(knn_top1)}"
     )

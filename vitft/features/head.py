@@ -38,14 +38,14 @@ from vitft.features.logistic import (
 from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.confusions import most_frequent
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import Groups, accuracy_interval
 from vitft.metrics.results import (
     CrossValidation,
     HeadCandidate,
     LearningCurvePoint,
     WeakClass,
 )
-from vitft.metrics.targets import are_right
+from vitft.metrics.targets import are_right, fraction_right
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +99,12 @@ def cross_validate(
     balanced: bool,
     seed: int,
     groups: Tensor | None = None,
+    units: Groups | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
-    `groups` (n,).
+    `groups` (n,). `units` (n,) are the groups that the intervals count.
 
     Returns:
         The results, and the held-out logits of the images from heads fitted to the largest
@@ -114,7 +115,7 @@ def cross_validate(
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
-    x, y = x[rows], y[rows]
+    x, y, units = x[rows], y[rows], None if units is None else units[rows.numpy()]
     fold_id = stratified_folds(y, CV_FOLDS, seed, None if groups is None else groups[rows])
     x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x)(x), len(names)
@@ -122,7 +123,7 @@ def cross_validate(
     place = torch.empty_like(nested)
     place[nested] = torch.arange(len(y))  # smaller subsets are nested in larger ones
     curve: list[LearningCurvePoint] = []
-    right, logits, heads = 0, torch.zeros(len(y), classes), None
+    bounds, logits, heads = (0.0, 1.0), torch.zeros(len(y), classes), None
     for fraction in CURVE_FRACTIONS:
         chosen = place < round(fraction * len(y))
         kept = torch.stack([(fold_id != k) & chosen for k in range(CV_FOLDS)]).float()
@@ -132,21 +133,24 @@ def cross_validate(
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
-        right = int(are_right(logits, y).sum())
+        right = are_right(logits, y)
         images = round(float((kept > 0).sum(dim=1).float().mean()))
-        curve.append({"images": images, "top1": right / len(y)})
+        bounds = accuracy_interval(right.numpy(), units)
+        curve.append({"images": images, "top1": fraction_right(right), "top1_interval": bounds})
     if not curve:  # too few images outside a fold full of near-duplicates
         return None
     results: CrossValidation = {
         "images": len(y),
         "of": total,
-        "top1": right / len(y),
-        "top1_interval": wilson_interval(right, len(y)),
+        "top1": curve[-1]["top1"],
+        "top1_interval": bounds,
         "majority": majority_fraction(y),
         "curve": curve,
         "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
-        "weak_spots": weakest_classes(logits, y, names),
+        "weak_spots": weakest_classes(logits, y, names, units),
     }
+    if units is not None:
+        results["groups"] = len(np.unique(units))
     return results, HeldOutLogits(rows, logits)
 
 
@@ -174,7 +178,9 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     return float(points[-1][1] * (1 - 2**slope))
 
 
-def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
+def weakest_classes(
+    logits: Tensor, y: Tensor, names: Sequence[str], units: Groups | None = None
+) -> list[WeakClass]:
     """Return the three classes with the lowest recall, each with its most frequent confusion."""
     if y.ndim == 2:
         return weakest_labels(logits, y, names)
@@ -186,9 +192,17 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
             continue
         wrong = Counter(sorted(predicted[predicted != label].tolist()))
         recall = int((predicted == label).sum()) / len(predicted)
+        own = None if units is None else units[(y == label).numpy()]
+        bounds = accuracy_interval((predicted == label).numpy(), own)
         taken_for = most_frequent({names[i]: number for i, number in wrong.items()})
         found.append(
-            {"class": name, "recall": recall, "images": len(predicted), "taken_for": taken_for}
+            {
+                "class": name,
+                "recall": recall,
+                "recall_interval": bounds,
+                "images": len(predicted),
+                "taken_for": taken_for,
+            }
         )
     return sorted(found, key=lambda weak: weak["recall"])[:3]
 

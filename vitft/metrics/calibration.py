@@ -15,7 +15,7 @@ Notation: n images, C classes, K bins, R simulations, L trial values; `logits` i
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -314,8 +314,10 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
     )
 
 
-def calibration_error(bins: Bins) -> tuple[float, Interval]:
+def calibration_error(bins: Bins, effect: float = 1.0) -> tuple[float, Interval]:
     """Return the expected calibration error, corrected for bias, and its 95% interval.
+
+    `effect` is the design effect of the images (`intervals.design_effect`).
 
     The plug-in estimate (`Bins.gap`) is biased: for a perfectly calibrated model and 240 images, it
     is about 4%, and resampling images adds the same bias again. The true error is therefore
@@ -330,6 +332,7 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
     observed = bins.gap
+    bins = replace(bins, images=np.maximum(1, np.round(bins.images / effect)).astype(np.int64))
     random = np.random.default_rng(0)
     chance = float(np.median(simulate_errors(bins, bins.confidence[None], random)))
     deviation = bins.accuracy - bins.confidence

@@ -19,8 +19,12 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.confusions import MAX_DENSE_CLASSES
 from vitft.metrics.intervals import (
+    Flags,
     Floats,
+    Groups,
+    accuracy_interval,
     bootstrap_mean_interval,
+    design_effect,
     f1_with_interval,
     mean_fraction_interval,
     wilson_interval,
@@ -33,6 +37,9 @@ from vitft.metrics.results import (
     ProbabilityMetrics,
 )
 from vitft.metrics.targets import are_right, chosen, mean_loss
+
+INDEPENDENT = 1.0, 1.0, 1.0
+"""Design effects of recall, precision and F1 without groups."""
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
@@ -52,10 +59,11 @@ def confused_pairs(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]
     return [(i, j, n) for (i, j), n in zip(entries.tolist(), counts.tolist(), strict=True)]
 
 
-def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
-    """Return the number of images whose true class has one of the `k` largest logits."""
+def in_top_k(logits: Tensor, labels: Tensor, k: int) -> Flags:
+    """Return whether the true class of each image (n,) has one of the `k` largest logits."""
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices  # (n, k)
-    return int((best == labels[:, None]).any(dim=-1).sum())
+    found: Flags = (best == labels[:, None]).any(dim=-1).numpy()
+    return found
 
 
 def classification_metrics(
@@ -64,43 +72,52 @@ def classification_metrics(
     classes: Sequence[str],
     *,
     thresholds: Floats | float = 0.5,
-    resampled: bool = False,
+    groups: Groups | None = None,
 ) -> Metrics:
     """Return `results.Metrics` with the metrics that are fast to compute.
 
-    `loss_interval` and `calibration` are None; `probability_metrics` computes them. The last two
-    arguments apply only to multi-label data: `thresholds` are the minimum probabilities at which
-    labels are assigned, as a number or an array (C,) or (n, C), and `resampled` states whether to
-    compute the intervals in `labels`.
+    `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
+    apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
+    number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
     """
     if labels.ndim == 2:
-        return several_label_metrics(logits, labels, classes, thresholds, resampled=resampled)
+        return several_label_metrics(logits, labels, classes, thresholds, groups)
     total = len(labels)
     predicted, number = logits.argmax(dim=-1), len(classes)
     rows, columns, hits = (
         torch.bincount(found, minlength=number).tolist()
         for found in (labels, predicted, labels[predicted == labels])
     )
-    correct = sum(hits)
-    fifth = count_top_k(logits, labels, 5) if len(classes) > 5 else None
+    fifth = in_top_k(logits, labels, 5) if len(classes) > 5 else None
     recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
+    truth, guess = labels.numpy(), predicted.numpy()
+    right, of_class = truth == guess, np.maximum(1, rows)
+    deviations = (right - (np.array(hits) / of_class)[truth]) / of_class[truth]
     found: Metrics = {
         "images": total,
-        "top1": correct / total,
-        "top1_interval": wilson_interval(correct, total),
-        "top5": None if fifth is None else fifth / total,
-        "top5_interval": None if fifth is None else wilson_interval(fifth, total),
+        "top1": sum(hits) / total,
+        "top1_interval": accuracy_interval(right, groups),
+        "top5": None if fifth is None else int(fifth.sum()) / total,
+        "top5_interval": None if fifth is None else accuracy_interval(fifth, groups),
         "balanced": sum(hit / images for hit, images in recalls) / len(recalls),
-        "balanced_interval": mean_fraction_interval(recalls),
+        "balanced_interval": mean_fraction_interval(recalls, design_effect(deviations, groups)),
         "majority": max(rows) / total,
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
-            name: class_metrics(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
+            name: class_metrics(
+                hits[i],
+                rows[i],
+                columns[i],
+                INDEPENDENT if groups is None else class_effects(truth == i, guess == i, groups),
+            )
+            for i, name in enumerate(classes)
         },
         "confusion": [],
         "calibration": None,
     }
+    if groups is not None:
+        found["groups"] = len(np.unique(groups))
     if len(classes) <= MAX_DENSE_CLASSES:
         found["confusion"] = confusion_matrix(logits, labels).tolist()
     else:
@@ -113,33 +130,40 @@ def several_label_metrics(
     labels: Tensor,
     names: Sequence[str],
     thresholds: Floats | float,
-    *,
-    resampled: bool,
+    groups: Groups | None,
 ) -> Metrics:
     """Return the metrics of multi-label predictions (see `classification_metrics`)."""
-    given, truth = chosen(logits, thresholds), labels.bool()
-    total, correct = len(labels), int(are_right(logits, labels, thresholds).sum())
+    given: Flags = chosen(logits, thresholds).numpy()
+    truth: Flags = labels.bool().numpy()
+    total, right = len(labels), are_right(logits, labels, thresholds).numpy()
     per_class = {
-        name: class_metrics(int((g & t).sum()), int(t.sum()), int(g.sum()))
+        name: class_metrics(
+            int((g & t).sum()), int(t.sum()), int(g.sum()), class_effects(t, g, groups)
+        )
         for name, g, t in zip(names, given.T, truth.T, strict=True)
     }
-    recalls = [
-        (int((g & t).sum()), int(t.sum())) for g, t in zip(given.T, truth.T, strict=True) if t.any()
-    ]
-    _, sizes = np.unique(truth.numpy(), axis=0, return_counts=True)
-    bare, empty = ~truth.any(dim=1), ~given.any(dim=1)
-    results: LabelResults = label_results(
-        logits.double().numpy(), truth.numpy(), given.numpy(), names, resampled=resampled
+    hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
+    recalls = [pair for pair in zip(hits.tolist(), images.tolist(), strict=True) if pair[1]]
+    of_label = np.maximum(1, images)
+    deviations = (truth * (given - hits / of_label) / of_label).sum(axis=1)
+    balanced = design_effect(deviations, groups)
+    _, sizes = np.unique(truth, axis=0, return_counts=True)
+    bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
+    results: LabelResults = label_results(logits.double().numpy(), truth, given, names, groups)
+    results["none"] = class_metrics(
+        int((bare & empty).sum()),
+        int(bare.sum()),
+        int(empty.sum()),
+        class_effects(bare, empty, groups),
     )
-    results["none"] = class_metrics(int((bare & empty).sum()), int(bare.sum()), int(empty.sum()))
-    return {
+    found: Metrics = {
         "images": total,
-        "top1": correct / total,
-        "top1_interval": wilson_interval(correct, total),
+        "top1": int(right.sum()) / total,
+        "top1_interval": accuracy_interval(right, groups),
         "top5": None,
         "top5_interval": None,
         "balanced": sum(hit / images for hit, images in recalls) / max(1, len(recalls)),
-        "balanced_interval": mean_fraction_interval(recalls) if recalls else (0.0, 1.0),
+        "balanced_interval": mean_fraction_interval(recalls, balanced) if recalls else (0.0, 1.0),
         "majority": int(sizes.max()) / total,
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
@@ -148,31 +172,59 @@ def several_label_metrics(
         "calibration": None,
         "labels": results,
     }
+    if groups is not None:
+        found["groups"] = len(np.unique(groups))
+    return found
 
 
-def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
+def class_effects(own: Flags, given: Flags, groups: Groups | None) -> tuple[float, float, float]:
+    """Return the design effects of the recall, precision and F1 of a class.
+
+    `own` and `given` (n,) state whether each image belongs to the class and is predicted as it.
+    """
+    if groups is None:
+        return INDEPENDENT
+    right = own & given
+    parts = [np.flatnonzero(part) for part in (own, given, own | given)]
+    recall, precision, f1 = (
+        design_effect(right[some] - right[some].sum() / max(1, len(some)), groups[some])
+        for some in parts
+    )
+    return recall, precision, f1
+
+
+def class_metrics(
+    right: int, images: int, predicted: int, effects: tuple[float, float, float] = INDEPENDENT
+) -> ClassMetrics:
     """Return the metrics of a class.
 
     Args:
         right: Number of images of the class that are predicted correctly.
         images: Number of images of the class.
         predicted: Number of images, of any class, that are predicted as this class.
+        effects: Design effects of recall, precision and F1 (see `class_effects`).
     """
+    of_recall, of_precision, of_f1 = effects
     union = images + predicted - right
-    f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
+    f1, f1_interval = f1_with_interval(right, union, of_f1) if union else (None, None)
     return {
         "images": images,
         "recall": right / images if images else None,
-        "recall_interval": wilson_interval(right, images) if images else None,
+        "recall_interval": wilson_interval(right, images, of_recall) if images else None,
         "precision": right / predicted if predicted else None,
-        "precision_interval": wilson_interval(right, predicted) if predicted else None,
+        "precision_interval": (
+            wilson_interval(right, predicted, of_precision) if predicted else None
+        ),
         "f1": f1,
         "f1_interval": f1_interval,
     }
 
 
 def calibrated_metrics(
-    logits: Tensor, labels: Tensor, temperature: FittedTemperature
+    logits: Tensor,
+    labels: Tensor,
+    temperature: FittedTemperature,
+    groups: Groups | None = None,
 ) -> ProbabilityMetrics:
     """Return unbiased estimates of the metrics that depend on the temperature.
 
@@ -190,6 +242,7 @@ def calibrated_metrics(
         ece_before=before,
         temperature=temperature.value if isinstance(temperature.value, float) else None,
         note=temperature.note or None,
+        groups=groups,
     )
     if metrics["calibration"] is not None:
         metrics["calibration"]["cross_validated"] = temperature.cross_validated
@@ -203,20 +256,26 @@ def probability_metrics(
     ece_before: float | None = None,
     temperature: float | None = None,
     note: str | None = None,
+    groups: Groups | None = None,
 ) -> ProbabilityMetrics:
     """Return the metrics that depend on the temperature.
 
     `scores` (n, C) are logits that have already been divided by the temperature. The result also
     contains the optional arguments: `ece_before`, the calibration error before temperature scaling;
-    `temperature`; and `note`, the reason why no temperature was fitted.
+    `temperature`; and `note`, the reason why no temperature was fitted. The intervals count the
+    `groups` (n,), if there are any.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)
-    low, high = bootstrap_mean_interval(loss)
-    bins = bin_by_confidence(*confidence_and_correctness(scores, truth))
-    error, interval = calibration_error(bins)
+    mean = float(loss.mean())
+    low, high = bootstrap_mean_interval(loss, design_effect(loss - mean, groups))
+    confidence, right = confidence_and_correctness(scores, truth)
+    bins, effect = bin_by_confidence(confidence, right), 1.0
+    if groups is not None:
+        effect = design_effect(right - confidence, np.repeat(groups, len(right) // len(groups)))
+    error, interval = calibration_error(bins, effect)
     return {
-        "loss": float(loss.mean()),
+        "loss": mean,
         "loss_interval": (max(0.0, low), high),
         "calibration": {
             "ece": error,

@@ -1,118 +1,101 @@
 """Metrics of multi-label predictions: average precision and F1.
 
-Notation: n images, C labels, R resamples; `scores` and `truth` are (n, C); `truth` is True where an
-image has a label and False elsewhere.
+Notation: n images, C labels, m images that have a label; `scores` and `truth` are (n, C); `truth`
+is True where an image has a label and False elsewhere.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from vitft.metrics.intervals import RESAMPLES, Flags, Floats
+from vitft.metrics.intervals import (
+    Flags,
+    Floats,
+    Groups,
+    design_effect,
+    f1_with_interval,
+    mean_fraction_interval,
+    score_interval,
+)
 from vitft.metrics.results import LabelMetrics, LabelResults
 from vitft.metrics.values import Interval
 
-MAX_VALUES = 2 * 10**8
-"""Maximum number of resampled values (images x labels x resamples). For larger data, there are
-fewer resamples, but at least 200."""
 
+def precisions(scores: Floats, truth: Flags) -> Floats:
+    """Return the precision among all images with scores as high as that of an image with the label.
 
-def average_precision(scores: Floats, truth: Flags, weights: Floats) -> Floats:
-    """Return the average precision of one label for R weightings of the images: (R,).
-
-    The average precision is the mean, over the images with the label, of the precision among all
-    images with scores at least as high. It is NaN if the images with the label have no weight.
-
-    Args:
-        scores: Scores (n,); images with equal scores share one rank.
-        truth: Whether each image has the label (n,).
-        weights: How often each image counts, (R, n).
+    There is one value for each image with the label, in their order (m,); their mean is the average
+    precision. Images with equal scores share one rank. Both arguments are (n,).
     """
     order = np.argsort(-scores, kind="stable")
-    ranked, hits = scores[order], weights[:, order] * truth[order]
-    ends = np.searchsorted(-ranked, -ranked, side="right") - 1  # last image with the same score
-    total = np.cumsum(weights[:, order], axis=1)
-    precision = np.cumsum(hits, axis=1) / np.maximum(total, 1e-12)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((hits * precision[:, ends]).sum(axis=1) / hits.sum(axis=1))
-
-
-def f1_scores(given: Flags, truth: Flags, weights: Floats) -> tuple[Floats, Floats]:
-    """Return the micro- and macro-averaged F1 for R weightings of the images: (R,) each.
-
-    The micro average weights all decisions equally; the macro average is the mean over the labels
-    that at least one image has.
-    """
-    hits = weights @ (given & truth)  # (R, C)
-    both = weights @ given + weights @ truth
-    with np.errstate(invalid="ignore"):
-        per_label = np.where(weights @ truth > 0, 2 * hits / both, np.nan)
-        micro = np.nan_to_num(2 * hits.sum(axis=1) / both.sum(axis=1))
-    return micro, mean_defined(per_label)
-
-
-def mean_defined(values: Floats) -> Floats:
-    """Return the means of the non-NaN values along the last axis; 0 where there are none."""
-    known = ~np.isnan(values)
-    return np.asarray(np.where(known, values, 0).sum(axis=-1) / np.maximum(1, known.sum(axis=-1)))
+    ranked = -scores[order]
+    at_least = np.searchsorted(ranked, -scores[truth], side="right")
+    return np.asarray(np.cumsum(truth[order])[at_least - 1] / at_least)
 
 
 def label_results(
-    scores: Floats, truth: Flags, given: Flags, names: Sequence[str], *, resampled: bool
+    scores: Floats, truth: Flags, given: Flags, names: Sequence[str], groups: Groups | None = None
 ) -> LabelResults:
-    """Return `results.LabelResults`; intervals are None unless `resampled` is set.
+    """Return `results.LabelResults`, given which labels are predicted, `given` (n, C).
 
-    `given` (n, C) states which labels are predicted. The intervals are percentiles over bootstrap
-    resamples of the images.
+    The interval of an average precision is the Wilson interval of a fraction of the m images that
+    have the label. The bootstrap interval would have no width if these are ranked first. Labels of
+    the same image are not independent: the intervals of means over labels count images.
+
+    Source: Boyd, Eng & Page 2013, "Area under the precision-recall curve: point estimates and
+    confidence intervals", Machine Learning and Knowledge Discovery in Databases.
     """
-    one = np.ones((1, len(truth)))
-    points = measure(scores, truth, given, one)
-    intervals: list[Interval | None] = [None] * len(points)
-    if resampled:
-        random = np.random.default_rng(0)
-        rounds = max(200, min(RESAMPLES, MAX_VALUES // max(1, truth.size)))
-        at_once = max(1, 2_000_000 // len(truth))
-        drawn = [
-            measure(scores, truth, given, resample(random, min(at_once, rounds - i), len(truth)))
-            for i in range(0, rounds, at_once)
-        ]
-        values = np.concatenate(drawn, axis=1)  # (3 + C, R)
-        intervals = [interval_of(row) for row in values]
-    numbers = [None if np.isnan(row[0]) else float(row[0]) for row in points]
-    per_label: dict[str, LabelMetrics] = {
-        name: {"ap": numbers[3 + i], "ap_interval": intervals[3 + i]}
-        for i, name in enumerate(names)
-    }
-    has_label = truth.any(axis=0)
+    units = np.arange(len(truth)) if groups is None else groups
+    per_label: dict[str, LabelMetrics] = {}
+    ranked, rows, deviations = list[tuple[float, int]](), list[Groups](), list[Floats]()
+    for name, score, flags in zip(names, scores.T, truth.T, strict=True):
+        found, own, images = precisions(score, flags), units[flags], int(flags.sum())
+        if not images:
+            per_label[name] = {"ap": None, "ap_interval": None}
+            continue
+        value = float(found.mean())
+        effect = design_effect(found - value, own)
+        bounds = score_interval(value, images / effect)
+        per_label[name] = {"ap": value, "ap_interval": bounds}
+        ranked.append((value * images, images))
+        rows.append(own)
+        deviations.append((found - value) / images)
+    hits, decided = given & truth, given | truth
+    right, union = hits.sum(axis=0), decided.sum(axis=0)
+    place, label = np.nonzero(decided)
+    micro: tuple[float, Interval] = (0.0, (0.0, 1.0))
+    if total := int(union.sum()):
+        effect = design_effect(hits[decided] - right.sum() / total, units[place])
+        micro = f1_with_interval(int(right.sum()), total, effect)
+    known = np.asarray(truth.any(axis=0))
+    share = right / np.maximum(1, union)
+    own = known[label]
+    change = ((hits[decided] - share[label]) / (union * (1 + share) ** 2)[label])[own]
+    # Like a fraction of (1 + share)^2 / 2 * union images, which has the same variance.
+    f1 = [
+        (float(2 * s / (1 + s) * w), float(w))
+        for s, w in zip(share[known], (union * (1 + share) ** 2 / 2)[known], strict=True)
+    ]
+    has_label = bool(ranked)
     return {
-        "map": numbers[0] or 0.0,
-        "map_interval": intervals[0],
-        "chance_map": float(truth[:, has_label].mean()) if has_label.any() else 0.0,
-        "micro_f1": numbers[1] or 0.0,
-        "micro_f1_interval": intervals[1],
-        "macro_f1": numbers[2] or 0.0,
-        "macro_f1_interval": intervals[2],
+        "map": mean_fraction(ranked),
+        "map_interval": mean_fraction_interval(
+            ranked, design_effect(np.concatenate(deviations), np.concatenate(rows))
+        )
+        if has_label
+        else None,
+        "chance_map": float(truth[:, known].mean()) if has_label else 0.0,
+        "micro_f1": micro[0],
+        "micro_f1_interval": micro[1],
+        "macro_f1": mean_fraction(f1),
+        "macro_f1_interval": mean_fraction_interval(f1, design_effect(change, units[place][own]))
+        if has_label
+        else None,
         "per_label": per_label,
     }
 
 
-def measure(scores: Floats, truth: Flags, given: Flags, weights: Floats) -> Floats:
-    """Return mAP, micro F1, macro F1 and the average precision of each label: (3 + C, R)."""
-    every = [average_precision(scores[:, c], truth[:, c], weights) for c in range(truth.shape[1])]
-    micro, macro = f1_scores(given, truth, weights)
-    return np.stack([mean_defined(np.stack(every, axis=1)), micro, macro, *every])
-
-
-def resample(random: np.random.Generator, rounds: int, images: int) -> Floats:
-    """Return how often each image is drawn in each of R rounds: (R, n)."""
-    drawn = random.multinomial(images, np.full(images, 1 / images), size=rounds)
-    return np.asarray(drawn, dtype=np.float64)
-
-
-def interval_of(values: Floats) -> Interval | None:
-    """Return the bounds of the central 95% of the non-NaN values, or None if there are none."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return None
-    low, high = np.quantile(known, [0.025, 0.975])
-    return float(low), float(high)
+def mean_fraction(counts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of fractions, given as (correct, total), or 0 if there are none."""
+    return math.fsum(right / total for right, total in counts) / max(1, len(counts))

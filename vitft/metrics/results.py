@@ -94,6 +94,9 @@ class Metrics(ProbabilityMetrics, ConfusionResults):
     """
 
     images: Natural
+    groups: NotRequired[AtLeastOne]
+    """Number of groups (patients, videos, ...) of these images, which the intervals count instead
+    of images; absent if no image has a group, and from older runs."""
     top1: Share
     top1_interval: Interval
     top5: Share | None  # None for five or fewer classes, and for multi-label models
@@ -110,6 +113,7 @@ class LearningCurvePoint(TypedDict):
 
     images: AtLeastOne  # number of training images, averaged over the folds
     top1: Share
+    top1_interval: NotRequired[Interval]  # absent from older runs
 
 
 WeakClass = TypedDict(
@@ -117,6 +121,7 @@ WeakClass = TypedDict(
     {
         "class": str,  # a Python keyword, which requires the functional form
         "recall": Share,
+        "recall_interval": NotRequired[Interval],  # absent from older runs
         "images": Natural,
         "taken_for": str | None,  # most frequent wrong prediction
     },
@@ -142,6 +147,7 @@ class CrossValidation(TypedDict):
     """Results of cross-validating a linear head on the training and validation images."""
 
     images: Natural  # number of images scored
+    groups: NotRequired[AtLeastOne]  # as in `Metrics`
     of: Natural  # total number of images
     top1: Share
     top1_interval: Interval

@@ -29,6 +29,7 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
+from vitft.metrics.intervals import Groups
 from vitft.metrics.results import (
     EvaluatedData,
     EvaluationResults,
@@ -103,6 +104,8 @@ class HashedImage(NamedTuple):
     error: str = ""
     is_validation: bool = False
     """Whether the image is a validation image of the run, or a near-duplicate of one."""
+    group: str = ""
+    """Name of the image's group (patient, video, ...); empty if there is none."""
 
 
 def evaluate(
@@ -137,7 +140,7 @@ def evaluate(
     chosen = requested_thresholds(threshold, precision, folder, engine)
     postprocess = postprocess_of(run, engine, *chosen)
     log.info(postprocess.describe())
-    predictions, logits, digests, validated, relabelled = score_labelled(
+    predictions, logits, digests, names, validated, relabelled = score_labelled(
         data, engine, known, index, postprocess
     )
     warn_of_other_labels(relabelled)
@@ -145,11 +148,13 @@ def evaluate(
         raise nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
     labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
+    units = [name or f"image {i}" for i, name in enumerate(names)]
+    groups = np.unique(units, return_inverse=True)[1] if any(names) else None
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     results: EvaluationResults = {
-        **all_metrics(postprocess, folder, all_logits, labels),
+        **all_metrics(postprocess, folder, all_logits, labels, groups),
         "data": evaluated_data(data, predictions, digests, None if known is None else validated),
-        "kept": kept_results(predictions, postprocess.threshold),
+        "kept": kept_results(predictions, postprocess.threshold, groups),
     }
     warn_of_bias(results)
     warn_of_own_answers(data, predictions)
@@ -157,7 +162,13 @@ def evaluate(
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-def all_metrics(postprocess: Postprocess, folder: Path, logits: Tensor, labels: Tensor) -> Metrics:
+def all_metrics(
+    postprocess: Postprocess,
+    folder: Path,
+    logits: Tensor,
+    labels: Tensor,
+    groups: Groups | None = None,
+) -> Metrics:
     """Return the metrics of a model, given the folder of its run, logits (n, C) and targets.
 
     Raises:
@@ -167,10 +178,14 @@ def all_metrics(postprocess: Postprocess, folder: Path, logits: Tensor, labels: 
     thresholds = np.array(postprocess.thresholds)
     return {
         **classification_metrics(
-            logits, labels, postprocess.classes, thresholds=thresholds, resampled=True
+            logits, labels, postprocess.classes, thresholds=thresholds, groups=groups
         ),
         **probability_metrics(
-            logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
+            logits.double().numpy(),
+            labels,
+            ece_before=ece_before,
+            temperature=temperature,
+            groups=groups,
         ),
     }
 
@@ -184,6 +199,8 @@ class LabelledScores(NamedTuple):
     """Logits (B, C) of each batch, without images that are left out."""
     digests: list[str]
     """Digest of each image that has logits."""
+    groups: list[str]
+    """Name of the group of each image that has logits, or ""."""
     validated: int
     """Number of images with logits that are validation images of the run."""
     relabelled: int
@@ -205,6 +222,7 @@ def score_labelled(
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
+    groups: list[str] = []
     validated = relabelled = 0
     with console.Progress("evaluating", len(data.images)) as progress:
         for group in image_groups(data, engine, known):
@@ -218,6 +236,7 @@ def score_labelled(
                 scored = iter(postprocess(paths, scores, targets, views=[*crops]))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
+                groups += [image.group for image in usable]
                 validated += sum(image.is_validation for image in usable)
             if known is not None:
                 relabelled += sum(known.has_other_label(i.sha256, i.label) for i in group)
@@ -228,7 +247,7 @@ def score_labelled(
                 )
                 predictions.append(LabelledPrediction(image.label, prediction))
             progress.advance(len(group))
-    return LabelledScores(predictions, logits, digests, validated, relabelled)
+    return LabelledScores(predictions, logits, digests, groups, validated, relabelled)
 
 
 def postprocess_of(
@@ -308,13 +327,15 @@ def image_groups(
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            group = data.groups.get(path, "")
+            group = data.groups.get(path, "") or ("" if known is None else known.group_of(path))
             found = Recognised() if known is None else known.recognise(path, content, group)
             if found.note:
                 return HashedImage(path, label, digest, notes=(found.note,))
             view, is_validation = engine.view(content, path), found.split == "val"
             notes = notes_on(content)
-            return HashedImage(path, label, digest, view, notes, is_validation=is_validation)
+            return HashedImage(
+                path, label, digest, view, notes, is_validation=is_validation, group=group
+            )
         except ImageError as error:
             return HashedImage(path, label, digest, error=error.reason)
 

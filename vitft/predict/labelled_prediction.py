@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitft.metrics.intervals import wilson_interval
+import numpy as np
+
+from vitft.metrics.intervals import Groups, accuracy_interval
 from vitft.metrics.results import KeptResults
 from vitft.predict.prediction import NOT_SURE, Prediction
 from vitft.predict.rows import format_csv_cell
@@ -35,20 +37,26 @@ class LabelledPrediction(NamedTuple):
         return csv_line([format_csv_cell(cell) for cell in cells])
 
 
-def kept_results(predictions: Sequence[LabelledPrediction], threshold: float) -> KeptResults | None:
+def kept_results(
+    predictions: Sequence[LabelledPrediction], threshold: float, groups: Groups | None = None
+) -> KeptResults | None:
     """Return how many predictions are not marked `not sure`, and how many of them are right.
 
-    The result is None if the threshold is 0, with which no prediction is marked.
+    The intervals count the `groups` (n,) of the scored images, if there are any. The result is None
+    if the threshold is 0, with which no prediction is marked.
     """
     if not threshold:
         return None
     scored = [row for row in predictions if row.prediction.classes]
-    kept = [row.is_correct for row in scored if NOT_SURE not in row.prediction.notes]
+    sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
+    kept = np.array([row.is_correct for row in scored])[sure]
     return {
         "threshold": threshold,
         "images": len(kept),
         "fraction": len(kept) / len(scored),
-        "fraction_interval": wilson_interval(len(kept), len(scored)),
-        "top1": sum(kept) / len(kept) if kept else None,
-        "top1_interval": wilson_interval(sum(kept), len(kept)) if kept else None,
+        "fraction_interval": accuracy_interval(sure, groups),
+        "top1": int(kept.sum()) / len(kept) if len(kept) else None,
+        "top1_interval": (
+            accuracy_interval(kept, None if groups is None else groups[sure]) if len(kept) else None
+        ),
     }

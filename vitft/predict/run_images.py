@@ -121,6 +121,11 @@ class RunImages:
         is_trained = self.splits.get(sha256) == "train"
         return is_trained and bool(self.train_labels) and (sha256, label) not in self.train_labels
 
+    def group_of(self, path: str) -> str:
+        """Return the group that `data.group_by` of the run finds in a path, or ""."""
+        match = re.search(self.group_by, path) if self.group_by else None
+        return (match[1] or "") if match else ""
+
     def recognise(self, path: str, content: bytes, group: str = "") -> Recognised:
         """Return the split of the run to which an image belongs.
 
@@ -146,9 +151,7 @@ class RunImages:
             return Recognised("train", COPY_NOTE)
         if path in self.train_paths:
             return Recognised("train", PATH_NOTE)
-        if not group and self.group_by and (match := re.search(self.group_by, path)):
-            group = match[1] or ""
-        if group in self.train_groups:
+        if (group or self.group_of(path)) in self.train_groups:
             return Recognised("train", GROUP_NOTE)
         return Recognised("val" if near else "")
 

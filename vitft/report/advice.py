@@ -258,7 +258,7 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
     for weak in more.get("weak_spots") or []:
         if images := weak.get("images"):
             name, recall = str(weak["class"]), weak["recall"]
-            bounds = wilson_interval(round(recall * images), images)
+            bounds = weak.get("recall_interval") or wilson_interval(round(recall * images), images)
             on = f"{count(images, 'image')} in cross-validation"
             taken_for = str(weak["taken_for"] or "")
             recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))

@@ -18,6 +18,7 @@ from vitft.system.text import (
     is_scaled,
     percent,
     points,
+    scored_images,
 )
 
 
@@ -233,11 +234,16 @@ def learning_section(run: Run) -> ChartSection | None:
         return None
     gain = more.get("gain_from_twice")
     measured = [(point["images"], point["top1"]) for point in curve]
+    bounds = [
+        point.get("top1_interval")
+        or wilson_interval(round(point["top1"] * more["images"]), more["images"])
+        for point in curve
+    ]
     last = measured[-1]
     extrapolated = (2 * last[0], last[1] + gain) if gain is not None else None
     text = (
         "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
-        f"Every point was measured on the same {count(more['images'], 'image')}."
+        f"Every point was measured on the same {scored_images(more)}."
     )
     if run.several:
         text += " An image is right if exactly its labels have a probability of at least 50%."
@@ -256,16 +262,12 @@ def learning_section(run: Run) -> ChartSection | None:
                 "Accuracy by number of training images",
                 measured,
                 extrapolated,
-                scored=more["images"],
+                bounds=bounds,
             )
         ],
         columns=["training images", "accuracy", "95% interval"],
         rows=[
-            [
-                f"{images:,}",
-                percent(top1),
-                interval(wilson_interval(round(top1 * more["images"]), more["images"])),
-            ]
-            for images, top1 in measured
+            [f"{images:,}", percent(top1), interval(ends)]
+            for (images, top1), ends in zip(measured, bounds, strict=True)
         ],
     )

@@ -59,20 +59,16 @@ def learning_curve_chart(
     points: Sequence[tuple[float, float]],
     extrapolated: tuple[float, float] | None,
     *,
-    scored: int = 0,
+    bounds: Sequence[Interval] = (),
 ) -> str:
     """Return a chart of accuracy by number of training images.
 
     Each point is a pair (number of images, accuracy). If there is an extrapolated point, a dashed
-    line connects the last measured point to it. `scored` is the number of images on which
-    each point was measured; if it is given, each point has its 95% interval.
+    line connects the last measured point to it. `bounds` are the 95% intervals of the points.
     """
     xs, ys = zip(*points, strict=True)
-    series = []
-    for x, y in points if scored else ():
-        ends = wilson_interval(round(y * scored), scored)
-        series.append(error_bar(x, ends, "accent"))
-    name = "measured, 95% interval" if scored else "measured"
+    series = [error_bar(x, ends, "accent") for x, ends in zip(xs, bounds, strict=False)]
+    name = "measured, 95% interval" if bounds else "measured"
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
     if extrapolated is not None:
         series.append(

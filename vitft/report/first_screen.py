@@ -21,7 +21,7 @@ from vitft.report.advice import (
     validation_recalls,
 )
 from vitft.report.run_files import Run, Thumbnails
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count, interval, percent, scored_images
 
 MAX_EXAMPLES = 4
 """Maximum number of example images in a row."""
@@ -127,7 +127,7 @@ def score_of(run: Run) -> Score | None:
         name=name,
         value=percent(value),
         interval=interval(bounds),
-        measured_on=count(results["images"], "validation image"),
+        measured_on=scored_images(results, "validation image"),
         cross_validated=cross_validated_text(more["top1"], more["top1_interval"], more["images"])
         if more
         else "",

@@ -70,6 +70,12 @@ def count(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def scored_images(results: Mapping[str, Any], kind: str = "image") -> str:
+    """Return e.g. `40 images of 12 groups`, or without the groups if the images have none."""
+    groups = f" of {count(results['groups'], 'group')}" if results.get("groups") else ""
+    return count(results["images"], kind) + groups
+
+
 def listing(names: Iterable[str], most: int = 6) -> str:
     """Join names as `a, b and c`, or as `a, b, c and 12 more` if there are more than `most` + 1."""
     every = list(names)

@@ -19,6 +19,7 @@ from vitft.data.transforms import CropTransform, EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
+from vitft.metrics.intervals import Groups
 from vitft.system import console
 from vitft.system.batch_limit import BatchLimit
 from vitft.system.text import listing
@@ -89,6 +90,15 @@ class Dataset:
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
         return number_groups(self.groups.get(row.sha256, row.sha256) for row in rows)
+
+    def user_groups(self, rows: Sequence[Row]) -> Groups | None:
+        """Return the numbers (n,) of the user's groups of `rows`, or None if there are none.
+
+        They are the units of intervals and tests; an image without a group is one by itself.
+        """
+        if not any(row.group for row in self.manifest.rows):
+            return None
+        return number_groups(row.group or f"image {row.sha256}" for row in rows).numpy()
 
     def decode(
         self,

@@ -97,10 +97,10 @@ def evaluate_run(
     )
     if fitted.note:
         log.info(f"not calibrated: {fitted.note}")
-    manifest = inputs.data.manifest
+    manifest, groups = inputs.data.manifest, inputs.data.user_groups(rows)
     rule = DecisionRule.fit(validation, training, fitted) if manifest.labels else DecisionRule()
     measured = classification_metrics(
-        logits, labels, manifest.outputs, thresholds=rule.held_out, resampled=True
+        logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
     )
     is_solved = "l2" in results and results["best_epoch"] == 1
     during, after = percent(results["top1"]), percent(measured["top1"])
@@ -112,7 +112,7 @@ def evaluate_run(
     metrics = {
         **results,
         **rule.described(measured, fitted),
-        **calibrated_metrics(exact, labels, fitted),
+        **calibrated_metrics(exact, labels, fitted, groups),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
         **final_test(inputs, model, precision, fitted.value, rule),
         "seconds": round(time.monotonic() - started, 1),
@@ -211,6 +211,7 @@ def final_test(
     if not rows:
         return {}
     logits = final_logits(inputs, model, precision, rows)[0][:, 0]
+    groups = data.user_groups(rows)
     labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
     return {
         "test": {
@@ -219,12 +220,13 @@ def final_test(
                 labels,
                 data.manifest.outputs,
                 thresholds=np.array(rule.thresholds),
-                resampled=True,
+                groups=groups,
             ),
             **probability_metrics(
                 scaled,
                 labels,
                 temperature=temperature if isinstance(temperature, float) else None,
+                groups=groups,
             ),
             "left_out": len(data.manifest.test) - len(rows),
         }

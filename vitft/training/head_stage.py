@@ -51,8 +51,10 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     for tried in solved.path:
         some = {} if tried.classes is None else {"cv_classes": tried.classes}
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
-    classes = context.inputs.data.manifest.outputs
-    best.update(classification_metrics(*validation_logits(context.inputs), classes))
+    data = context.inputs.data
+    logits, labels = validation_logits(context.inputs)
+    groups = data.user_groups(data.manifest.val)
+    best.update(classification_metrics(logits, labels, data.manifest.outputs, groups=groups))
     with console.quiet_step("cross-validating the head"):
         best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
@@ -230,6 +232,7 @@ def cross_validate_images(
         balanced=config.balances,
         seed=config.train.seed,
         groups=data.group_ids(data.distinct),
+        units=data.user_groups(data.distinct),
     )
     results, held_out = scores or (None, None)
     if data.known_to_weights:

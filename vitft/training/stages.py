@@ -207,7 +207,10 @@ class StepStage:
             if self.trainer.sharded:
                 unshard_into(self.inputs.cut.suffix, self.trainer.model)
             logits, labels = validation_logits(self.inputs, precision=self.precision)
-            found = classification_metrics(logits, labels, self.data.manifest.outputs)
+            groups = self.data.user_groups(self.data.manifest.val)
+            found = classification_metrics(
+                logits, labels, self.data.manifest.outputs, groups=groups
+            )
             if not math.isfinite(found["loss"]):
                 clause = f"the validation loss is {found['loss']}"
                 raise diverged(metrics.steps - 1, metrics.lr, clause)
