@@ -23,6 +23,7 @@ from vitft.features.logistic import (
     solve_logistic,
 )
 from vitft.features.penalty import PENALTIES, PenaltyScore, choose_penalty
+from vitft.metrics.intervals import wilson_interval
 from vitft.training.distributed import ProcessGroup
 
 
@@ -237,9 +238,14 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
     found = weakest_classes(torch.eye(7)[predicted], y, names)
 
     assert found == [
-        {"class": "c", "recall": 0.25, "images": 4, "taken_for": "d"},
-        {"class": "b", "recall": 0.5, "images": 4, "taken_for": "a"},
-        {"class": "d", "recall": 0.75, "images": 4, "taken_for": "f"},
+        {
+            "class": name,
+            "recall": right / 4,
+            "recall_interval": wilson_interval(right, 4),
+            "images": 4,
+            "taken_for": other,
+        }
+        for name, right, other in (("c", 1, "d"), ("b", 2, "a"), ("d", 3, "f"))
     ]
     perfect = weakest_classes(torch.eye(2)[[0, 1]], torch.tensor([0, 1]), ["a", "b"])
     assert [weak["taken_for"] for weak in perfect] == [None, None]
