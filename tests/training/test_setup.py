@@ -91,7 +91,7 @@ def test_only_the_values_of_the_named_parameters_are_counted() -> None:
 def test_the_solver_of_a_stage_is_described_with_its_steps(
     table: dict[str, Any], labels: list[int], words: str
 ) -> None:
-    assert words in describe_solver(config_from_table(table), "head", labels)
+    assert words in describe_solver(config_from_table(table), "head", labels, nn.Linear(1, 1))
 
 
 def folder_of(parts: list[tuple[int, Any]], layout: Any = "classes", **more: Any) -> Folder:

@@ -99,6 +99,13 @@ def without_effect(solver: str, stages: int) -> frozenset[str]:
     return frozenset(f"optim.{name}" for name in unused)
 
 
+def idle_augmentation(augment: str, views: int) -> frozenset[str]:
+    """Return the dotted names of the settings that have no effect with this augmentation."""
+    if augment == "none" and not views:
+        return frozenset({"train.flip", "train.crop_scale", "train.padding"})
+    return frozenset({"train.crop_scale" if augment == "shift" else "train.padding"})
+
+
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
     """Check that every setting given by the user has an effect with this solver and these stages.
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitft.config.defaults import STEP_SETTINGS, check_effect
+from vitft.config.defaults import STEP_SETTINGS, check_effect, idle_augmentation
 from vitft.config.run import (
     Config,
     config_from_table,
@@ -41,6 +41,15 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
     if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
         raise model_without_effect(config.weights.name)  # even if the values are the defaults
     check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
+    train = config.train
+    idle = idle_augmentation(train.augment, train.views) if not train.budget else ()
+    for key, value in named:
+        if key in idle and value:  # a flip of 0 is obeyed without augmentation, too
+            other = "--freeze none --set train.augment=shift"
+            raise UsageError(
+                f"{key} has no effect with train.augment={train.augment}",
+                fix=f"remove it, or add {other if key == 'train.padding' else '--views 3'}",
+            )
     if (note := implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
         log.info(note)
     return config

@@ -308,7 +308,8 @@ class TrainSpec:
     padding: Annotated[int, Range(ge=0, le=512)] = 0
     """Maximum shift in pixels for `augment=shift`; 0 for an eighth of the image's side."""
     flip: Fraction = 0.5
-    """Probability that `shift` mirrors an image; use 0 if orientation matters, e.g. for text."""
+    """Probability that augmentation mirrors an image; use 0 if left and right differ in meaning,
+    e.g. for text or arrows."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
     """Minimum area of a random crop, as a fraction of the image area."""
     mixup: NotNegative = 0.0
@@ -398,6 +399,11 @@ class TrainSpec:
     def stages(self) -> tuple[str, ...]:
         """Stages of training, in the notation of train.freeze."""
         return tuple(part.strip() for part in self.freeze.split(","))
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether training images are mirrored at random."""
+        return self.flip > 0 and (self.augment != "none" or self.views > 0)
 
     @property
     def budget_s(self) -> float:

@@ -19,10 +19,13 @@ from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
+from vitft.metrics.intervals import wilson_interval
 from vitft.models.run_facts import RunFacts
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
+from vitft.predict.run_info import RunInfo
 from vitft.system.errors import ImageError
+from vitft.system.text import count
 
 STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
@@ -227,6 +230,8 @@ class MirroredEngine:
         self.view, self.view_of = engine.view, engine.view_of
         self.enter_worker = engine.enter_worker
         self.running = engine.running
+        self.differs: list[bool] = []
+        """Whether the mirror image of each image has another class."""
 
     def scores(self, views: Views) -> Scores:
         return self.start(views)()
@@ -236,8 +241,26 @@ class MirroredEngine:
         mirrored = self.engine.start(np.ascontiguousarray(views[:, :, ::-1]))
 
         def finish() -> Scores:
-            plain = original()
-            logits = np.asarray((plain.logits + mirrored().logits) / 2, np.float32)
+            plain, turned = original(), mirrored()
+            self.differs += (plain.logits.argmax(1) != turned.logits.argmax(1)).tolist()
+            logits = np.asarray((plain.logits + turned.logits) / 2, np.float32)
             return plain._replace(logits=logits)
 
         return finish
+
+    def warning(self, run: RunInfo | None) -> str:
+        """Return a warning if mirror images seem to differ in meaning from the images.
+
+        If they meant the same, an image and its mirror image would have different classes only
+        where one of them is misclassified. The result is empty for a multi-label model.
+        """
+        bounds = run and (run.cross_validated_interval or run.top1_interval)
+        changed, total = sum(self.differs), len(self.differs)
+        if not bounds or self.thresholds or not total:
+            return ""
+        if wilson_interval(changed, total)[0] <= 2 * (1 - bounds[0]):
+            return ""
+        return (
+            f"the mirror images of {changed:,} of {count(total, 'image')} have another class; "
+            "if left and right differ in meaning, remove --tta"
+        )

@@ -112,6 +112,8 @@ def run_prediction(
         resumed_rows = rows.count
         add_rows(rows, predictions, shown=request.out is not None and shard.rank == 0)
     log_summary(request, rows, resumed=resumed_rows)
+    if isinstance(mirrored, MirroredEngine) and (text := mirrored.warning(postprocess.run)):
+        log.warning(text)
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return rows.errors

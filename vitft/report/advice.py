@@ -20,7 +20,7 @@ from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import weakest_label
 from vitft.predict.validation import mistakes
-from vitft.report.reproduce import command_of
+from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes, has_own_split
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent, points
@@ -69,11 +69,13 @@ def no_better_than_majority(run: Run) -> Advice | None:
             f"is not entirely above {percent(found['chance_map'])}, the value for random scores.",
         )
     what, why = "Do not use this model yet.", ""
-    if constant_class(run.results) is not None:
+    mirrored = bool(effective_settings(run.config).get("train.flip"))
+    constant = constant_class(run.results) is not None
+    if constant or mirrored:
         weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
-        remedy = chance_remedy(str(weights or ""), str(solver or ""))
+        remedy = chance_remedy(str(weights or ""), str(solver or ""), mirrored=mirrored)
         what = f"Do not use this model yet: {remedy}."
-        why = f"It {clause}. "
+        why = f"It {clause}. " if constant else ""
     measured = best_estimate(run.results)
     return Advice(
         what,

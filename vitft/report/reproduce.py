@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitft.config.defaults import default_batch_size, default_lr, without_effect
+from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
 from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
 from vitft.models.card import Provenance
@@ -84,6 +84,7 @@ def effective_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         return settings
     stages = str(settings["train.freeze"]).split(",")
     unused = without_effect(str(settings["optim.solver"]), len(stages))
+    unused |= idle_augmentation(settings.get("train.augment", ""), settings.get("train.views", 0))
     return {key: value for key, value in settings.items() if key not in unused}
 
 

@@ -20,6 +20,7 @@ from vitft.features.extract import Extractor
 from vitft.system.transfer import to_device
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
+from vitft.training.optim import batch_slices
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
 """Function of (epoch, step) that iterates over the batches of an epoch, starting at that step."""
@@ -38,6 +39,7 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
     return CropTransform(
         image_size=transform.image_size,
         scale=(train.crop_scale, 1.0),
+        flip=train.flip,
         interpolation=transform.interpolation,
         rand=train.augment == "rand",
     )
@@ -98,8 +100,8 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order, view = epoch_order(rows, train, epoch), views[epoch % len(views)]
-        for start in range(done * size, len(order), size):
-            whole = order[start : start + size]
+        for part in batch_slices(len(order), size, inputs.cut.suffix)[done:]:
+            whole = order[part]
             chunk = [rows[i] for i in whole[data.group.batch_slice(len(whole))].tolist()]
             features = to_device(inputs.features(chunk, view), data.device)
             yield Batch(features, data.labels(chunk), len(whole))
@@ -119,8 +121,8 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order = epoch_order(rows, train, epoch)
         repeats = repeat_counts(order.numpy())
-        every, starts = torch.arange(len(order)), range(done * size, len(order), size)
-        whole = [every[start : start + size] for start in starts]
+        every = torch.arange(len(order))
+        whole = [every[part] for part in batch_slices(len(order), size, inputs.cut.suffix)[done:]]
         own = [part[group.batch_slice(len(part))] for part in whole]
         chosen = [(rows[order[i]], repeats[i]) for part in own for i in part.tolist()]
         shuffled = [row for row, _ in chosen]
@@ -128,12 +130,15 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
             views = images.batches(shuffled, [len(part) for part in own if len(part)])
         else:
             keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
-            views = data.decode(shuffled, max(map(len, own), default=1), crop=crop, keys=keys)
+            views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
         shift = shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
                 # This rank's slice of the last batch may be shorter or even empty.
                 chunk, pixels = next(views) if len(mine) else ([], no_views)
+                if len(pixels) < len(mine):  # a last image that joins this batch
+                    more, last = next(views)
+                    chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
                 x = transform.normalise(shift(pixels, mine))
                 if inputs.extractor is not None:
                     x = prefix_outputs(inputs.extractor, x)

@@ -21,7 +21,7 @@ from vitft.config.sections import OptimSpec
 from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.system.batch_limit import BatchLimit, is_out_of_memory
 from vitft.system.device import exact_float32
-from vitft.system.errors import DivergedError, ResourceError
+from vitft.system.errors import DivergedError, ResourceError, UsageError
 from vitft.system.text import count
 from vitft.training.distributed import (
     ProcessGroup,
@@ -30,7 +30,13 @@ from vitft.training.distributed import (
     lost_process,
     report_lost_process,
 )
-from vitft.training.optim import WeightAverage, lr_at, make_optimizer, running_statistics
+from vitft.training.optim import (
+    WeightAverage,
+    batch_slices,
+    lr_at,
+    make_optimizer,
+    running_statistics,
+)
 
 MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function that maps the inputs and labels (B,) of a batch to mixed inputs and their targets, which
@@ -187,12 +193,22 @@ class Trainer:
         Raises:
             ResourceError: Memory ran out and the micro-batches cannot be made smaller, or a process
                 was lost.
+            UsageError: The model has BatchNorm, and a batch has a single image.
         """
         while True:
             try:
                 with exact_float32(self.device):
                     found = self.accumulate(batch)
                 return self.sync_gradients(*found)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise UsageError(
+                    "BatchNorm cannot normalise a single image of this size",
+                    fix="use --set optim.micro_batch=2"
+                    if self.spec.micro_batch == 1
+                    else f"use --batch-size {8 * self.group.size}",
+                ) from error
             except RuntimeError as error:
                 if self.sharded and is_lost_process(error):
                     raise lost_process(str(error)) from error
@@ -248,7 +264,9 @@ class Trainer:
         The whole batch has `images` images. A sharded model needs the same number of micro-batches
         on every rank, so some slices may be empty.
         """
-        most = -(-images // self.group.size) if self.sharded else own
+        if not self.sharded:
+            return batch_slices(own, self.micro_batch, self.model)
+        most = -(-images // self.group.size)
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:

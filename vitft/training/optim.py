@@ -114,6 +114,16 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     return {name: b for name, b in buffers if name.rpartition(".")[2].startswith("running_")}
 
 
+def batch_slices(images: int, size: int, module: nn.Module) -> list[slice]:
+    """Return slices that divide images into batches of `size`; the last may be smaller.
+
+    A last image alone joins the batch before if the module has BatchNorm, which needs two images.
+    """
+    alone = images > size and images % size == 1 and bool(running_statistics(module))
+    ends = [*range(size, images - alone, size), *([images] if images else [])]
+    return [slice(*ends) for ends in zip([0, *ends], ends, strict=False)]
+
+
 class WeightAverage:
     """Weights to validate and save, computed from the trained ones: an average, an interpolation.
 

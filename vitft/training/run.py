@@ -238,7 +238,8 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
             write_calibrated(run, model, card, final)
             results = final.results
         if clause := chance_level(results):
-            remedy = chance_remedy(config.weights.name, config.optim.solver)
+            mirrored = context.config.train.mirrors
+            remedy = chance_remedy(config.weights.name, config.optim.solver, mirrored=mirrored)
             log.warning(f"at chance level: the model {clause}; {remedy}")
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True

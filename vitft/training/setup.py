@@ -5,12 +5,13 @@ before any image is opened.
 """
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import nn
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.labels import check_several_labels
@@ -30,6 +31,7 @@ from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
 from vitft.data.weights_images import images_of_weights, run_of_weights
 from vitft.features.cache import default_folder, prune
+from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import (
@@ -58,7 +60,7 @@ from vitft.training.extraction import (
     shared_grey_range,
 )
 from vitft.training.like import check_matches, former_split
-from vitft.training.optim import with_step_defaults
+from vitft.training.optim import batch_slices, with_step_defaults
 from vitft.training.same_weights import at_recorded_commit, checked_report
 
 log = logging.getLogger(__name__)
@@ -357,7 +359,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
         if stage == "lora":
             add_adapters(model, config.train)
         trained = count_parameters(model, freeze_model(model, stage))
-        solver = describe_solver(config, stage, labels)
+        solver = describe_solver(config, stage, labels, cut_model(model, stage).suffix)
         plan += (f"--freeze {stage}: {trained:,} trainable parameters, {solver}",)
     show(to_toml(replace(config, data=replace(config.data, path=data))))
     for text in folder.warnings:
@@ -381,13 +383,13 @@ def describe_images(folder: Folder, labels: Sequence[int]) -> str:
     )
 
 
-def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
-    """Describe a stage's solver and its number of steps."""
+def describe_solver(config: Config, stage: str, labels: Sequence[int], trained: nn.Module) -> str:
+    """Describe the solver of a stage that trains a module, and its number of steps."""
     if config.solves(stage):
         return "fitted by L-BFGS without a training loop"
     spec = config.optim
     images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
-    steps = math.ceil(images / spec.images_per_step)
+    steps = len(batch_slices(images, spec.images_per_step, trained))
     return (
         f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
         f"{count(steps, 'step')} per epoch, {count(spec.images_per_step, 'image')} per step"

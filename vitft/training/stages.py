@@ -32,6 +32,7 @@ from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
+from vitft.training.optim import batch_slices
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
 
@@ -307,7 +308,9 @@ def make_trainer(
     return Trainer(
         shard_module(cut.suffix, data.group) if sharded else cut.suffix,
         optim,
-        steps_per_epoch=math.ceil(epoch_size(data.manifest.train, train) / optim.images_per_step),
+        steps_per_epoch=len(
+            batch_slices(epoch_size(data.manifest.train, train), optim.images_per_step, cut.suffix)
+        ),
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
