@@ -10,7 +10,6 @@ from scipy.optimize import minimize
 
 from tests.support.limits import HANG_S
 from vitft.data.inspection import InspectedFile
-from vitft.features import label_errors
 from vitft.features.label_errors import (
     LabelScores,
     check_labels,
@@ -94,7 +93,7 @@ def test_label_probabilities_sum_to_one() -> None:
 def test_a_label_is_reported_if_it_is_more_probably_wrong_than_right() -> None:
     given = torch.tensor([0.5, 0.2, 0.0301, 0.0299, 0.001])
     probabilities = torch.stack([given, 1 - given], dim=1)
-    scores = LabelScores(probabilities, probably_wrong(given, 0.03, classes=2))
+    scores = LabelScores(probabilities, probably_wrong(given, 0.03, others=1))
 
     found = find_mislabels(scores, torch.zeros(5, dtype=torch.long), "abcde", ["cat", "dog"])
 
@@ -108,7 +107,7 @@ def test_the_probability_of_a_wrong_label_follows_bayes_theorem() -> None:
     # A class that 2 of 100 images have. Of 1,000 labels, 100 are wrong, 25 of each other class.
     expected = 0.1 * 0.98 / 4 / (0.1 * 0.98 / 4 + 0.9 * 0.02)
 
-    found = probably_wrong(torch.tensor([0.02, 0.0, 1.0]), 0.1, classes=5)
+    found = probably_wrong(torch.tensor([0.02, 0.0, 1.0]), 0.1, others=4)
 
     assert found.tolist() == pytest.approx([expected, 1.0, 0.0])
 
@@ -140,7 +139,7 @@ def test_the_powers_undo_overconfidence_and_the_fraction_of_wrong_labels_is_foun
     logits, y, _ = hard_labels(40_000, wrong=6000)
     factors = torch.stack([3 * logits.log_softmax(dim=-1), torch.zeros(40_000, 4)]).double()
 
-    powers, wrong = fit_powers(factors, y)
+    powers, wrong, _ = fit_powers(factors, y)
 
     assert powers[0].item() == pytest.approx(1 / 3, rel=0.03)
     assert wrong == pytest.approx(0.15, abs=0.01)
@@ -161,7 +160,7 @@ def test_few_images_do_not_make_the_powers_large() -> None:
     y = torch.arange(3).repeat(4)
     right = torch.nn.functional.one_hot(y, 3).double()  # every label is as predicted
 
-    powers, wrong = fit_powers(torch.stack([right, right]), y)
+    powers, wrong, _ = fit_powers(torch.stack([right, right]), y)
 
     assert powers.tolist() == pytest.approx([1.76, 1.76], abs=0.02)  # 2.6 with a spread of 1.7
     assert wrong == pytest.approx(0.034, abs=0.001)
@@ -218,7 +217,7 @@ def test_label_probabilities_multiply_powers_of_the_head_and_of_the_votes() -> N
     logits = torch.tensor([[0.8, 0.2]] * 4).log()
     votes = votes_outside_group(x, y, torch.arange(4), classes=2)
     factors = torch.stack([logits, (votes + 0.05).log()])
-    powers, _ = fit_powers(factors.double(), y)
+    powers, _, _ = fit_powers(factors.double(), y)
 
     found = score_given_labels(logits, x, y, range(4)).probabilities
 
@@ -236,6 +235,9 @@ def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
     other = torch.randn(200, classes, generator=torch.Generator().manual_seed(1))
     factors = torch.stack([logits.log_softmax(dim=-1), other.log_softmax(dim=-1)]).double()
 
+    powers, wrong, others = fit_powers(factors, y)
+    assert others <= classes - 1
+
     def unlikelihood(point: np.ndarray) -> float:
         """Negative logarithm of the likelihood times the priors that the module states."""
         powers, fraction = np.exp(point[:2]), 1 / (1 + np.exp(-point[2]))
@@ -243,11 +245,9 @@ def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
         product = powers[0] * factors[0].numpy() + powers[1] * factors[1].numpy()
         chances = np.exp(product) / np.exp(product).sum(axis=1, keepdims=True)
         given = chances[np.arange(200), y]
-        labels = np.log((1 - wrong) * given + wrong * (1 - given) / (classes - 1)).sum()
+        labels = np.log((1 - wrong) * given + wrong * (1 - given) / others).sum()
         prior = 0.5 * np.log(fraction) + 48 * np.log(1 - fraction)
         return -labels - prior + np.square(point[:2] / 0.7).sum() / 2
-
-    powers, wrong = fit_powers(factors, y)
 
     expected = minimize(unlikelihood, (0, 0, -3), method="Nelder-Mead", tol=1e-9).x
     assert np.log(powers.numpy()) == pytest.approx(expected[:2], abs=1e-4)
@@ -301,20 +301,27 @@ def test_the_probability_of_a_label_multiplies_those_of_the_head_and_of_the_vote
     torch.testing.assert_close(found.wrong, wrong / (wrong + 0.97 * right))
 
 
-def test_the_powers_of_many_images_are_fitted_to_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, y, _ = hard_labels(400, wrong=40)
-    x, fitted = torch.ones(400, 1), list[int]()
-    original = label_errors.fit_powers
+def confusable_labels() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Twelve pairs of similar classes; the label of some images is the other one of their pair."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.arange(24).repeat(30)
+    centres = 8 * torch.eye(12, 16)[torch.arange(24) // 2]
+    centres[:, 12] = 6 * (torch.arange(24) % 2) - 3  # what tells the two of a pair apart
+    x = centres[truth] + torch.randn(len(truth), 16, generator=generator)
+    swapped = torch.randperm(len(truth), generator=generator)[:36].tolist()
+    y = truth.clone()
+    y[swapped] = y[swapped] ^ 1
+    return x, y, swapped
 
-    def watched(factors: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
-        fitted.append(len(y))
-        return original(factors, y)
 
-    monkeypatch.setattr(label_errors, "fit_powers", watched)
-    usual = score_given_labels(logits, x, y, range(400))
-    monkeypatch.setattr(label_errors, "CV_IMAGES", 200)
-    subset = score_given_labels(logits, x, y, range(400))
+def test_wrong_labels_of_similar_classes_are_found() -> None:
+    x, y, swapped = confusable_labels()
+    alone = torch.arange(len(y))
 
-    assert fitted[0] == 400
-    assert 100 < fitted[1] <= 200
-    assert (usual.probabilities - subset.probabilities).abs().max() < 0.1
+    logits = out_of_fold_logits(x, y, alone, classes=24, seed=0)
+    scores = score_given_labels(logits, x, y, alone)
+    found = torch.nonzero(scores.wrong > 0.5).flatten().tolist()
+
+    hits = len({*found} & {*swapped})
+    assert hits >= 25  # of 36; none if each of the 23 other classes were equally probable
+    assert len(found) - hits <= 3

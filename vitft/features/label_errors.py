@@ -8,6 +8,7 @@ Both factors are raised to powers that calibrate the product: of the classes wit
 1%, 1% are the true ones. The powers are fitted to the given labels together with the fraction of
 labels that are wrong. A label is reported if, by Bayes' theorem, it is more probably wrong than
 right. Without the powers, an overconfident head reports many correct labels of a difficult dataset.
+A wrong label is assumed to be one of the few classes that resemble the true one.
 
 For multi-label data, each label is checked separately for each image, including the labels that the
 image does not have, without a fit.
@@ -35,6 +36,7 @@ from vitft.features.lbfgs import minimise
 from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
 from vitft.features.neighbours import votes_outside_group
 from vitft.features.penalty import choose_sampled_penalty
+from vitft.metrics.confusions import MAX_DENSE_CLASSES
 from vitft.metrics.results import Mislabel
 
 MIN_WRONG, MAX_WRONG = 0.03, 0.5
@@ -178,24 +180,46 @@ def score_given_labels(
         has, lacks = logits.sigmoid() * (votes + 0.05), (-logits).sigmoid() * (1.05 - votes)
         probabilities = has / (has + lacks)
         given = torch.where(y.bool(), probabilities, 1 - probabilities)
-        return LabelScores(probabilities, probably_wrong(given, MIN_WRONG, classes=2))
+        return LabelScores(probabilities, probably_wrong(given, MIN_WRONG, others=1))
     # 20 neighbours cannot rule out a class, hence the constant
     factors = torch.stack([logits.log_softmax(dim=-1), (votes + 0.05).log()])  # (2, n, C)
     rows = stratified_subset(y, CV_IMAGES, 0)
-    powers, wrong = fit_powers(factors[:, rows].double(), y[rows])
+    powers, wrong, others = fit_powers(factors[:, rows].double(), y[rows])
     probabilities = torch.einsum("f,fnc->nc", powers.to(factors), factors).softmax(dim=-1)
     given = probabilities.gather(1, y[:, None])[:, 0]
-    return LabelScores(probabilities, probably_wrong(given, wrong, classes=logits.shape[1]))
+    return LabelScores(probabilities, probably_wrong(given, wrong, others=others))
 
 
-def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """Return the powers (2,) of two factors and the fraction of wrong labels.
+def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
+    """Return the powers (2,) of two factors, the fraction of wrong labels and `others`.
 
-    Both are the most probable ones, given the priors and the labels `y` (n,). `factors` (2, n, C)
-    are logarithms in float64. A wrong label is assumed to be any of the other classes with equal
-    probability.
+    The first two are the most probable ones, given the priors and the labels `y` (n,). `factors`
+    (2, n, C) are logarithms in float64. A wrong label is assumed to be one of `others` classes with
+    equal probability: first any other class, then the effective number of classes with which this
+    fit confuses the true one. With C - 1 instead, few errors between similar classes are reported.
     """
-    classes = factors.shape[2]
+    others = max(1.0, factors.shape[2] - 1)
+    powers, _ = fit_given_others(factors, y, others)
+    others = confused_classes(torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1), y)
+    return *fit_given_others(factors, y, others), others
+
+
+def confused_classes(probabilities: Tensor, y: Tensor) -> float:
+    """Return the effective number of classes with which a class is confused, at least 1.
+
+    It is exp(H), where H is the mean over the classes (of more than 1,000, the first) of the
+    entropy of their wrong labels, as expected from the class probabilities (n, C) and the labels
+    `y` (n,).
+    """
+    columns = probabilities[:, :MAX_DENSE_CLASSES]  # limits the memory
+    counts = columns.new_zeros(probabilities.shape[1], columns.shape[1])
+    counts.index_add_(0, y, columns).fill_diagonal_(0)  # by given (row) and true class
+    fractions = counts / counts.sum(dim=0).clamp(min=1e-30)
+    return float(torch.special.entr(fractions).sum(dim=0).mean().exp())
+
+
+def fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor, float]:
+    """Return the powers and the fraction of wrong labels (see `fit_powers`)."""
 
     def values(free: Tensor) -> tuple[Tensor, Tensor]:
         return free[:2].exp(), free[2].sigmoid()
@@ -207,7 +231,7 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float]:
             wrong = MIN_WRONG + (MAX_WRONG - MIN_WRONG) * share
             chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
             given = chances.gather(1, y[:, None])[:, 0]
-            likelihood = (1 - wrong) * given + wrong * (1 - given) / max(1, classes - 1)
+            likelihood = (1 - wrong) * given + wrong * (1 - given) / others
             a, b = WRONG_PRIOR
             loss = (
                 -likelihood.log().sum()
@@ -223,13 +247,13 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float]:
     return powers, MIN_WRONG + (MAX_WRONG - MIN_WRONG) * float(share)
 
 
-def probably_wrong(given: Tensor, wrong: float, *, classes: int) -> Tensor:
+def probably_wrong(given: Tensor, wrong: float, *, others: float) -> Tensor:
     """Return the probability that each label is wrong, in the shape of `given`.
 
-    `given` contains the calibrated probabilities of the given labels, and `wrong` is the fraction
-    of labels that are wrong.
+    `given` contains the calibrated probabilities of the given labels. `wrong` is the fraction of
+    labels that are wrong, and `others` the number of classes that a wrong label may be.
     """
-    if_wrong = wrong * (1 - given) / max(1, classes - 1)
+    if_wrong = wrong * (1 - given) / others
     return if_wrong / (if_wrong + (1 - wrong) * given)
 
 
