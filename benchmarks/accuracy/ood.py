@@ -153,12 +153,14 @@ def measure(known: Known, way: str, run: Path) -> None:
     }
     limit = float(np.quantile([one.probabilities[0] for one in parts["val"]], 0.02))
     false, false_below = fractions(parts["test"], limit)
-    power = json.loads((run / "audit.json").read_text())["out_of_distribution"]["unknown_class"]
+    power = json.loads((run / "audit.json").read_text())["out_of_distribution"][
+        "unknown_class_range"
+    ]
     for source, paths in known.asked.items():
         noted, below = fractions(model.predict(paths), limit)
         print(
             f"| {known.name} <- {source} | {way} | {noted:.0f} ({below:.0f}) "
-            f"| {false:.1f} ({false_below:.1f}) | {100 * power:.0f} |",
+            f"| {false:.1f} ({false_below:.1f}) | {100 * power[0]:.0f} to {100 * power[1]:.0f} |",
             flush=True,
         )
 

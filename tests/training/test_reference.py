@@ -17,7 +17,7 @@ from tests.support.training_data import data_set, pooled_inputs, row
 from tests.training.test_run import run_it
 from vitft.api import Trained
 from vitft.features.cut import Cut, Prefix, cut_model
-from vitft.features.reference import REFERENCE_FILE, Features
+from vitft.features.reference import REFERENCE_FILE, Features, power_text
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.torch_engine import Predictor
@@ -84,7 +84,7 @@ def test_every_kind_of_run_notes_foreign_images_and_reports_its_power(
     assert found["features_trained"] is not frozen
     assert found["images"] == 120
     assert found["held_out"] == (120 if frozen else 24)
-    assert 0 <= found["unknown_class"] <= 1
+    assert 0 <= found["unknown_class_range"][0] <= found["unknown_class_range"][1] <= 1
     model = vitft.load(tmp_path / "run", device="cpu")
     reference = model.postprocess.reference
     assert reference is not None
@@ -194,18 +194,14 @@ def test_the_power_is_logged_and_for_frozen_features_stated_with_every_predictio
 
     audit = train(many, tiny_weights, tmp_path / "run", freeze)
 
-    power = f"{100 * audit['out_of_distribution']['unknown_class']:.0f}%"
-    assert (
-        f"about {power} of images of unknown classes similar to these (95% interval" in caplog.text
-    )
+    power = power_text(audit["out_of_distribution"]["unknown_class_range"])
+    assert f"of new images; {power}" in caplog.text
+    assert ("flagged as unlike the training images: at least" in caplog.text) == is_trained
     too_high = "may be too high, because the features were trained on these classes"
     assert (too_high in caplog.text) == is_trained
     assert (too_high in write_report(tmp_path / "run").read_text()) == is_trained
     described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
-    resembling = "; of similar-looking images of other classes, about"
-    marked = f"{resembling} {power} are marked as unlike the training images"
-    assert described.endswith(marked) == (not is_trained)
-    assert ("other classes" in described) == (not is_trained)
+    assert described.endswith(power) == (not is_trained)
 
 
 @pytest.mark.parametrize("stages", ["head", "none"])
@@ -276,21 +272,22 @@ def test_a_process_that_does_not_write_leaves_an_earlier_reference(
 
 
 OOD: Any = {
-    "images": 90, "held_out": 90, "reason": None, "false_alarms": 0.013, "unknown_class": 0.4,
-    "unknown_class_interval": (0.3, 0.52), "unknown_class_range": (0.1, 0.7),
-    "classes_left_out": 1, "features_trained": False,
+    "images": 90, "held_out": 90, "reason": None, "false_alarms": 0.013,
+    "unknown_class_range": (0.1, 0.7), "classes_left_out": 1, "features_trained": False,
 }  # fmt: skip
 
 
 def test_the_log_says_how_reliable_the_notes_are() -> None:
     text = "flagged as unlike the training images: 1% of new images"
-    power = ", about 40% of images of unknown classes similar to these (95% interval 30 to 52%; by"
-    more = " class, with 1 class left out in turn: 10 to 70%)"
+    power = "of images of similar classes, 10% to 70% are flagged, depending on the class"
+    more = " (1 class left out in turn)"
 
-    assert module.describe_reference(OOD) == f"{text}{power}{more}"
+    assert module.describe_reference(OOD) == f"{text}; {power}{more}"
     trained = module.describe_reference(OOD | {"features_trained": True})
-    assert trained.startswith(f"{text}{power}{more}; the rate may be too high")
-    assert module.describe_reference(OOD | {"unknown_class": None}) == text
+    assert trained.endswith(
+        f"{power}{more}, which may be too high, because the features were trained on these classes"
+    )
+    assert module.describe_reference(OOD | {"unknown_class_range": None}) == text
     assert module.describe_reference(OOD | {"reason": "too few images"}) == (
         "no images will be flagged as unlike the training images: too few images"
     )

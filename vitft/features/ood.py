@@ -30,10 +30,9 @@ from vitft.features.reference import (
     Features,
     Reference,
     combined,
-    unknown_percent,
 )
-from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import OodResults
+from vitft.system.text import percent
 
 ClassIndices = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -61,15 +60,16 @@ MIN_SPREAD = 1e-3
 """Minimum standard deviation of cube roots of squared distances; that of normally distributed
 features is above 0.1, so only that of constant features is lower."""
 TOO_HIGH = "may be too high, because the features were trained on these classes"
-"""What is said of the rate for left-out classes if the features were trained on them."""
+"""What is said of the rates for left-out classes if the features were trained on them."""
 
 
-def power_text(unknown: float) -> str:
-    """Return a phrase such as `about 40% of images of unknown classes similar to these`.
+def alarms_text(results: OodResults) -> str:
+    """Return the fraction of new images that are flagged, e.g. `2%`.
 
-    `unknown` is the fraction of these images that are classified as out of distribution.
+    Trained features separate the held-out images, which also chose the epoch, better than others.
     """
-    return f"about {unknown_percent(unknown)} of images of unknown classes similar to these"
+    trained = results["features_trained"]
+    return "at least " * trained + percent(results["false_alarms"] or 0, 0)
 
 
 def fit_reference(
@@ -108,24 +108,17 @@ def fit_reference(
     rows = thinned(np.flatnonzero(held_out), MAX_FITTED)
     folds = Folds(used, labels, rows, groups)
     if left_out := folds.leave_classes_out():
-        noted, total = (sum(numbers) for numbers in zip(*left_out, strict=True))
-        fractions = [one / images for one, images in left_out]
-        results["unknown_class"] = noted / total
-        results["unknown_class_interval"] = wilson_interval(noted, total)
-        results["unknown_class_range"] = min(fractions), max(fractions)
+        results["unknown_class_range"] = min(left_out), max(left_out)
         results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
     results["false_alarms"] = expected_false_alarms(len(rows))
-    unknown = results["unknown_class"]
-    if unknown is None or results["features_trained"]:  # then it may be too high
-        unknown = math.nan
     distances = folds.distances()
     units = units_of(distances)
     fits = [fit_classes(x, labels).scaled(unit) for x, unit in zip(used, units, strict=True)]
     found = Reference(
         **fits[0].arrays(),
         limit=limit_of(scores_of(distances, units)),
-        unknown=unknown,
+        unknown=None if trained else results["unknown_class_range"],  # may be too high
         intermediate_blocks=intermediate_blocks,
         intermediate=fits[1] if len(fits) > 1 else None,
     )
@@ -157,8 +150,6 @@ def no_reference(
         "held_out": held_out,
         "reason": reason,
         "false_alarms": None,
-        "unknown_class": None,
-        "unknown_class_interval": None,
         "unknown_class_range": None,
         "classes_left_out": 0,
         "features_trained": trained,
@@ -218,7 +209,7 @@ class Folds:
         """
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)], axis=1)
 
-    def leave_classes_out(self) -> list[tuple[int, int]]:
+    def leave_classes_out(self) -> list[float]:
         """Leave out up to `CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
 
         Several fits are made for each class. Each fit leaves out the class and one fold. The limit
@@ -227,10 +218,10 @@ class Folds:
         scores to estimate the limit.
 
         Returns:
-            Two counts for each left-out class: its held-out images that exceed the limit (mean over
-            the fits, rounded), and all its held-out images.
+            For each left-out class, the fraction of its held-out images that exceed the limit (mean
+            over the fits).
         """
-        counts = list[tuple[int, int]]()
+        fractions = list[float]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)
         for number, label in enumerate(
             thinned(np.unique(self.labels[self.rows]), CLASSES_LEFT_OUT)
@@ -243,9 +234,8 @@ class Folds:
             unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
             units = units_of(known)
             limit = limit_of(scores_of(known, units))
-            noted = round(float((scores_of(unknown, units) > limit).mean()) * len(own))
-            counts.append((noted, len(own)))
-        return counts
+            fractions.append(float((scores_of(unknown, units) > limit).mean()))
+        return fractions
 
 
 def limit_of(distances: Distances) -> float:

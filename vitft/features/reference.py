@@ -5,7 +5,6 @@ They are fitted in `ood`, which explains the method, and stored in the run direc
 Notation: n images, D feature dimensions, C classes, P kinds of features (1 or 2).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from vitft.metrics.values import Interval
 from vitft.models.card import AnyConfig
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError
@@ -25,6 +25,8 @@ Distances = np.ndarray[Any, np.dtype[np.float64]]
 REFERENCE_FILE = "reference.npz"
 STATISTICS = ("centre", "means", "within")
 """Names of the arrays of `ClassStatistics`."""
+USUALLY_NOT = 0.2
+"""Highest fraction of a class that is flagged up to which its images usually are not noticed."""
 INTERMEDIATE = "intermediate_"
 """Prefix of the names of arrays that belong to the intermediate feature."""
 
@@ -73,9 +75,9 @@ class Reference(ClassStatistics):
     """
 
     limit: float  # score above which an image is out of distribution
-    unknown: float = math.nan
-    """Fraction of left-out classes' images with scores above `limit`; NaN if not measured, or if
-    the features were trained on these classes."""
+    unknown: Interval | None = None
+    """Lowest and highest fraction of a left-out class whose images have scores above `limit`; None
+    if not measured, or if the features were trained on these classes."""
     intermediate_blocks: int = 0
     """Number of blocks before the intermediate feature; 0 if it is not used."""
     intermediate: ClassStatistics | None = None
@@ -99,9 +101,9 @@ class Reference(ClassStatistics):
         """Return the fields as arrays for `RunDir.write_arrays`."""
         # `super()` does not work in a method of a class with slots that a decorator recreates.
         arrays = ClassStatistics.arrays(self)
-        arrays |= {
-            name: np.asarray(getattr(self, name), np.float32) for name in ("limit", "unknown")
-        }
+        arrays["limit"] = np.asarray(self.limit, np.float32)
+        if self.unknown is not None:
+            arrays["unknown_range"] = np.asarray(self.unknown, np.float32)
         if self.intermediate is not None:
             arrays[f"{INTERMEDIATE}blocks"] = np.asarray(self.intermediate_blocks, np.float32)
             more = self.intermediate.arrays().items()
@@ -110,26 +112,34 @@ class Reference(ClassStatistics):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`; files of older runs lack `unknown`."""
+        """Create a reference from the output of `arrays`."""
+        by_class = arrays.get("unknown_range")
         intermediate, blocks = None, int(arrays.get(f"{INTERMEDIATE}blocks", 0))
         if blocks:
             intermediate = ClassStatistics(**{n: arrays[f"{INTERMEDIATE}{n}"] for n in STATISTICS})
         return cls(
             **{name: arrays[name] for name in STATISTICS},
             limit=float(arrays["limit"]),
-            unknown=float(arrays["unknown"]) if "unknown" in arrays else math.nan,
+            unknown=(float(by_class[0]), float(by_class[1])) if by_class is not None else None,
             intermediate_blocks=blocks,
             intermediate=intermediate,
         )
 
     def power(self) -> str:
         """Return how many images of unknown classes are noticed, or "" if it was not measured."""
-        if math.isnan(self.unknown):
-            return ""
-        return (
-            "of similar-looking images of other classes, about "
-            f"{unknown_percent(self.unknown)} are marked as unlike the training images"
-        )
+        return "" if self.unknown is None else power_text(self.unknown)
+
+
+def power_text(by_class: Interval) -> str:
+    """Return how many images of similar classes are flagged as unlike the training images.
+
+    `by_class` has the lowest and the highest fraction of a class that was left out. Other classes
+    may be outside this range.
+    """
+    share = " to ".join(dict.fromkeys(percent(bound, 0) for bound in by_class))
+    if by_class[1] < USUALLY_NOT:
+        return f"images of similar classes usually go unnoticed ({share} are flagged)"
+    return f"of images of similar classes, {share} are flagged, depending on the class"
 
 
 def combined(distances: Sequence[Distances]) -> Distances:
@@ -139,15 +149,6 @@ def combined(distances: Sequence[Distances]) -> Distances:
     score is the sum of these roots.
     """
     return np.asarray(sum(np.cbrt(squares) for squares in distances) ** 3)
-
-
-def unknown_percent(unknown: float) -> str:
-    """Return the fraction of images of unknown classes that are flagged, as a whole percentage.
-
-    The fraction is a float64 in audit.json and a float32 in the reference; both give the same text,
-    also for 0.185.
-    """
-    return percent(round(unknown, 6), 0)
 
 
 def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None:
@@ -198,16 +199,16 @@ def are_statistics(arrays: Mapping[str, Features]) -> bool:
     if f"{INTERMEDIATE}blocks" in arrays:
         required |= {f"{INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
         required |= {f"{INTERMEDIATE}blocks": 0}
-    optional = {"unknown": 0, "trained": 0}
+    optional = {"unknown_range": 1}
     if not required.keys() <= arrays.keys() <= (required | optional).keys():
         return False
     fits = (a.ndim == (required | optional)[n] and a.dtype == np.float32 for n, a in arrays.items())
     if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
         return False
-    unknown = arrays.get("unknown", np.float32(0))
+    by_class = arrays.get("unknown_range", np.zeros(2))
     blocks = float(arrays.get(f"{INTERMEDIATE}blocks", 1))
     is_block = blocks >= 1 and blocks.is_integer()
-    return is_block and bool(np.isnan(unknown) or 0 <= unknown <= 1)
+    return is_block and by_class.shape == (2,) and bool(((by_class >= 0) & (by_class <= 1)).all())
 
 
 def damaged_reference(path: Path, reason: str) -> RunError:

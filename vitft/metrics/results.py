@@ -308,13 +308,12 @@ class OodResults(TypedDict):
     held_out: Natural  # number of images from which the limit was estimated
     reason: str | None  # why the run cannot flag images; None if it can
     false_alarms: Share | None  # expected fraction of images of known classes that are flagged
-    unknown_class: Share | None  # fraction of images of left-out classes that are flagged
-    unknown_class_interval: Interval | None
-    unknown_class_range: Interval | None  # lowest and highest fraction for a single class
+    unknown_class_range: Interval | None
+    """Lowest and highest fraction of a left-out class whose images are flagged."""
     classes_left_out: Natural
     features_trained: bool
     """Whether the features were trained on all classes, including those left out; if so,
-    `unknown_class` may be too high."""
+    `unknown_class_range` may be too high."""
 
 
 class ViewFacts(TypedDict):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
-from vitft.features.ood import TOO_HIGH, power_text
+from vitft.features.ood import TOO_HIGH, alarms_text
+from vitft.features.reference import power_text
 from vitft.metrics.chance import chance_level, distinguishes
 from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import CalibrationMetrics
@@ -167,17 +168,14 @@ def describe_unlike(run: Run) -> str:
         because = f": {found['reason']}" if found and found["reason"] else ""
         return f"The model does not flag images that are unlike the training images{because}."
     text = "The model flags images that are unlike the training images"
-    if not found or found["unknown_class"] is None or found["false_alarms"] is None:
+    if not found or found["unknown_class_range"] is None or found["false_alarms"] is None:
         return f"{text}; how reliably it does so was not measured."
-    power = power_text(found["unknown_class"])
-    left_out = count(found["classes_left_out"], "class", "classes")
+    power = power_text(found["unknown_class_range"])
+    left_out = count(found["classes_left_out"], "class was", "classes were")
     return (
-        f"{text}, but this is not fully reliable. When {left_out} were left out one at a "
-        f"time, {power} were flagged (95% interval: "
-        f"{interval(found['unknown_class_interval'], 0)}; by class: "
-        f"{interval(found['unknown_class_range'], 0)}). "
-        f"{f'This rate {TOO_HIGH}. ' * found['features_trained']}About "
-        f"{percent(found['false_alarms'], 0)} of images from known classes are also flagged."
+        f"{text}, but this is not fully reliable. When {left_out} left out one at a time, {power}. "
+        f"{f'These rates {TOO_HIGH}. ' * found['features_trained']}"
+        f"{alarms_text(found).capitalize()} of images of known classes are also flagged."
     )
 
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from vitft.data.split import Row
 from vitft.features.cut import Cut
 from vitft.features.folds import stratified_subset
-from vitft.features.ood import TOO_HIGH, fit_reference, no_reference, power_text
-from vitft.features.reference import REFERENCE_FILE, Features
+from vitft.features.ood import TOO_HIGH, alarms_text, fit_reference, no_reference
+from vitft.features.reference import REFERENCE_FILE, Features, power_text
 from vitft.metrics.results import OodResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.device import exact_float32
 from vitft.system.rundir import RunDir
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count
 from vitft.training.batches import evaluation_batches
 from vitft.training.dataset import StageInputs
 
@@ -85,18 +85,13 @@ def describe_reference(results: OodResults) -> str:
     """Return a log line that states how often images are flagged as unlike the training images."""
     if results["reason"] is not None:
         return f"no images will be flagged as unlike the training images: {results['reason']}"
-    alarms = percent(results["false_alarms"], 0)
-    text = f"flagged as unlike the training images: {alarms} of new images"
-    if results["unknown_class"] is None:
+    text = f"flagged as unlike the training images: {alarms_text(results)} of new images"
+    if results["unknown_class_range"] is None:
         return text
-    power = power_text(results["unknown_class"])
     left_out = count(results["classes_left_out"], "class", "classes")
-    bounds = interval(results["unknown_class_interval"], 0)
-    by_class = interval(results["unknown_class_range"], 0)
     return (
-        f"{text}, {power} (95% interval {bounds}; by class, with {left_out} left out in turn: "
-        f"{by_class})"
-        f"{f'; the rate {TOO_HIGH}' * results['features_trained']}"
+        f"{text}; {power_text(results['unknown_class_range'])} ({left_out} left out in turn)"
+        f"{f', which {TOO_HIGH}' * results['features_trained']}"
     )
 
 
