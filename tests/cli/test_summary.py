@@ -228,20 +228,22 @@ def test_cross_validation_names_its_images_and_the_nearest_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "line"),
+    ("gain", "bounds", "line"),
     [
-        (0.021, "with twice as many images: about +2.1 points (extrapolated)"),
-        (-0.01, "with twice as many images: about -1.0 points (extrapolated)"),
-        (0.0, "with twice as many images: about +0.0 points (extrapolated)"),
-        (None, ""),
+        (0.021, (0.011, 0.03), "about +2.1 points (1.1 to 3.0, extrapolated)"),
+        (0.021, None, "about +2.1 points (extrapolated)"),
+        (None, None, ""),
     ],
 )
 def test_the_expected_gain_is_in_points(
-    capsys: pytest.CaptureFixture[str], gain: float | None, line: str
+    capsys: pytest.CaptureFixture[str],
+    gain: float | None,
+    bounds: tuple[float, float] | None,
+    line: str,
 ) -> None:
-    print_growth(crossed(gain_from_twice=gain), with_weakest=False)
+    print_growth(crossed(gain_from_twice=gain, gain_interval=bounds), with_weakest=False)
 
-    assert capsys.readouterr().out == f"{line}\n" * bool(line)
+    assert capsys.readouterr().out == f"with twice as many images: {line}\n" * bool(line)
 
 
 def test_the_two_weakest_classes_are_named_unless_they_are_perfect(

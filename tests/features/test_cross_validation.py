@@ -1,5 +1,6 @@
 """Cross-validation of linear heads on fixed features."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +12,12 @@ from vitft.features.head import (
     cross_validation_rows,
     gain_from_twice,
     majority_fraction,
+    nested_subset,
     solve_head,
 )
 from vitft.features.mixture import HeadMethod
 from vitft.features.penalty import choose_penalty
+from vitft.metrics.intervals import Flags
 
 
 def test_folds_are_stratified() -> None:
@@ -56,25 +59,58 @@ def test_the_folds_of_few_groups_are_numbered_from_zero_without_gaps() -> None:
     assert len(stratified_folds(empty, 5, 0, empty)) == 0
 
 
+def right_at(*errors: float, images: int) -> Flags:
+    """Return which images are right at each point (n, P); none is unlearned."""
+    places = np.random.default_rng(0).permutation(images)[:, None]
+    return np.asarray(places >= np.round(np.array(errors) * images))
+
+
 @pytest.mark.parametrize(
-    ("points", "gain"),
+    ("images", "errors", "gain"),
     [
-        pytest.param([(1, 0.8), (2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="halved by doubling"),
-        pytest.param([(1, 0.1), (2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="without the smallest"),
-        pytest.param([(2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="three points"),
-        pytest.param([(2, 0.4), (4, 0.2), (8, 0.2)], 0.2 * (1 - 2**-0.5), id="a line through all"),
-        pytest.param([(4, 0.2), (8, 0.1)], None, id="two points"),
-        pytest.param([(1, 0.2), (2, 0.2), (4, 0.3), (8, 0.3)], None, id="more images do not help"),
-        pytest.param([(2, 0.2), (4, 0.2), (8, 0.2)], None, id="the error does not change"),
-        pytest.param([(1, 0.2), (2, 0.1), (4, 0.0), (8, 0.0)], None, id="no errors left"),
+        pytest.param([1, 2, 4, 8], [0.8, 0.4, 0.2, 0.1], 0.05, id="halved by doubling"),
+        pytest.param([1, 2, 4, 8], [0.1, 0.4, 0.2, 0.1], 0.05, id="without the smallest"),
+        pytest.param([2, 4, 8], [0.4, 0.2, 0.1], 0.05, id="three points"),
+        pytest.param([2, 4, 8], [0.4, 0.2, 0.2], 0.2 * (1 - 2**-0.5), id="a line through all"),
+        pytest.param([4, 8], [0.2, 0.1], None, id="two points"),
+        pytest.param([1, 2, 4, 8], [0.2, 0.2, 0.3, 0.3], None, id="more images do not help"),
+        pytest.param([2, 4, 8], [0.2, 0.2, 0.2], None, id="the error does not change"),
+        pytest.param([1, 2, 4, 8], [0.2, 0.1, 0.0, 0.0], None, id="no errors left"),
+        pytest.param([2, 4, 8], [0.1, 0.098, 0.097], None, id="too little to be measured"),
     ],
 )
 def test_the_gain_from_twice_the_images_follows_the_power_law(
-    points: list[tuple[float, float]], gain: float | None
+    images: list[int], errors: list[float], gain: float | None
 ) -> None:
-    found = gain_from_twice(points)
+    found = gain_from_twice(images, right_at(*errors, images=1000), np.arange(1000))
 
-    assert found == (None if gain is None else pytest.approx(gain))
+    assert (found and found[0]) == (None if gain is None else pytest.approx(gain))
+    assert found is None or 0 < found[1][0] < found[0] < found[1][1]
+
+
+def test_the_interval_of_the_gain_counts_groups_rather_than_images() -> None:
+    right = right_at(0.4, 0.2, 0.1, images=60)
+
+    alone = gain_from_twice([20, 40, 80], right, np.arange(60))
+    copied = gain_from_twice([20, 40, 80], right.repeat(10, axis=0), np.arange(600) // 10)
+
+    assert alone is not None
+    assert copied is not None
+    assert copied[1] == pytest.approx(alone[1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_subsets_of_a_learning_curve_have_every_class_outside_each_fold(seed: int) -> None:
+    y = torch.arange(10).repeat_interleave(10)
+    fold_id = stratified_folds(y, 5, seed)
+
+    few, half = (nested_subset(y, fold_id, f, seed) for f in (1 / 4, 1 / 2))
+
+    assert all(len(y[few & (fold_id != k)].unique()) == 10 for k in range(5))
+    assert 20 <= few.sum() <= 30
+    assert half.sum() == 50
+    assert not (few & ~half).any()
+    assert nested_subset(y, fold_id, 1.0, seed).all()
 
 
 def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
@@ -176,24 +212,14 @@ def test_cross_validation_needs_images_of_each_class(
     assert rows is None or len(rows) == min(images, most)
 
 
-def test_a_head_is_fitted_to_as_many_images_as_classes() -> None:
+def test_every_class_keeps_two_images_at_each_point_of_the_learning_curve() -> None:
     x, y = blobs(per_class=12, classes=2)
 
-    curves, gains = list[list[int]](), list[float | None]()
-    for seed in range(6):
-        found = cross_validate(
-            x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=seed
-        )
-        assert found is not None
-        curves.append([point["images"] for point in found[0]["curve"]])
-        errors = [(point["images"], 1 - point["top1"]) for point in found[0]["curve"]]
-        gains.append(gain_from_twice(errors))
-        assert found[0]["gain_from_twice"] == gains[-1]
+    found = cross_validate(x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=0)
 
-    # An eighth are three images; if they are in different folds, two are left without each fold.
-    assert [2, 5, 10, 19] in curves
-    assert [5, 10, 19] in curves
-    assert any(gains)
+    assert found is not None
+    # an eighth would be 1.5 images of each class
+    assert [point["images"] for point in found[0]["curve"]] == [3, 5, 10, 19]
 
 
 def test_balanced_classes_count_the_same_in_cross_validation() -> None:
@@ -293,11 +319,23 @@ def test_a_class_with_several_groups_is_never_in_one_fold_only(seed: int, per_cl
         assert (fold_id == 0).any()
 
 
-def test_folds_of_single_images_and_small_groups_do_not_change() -> None:
-    y = torch.arange(3).repeat_interleave(20)
-    pairs = torch.arange(60) // 2
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("groups", "size", "most"), [(4, 25, 50), (6, 20, 60), (10, 10, 40)])
+def test_few_large_groups_are_spread_evenly_over_the_folds(
+    groups: int, size: int, most: int, seed: int
+) -> None:
+    y = torch.arange(2).repeat_interleave(groups * size)
+    own = torch.arange(2 * groups).repeat_interleave(size)
 
-    fold_id = stratified_folds(y, 5, 0)
+    fold_id = stratified_folds(y, 5, seed, own)
 
-    assert torch.equal(stratified_folds(y, 5, 0, torch.arange(60)), fold_id)
-    assert torch.equal(stratified_folds(y, 5, 0, pairs), fold_id[pairs * 2])
+    assert torch.bincount(fold_id).max() == most  # of 5 folds, with whole groups
+
+
+def test_single_images_fill_the_folds_that_groups_leave_small() -> None:
+    y = torch.zeros(50).long()
+    own = torch.cat([torch.zeros(9), torch.ones(8), torch.arange(2, 35)]).long()
+
+    fold_id = stratified_folds(y, 5, 0, own)
+
+    assert torch.bincount(fold_id).tolist() == [10] * 5

@@ -54,16 +54,6 @@ def test_groups_of_one_image_change_no_fold() -> None:
     assert stratified_folds(y, 5, 4).tolist() != alone.tolist()
 
 
-def test_images_of_a_group_follow_its_first_one() -> None:
-    y = torch.tensor([0, 1] * 10)
-    groups = torch.arange(20) // 2
-
-    folds = stratified_folds(y, 5, 0, groups)
-
-    own = stratified_folds(y, 5, 0)
-    assert folds.tolist() == own[::2].repeat_interleave(2).tolist()
-
-
 @pytest.mark.parametrize(
     ("most", "sizes"), [(10, [6, 4]), (11, [6, 4]), (9, [3, 2]), (5, [3, 2]), (1, [1, 0])]
 )

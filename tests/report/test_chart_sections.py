@@ -113,6 +113,7 @@ def test_a_learning_curve_has_stopped_rising_if_its_last_points_do_not_rise(
 
     assert section is not None
     assert ("stopped rising" in section.text) == has_stopped
+    assert ("cannot be told" in section.text) != has_stopped
 
 
 def test_the_extrapolated_point_of_a_learning_curve_is_at_twice_the_images(

@@ -8,7 +8,7 @@ from vitft.config.run import Config
 from vitft.config.sections import layers_text
 from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import model_cross_validation
+from vitft.metrics.estimate import growth_text, model_cross_validation
 from vitft.metrics.results import (
     AuditResults,
     CalibrationMetrics,
@@ -227,8 +227,8 @@ def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
 
 def print_growth(results: CrossValidation, *, with_weakest: bool) -> None:
     """Print the expected gain from more images, and the weakest classes in cross-validation."""
-    if (gain := results["gain_from_twice"]) is not None:
-        output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")
+    if gain := growth_text(results):
+        output.result(f"with twice as many images: about {gain}")
     ranks = ("weakest class", "second-weakest class") if with_weakest else ()
     for rank, weak in zip(ranks, results["weak_spots"], strict=False):
         if weak["recall"] < 1:

@@ -23,23 +23,55 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     """Return, for each image, the index of the fold that holds it out: (n,).
 
     The folds are stratified by class. Images that share a number in `groups` (n,) form a group and
-    are in the same fold, unless a class would then be in a single fold (see `spread_classes`). For
-    multi-label data, the folds are approximately stratified by label.
+    are in the same fold. A class with several groups is in at least two folds (see
+    `spread_classes`). For multi-label data, the folds are approximately stratified by label.
     """
     if y.ndim == 2:
         return folds_by_label(y, count, seed, groups)
-    random = np.random.default_rng(seed)
-    fold_id = np.empty(len(y), dtype=np.int64)
-    labels = y.numpy()
-    offset = 0
+    random, labels = np.random.default_rng(seed), y.numpy()
+    own = np.arange(len(y)) if groups is None else groups.numpy()
+    _, group = np.unique(own, return_inverse=True)
+    fold_id = place_groups(labels, group, count, random)
+    single, offset = fold_id < 0, 0
     for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        fold_id[rows] = (np.arange(len(rows)) + offset) % count
+        rows = random.permutation(np.flatnonzero((labels == label) & single))
+        # Fill the folds with fewer images of the class, then take turns
+        filled = np.bincount(fold_id[(labels == label) & ~single], minlength=count)
+        filled = np.roll(filled, -offset)
+        few = np.nonzero(np.arange(filled.max())[:, None] >= filled)[1]
+        turns = np.concatenate([few, np.arange(len(rows))])[: len(rows)]
+        fold_id[rows] = (turns + offset) % count
         offset += len(rows)  # do not always put the remainder of a class in the first folds
     if groups is not None:
-        _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-        fold_id = spread_classes(fold_id[first[group]], labels, group, count)
+        fold_id = spread_classes(fold_id, labels, group, count)
     return torch.from_numpy(fold_id)
+
+
+def place_groups(
+    labels: Indices, group: Indices, count: int, random: np.random.Generator
+) -> Indices:
+    """Return the fold of each image (n,) whose group has several images, and -1 for the others.
+
+    Groups are placed by size, largest first, each in the fold with the smallest fractions of its
+    classes or, of several such folds, in the one with the fewest images.
+    """
+    fold_id, sizes = np.full(len(labels), -1), np.bincount(group)
+    if len(sizes) == len(labels):
+        return fold_id
+    _, label = np.unique(labels, return_inverse=True)
+    totals, taken = np.bincount(label), np.zeros(count)
+    fractions = np.zeros((count, len(totals)))  # of the images of each class
+    members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
+    order = random.permutation(np.flatnonzero(sizes > 1))
+    for chosen in order[np.argsort(-sizes[order], kind="stable")]:
+        rows = members[chosen]
+        own, images = np.unique(label[rows], return_counts=True)
+        parts = images / totals[own]
+        best = np.lexsort((taken, (fractions[:, own] @ parts).round(9)))[0]
+        fold_id[rows] = best
+        fractions[best, own] += parts
+        taken[best] += len(rows)
+    return fold_id
 
 
 def folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ from vitft.features.discriminant import solve_discriminant
 from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
+    Indices,
     rows_of_views,
     stratified_folds,
     stratified_subset,
@@ -38,7 +39,7 @@ from vitft.features.logistic import (
 from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.confusions import most_frequent
-from vitft.metrics.intervals import Groups, accuracy_interval
+from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval
 from vitft.metrics.results import (
     CrossValidation,
     HeadCandidate,
@@ -46,6 +47,7 @@ from vitft.metrics.results import (
     WeakClass,
 )
 from vitft.metrics.targets import are_right, fraction_right
+from vitft.metrics.values import Interval
 
 log = logging.getLogger(__name__)
 
@@ -116,16 +118,17 @@ def cross_validate(
     if rows is None:
         return None
     x, y, units = x[rows], y[rows], None if units is None else units[rows.numpy()]
-    fold_id = stratified_folds(y, CV_FOLDS, seed, None if groups is None else groups[rows])
+    own = torch.arange(len(y)) if groups is None else groups[rows]
+    fold_id = stratified_folds(y, CV_FOLDS, seed, own)
     x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x)(x), len(names)
-    nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
-    place = torch.empty_like(nested)
-    place[nested] = torch.arange(len(y))  # smaller subsets are nested in larger ones
     curve: list[LearningCurvePoint] = []
-    bounds, logits, heads = (0.0, 1.0), torch.zeros(len(y), classes), None
+    right, logits, heads = list[Tensor](), torch.zeros(len(y), classes), None
+    bounds: Interval = (0.0, 1.0)
     for fraction in CURVE_FRACTIONS:
-        chosen = place < round(fraction * len(y))
+        chosen = nested_subset(y, fold_id, fraction, seed)
+        if chosen.sum() > 1.5 * fraction * len(y):
+            continue  # mostly the two images that every class keeps
         kept = torch.stack([(fold_id != k) & chosen for k in range(CV_FOLDS)]).float()
         if int(kept.sum(dim=1).min()) < classes:
             continue  # too few images to fit a head
@@ -133,12 +136,15 @@ def cross_validate(
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
-        right = are_right(logits, y)
+        right.append(are_right(logits, y))
         images = round(float((kept > 0).sum(dim=1).float().mean()))
-        bounds = accuracy_interval(right.numpy(), units)
-        curve.append({"images": images, "top1": fraction_right(right), "top1_interval": bounds})
+        bounds = accuracy_interval(right[-1].numpy(), units)
+        top1 = fraction_right(right[-1])
+        curve.append({"images": images, "top1": top1, "top1_interval": bounds})
     if not curve:  # too few images outside a fold full of near-duplicates
         return None
+    sizes = [point["images"] for point in curve]
+    gain = gain_from_twice(sizes, torch.stack(right, dim=1).numpy(), own.numpy())
     results: CrossValidation = {
         "images": len(y),
         "of": total,
@@ -146,7 +152,8 @@ def cross_validate(
         "top1_interval": bounds,
         "majority": majority_fraction(y),
         "curve": curve,
-        "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
+        "gain_from_twice": gain[0] if gain else None,
+        "gain_interval": gain[1] if gain else None,
         "weak_spots": weakest_classes(logits, y, names, units),
     }
     if units is not None:
@@ -160,22 +167,60 @@ def majority_fraction(y: Tensor) -> float:
     return int(counts.max()) / len(y)
 
 
-def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the expected gain in accuracy from doubling the number of images, or None.
+def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Tensor:
+    """Return which images (n,) are in a fraction of each class, at least two images of each.
 
-    Each point is a number of images and an error rate, in ascending order of the number of images.
-    A power law is fitted to the last three points. The gain is None if there are fewer than three
-    points, if any error is zero, or if the fitted error does not decrease.
+    Smaller subsets are nested in larger ones. The images of a class are taken from its folds in
+    turn, so that a class with two images is not held out as a whole. Labels are not stratified.
+    """
+    label = np.zeros(len(y), np.int64) if y.ndim == 2 else y.numpy()
+    random = np.random.default_rng([seed, 1])
+    drawn = random.permutation(len(y))
+    cell = np.stack([label, fold_id.numpy()])[:, drawn]
+    turn = ranks(cell[0] * (cell[1].max() + 1) + cell[1])
+    order = np.argsort(turn, kind="stable")
+    place = np.empty(len(y), np.int64)
+    place[drawn[order]] = ranks(cell[0][order])
+    sizes = np.bincount(label)
+    most = np.maximum(2, np.ceil(fraction * sizes - random.random(len(sizes))))  # on average, so
+    return torch.from_numpy(place < most[label])
+
+
+def ranks(values: Indices) -> Indices:
+    """Return for each value how many equal values are before it: (n,)."""
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.arange(len(values)) - np.searchsorted(values[order], values[order])
+    return rank
+
+
+def gain_from_twice(
+    images: Sequence[int], right: Flags, groups: Indices
+) -> tuple[float, Interval] | None:
+    """Return the expected gain in accuracy from doubling the number of images, and its interval.
+
+    `right` (n, P) states which images are right at each point of the learning curve, `images` the
+    training images of the points, in ascending order. A power law is fitted to the last three
+    points. The 95% interval is that of a bootstrap over `groups` (n,). The result is None if there
+    are fewer than three points, if any error is zero, or if the interval contains 0.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
-    if len(points) < 3 or any(error <= 0 for _, error in points):
+    right = right[:, -3:]  # omit the smallest subset, which is the least informative
+    if len(images) < 3 or right.all(axis=0).any():
         return None
-    logs = np.log(np.array(points[-3:]))  # omit the smallest subset, which is the least informative
-    slope, _ = np.polyfit(logs[:, 0], logs[:, 1], 1)
-    if slope >= 0:
-        return None
-    return float(points[-1][1] * (1 - 2**slope))
+    _, unit = np.unique(groups, return_inverse=True)
+    sums = np.zeros((unit.max() + 1, 4), np.int64)  # wrong at each point, and images
+    np.add.at(sums, unit, np.column_stack([~right, np.ones(len(right), bool)]))
+    kinds, counts = np.unique(sums, axis=0, return_counts=True)
+    random = np.random.default_rng(0)
+    drawn = random.multinomial(len(sums), counts / len(sums), size=RESAMPLES)
+    totals = np.vstack([sums.sum(axis=0), drawn @ kinds]).T  # (4, 1 + resamples)
+    errors = np.maximum(totals[:3], 0.5) / totals[3]
+    slopes = np.polyfit(np.log(images[-3:]), np.log(errors), 1)[0]
+    gains = errors[-1] * (1 - 2**slopes)
+    low, high = np.quantile(gains[1:], [0.025, 0.975]).tolist()
+    return (float(gains[0]), (low, high)) if low > 0 else None
 
 
 def weakest_classes(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vitft.metrics.intervals import proportions_differ, wilson_interval
 from vitft.metrics.results import CrossValidation, FinalTestResults, RunResults
 from vitft.metrics.values import Interval
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count, interval, percent, points
 
 MORE_IMAGES = 3
 """Cross-validation on this many times as many images tells more than the validation images."""
@@ -62,6 +62,18 @@ def is_harder(results: RunResults, more: CrossValidation) -> bool:
 def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
     """Return e.g. `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`."""
     return f"cross-validated on {count(images, 'image')}: {percent(top1)} ({interval(bounds)})"
+
+
+def growth_text(found: CrossValidation) -> str:
+    """Return the gain from twice as many images, or "" if it is not measurably above 0.
+
+    It is given as e.g. `+0.6 points (0.2 to 1.1, extrapolated)`.
+    """
+    gain, bounds = found.get("gain_from_twice"), found.get("gain_interval")
+    if gain is None:
+        return ""
+    within = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}, " if bounds else ""
+    return f"{points(gain)} ({within}extrapolated)"
 
 
 @dataclass(frozen=True, slots=True)

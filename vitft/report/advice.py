@@ -15,7 +15,7 @@ from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
 from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.confusions import most_frequent
-from vitft.metrics.estimate import best_estimate, model_cross_validation
+from vitft.metrics.estimate import best_estimate, growth_text, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import weakest_label
@@ -23,7 +23,7 @@ from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes, has_own_split
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, percent, points
+from vitft.system.text import count, interval, listing, percent
 
 SMALL_CLASS = 20
 """Number of images below which a class that is also less than a third of the median is small."""
@@ -329,11 +329,10 @@ def more_images(run: Run) -> Advice | None:
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
         return None
-    gain = more.get("gain_from_twice")
-    if gain is not None:
+    if gain := growth_text(more):
         return Advice(
-            f"Twice as many images would improve the accuracy by about {points(gain).lstrip('+')}.",
-            "This is extrapolated from the learning curve below, which may level off.",
+            f"Twice as many images would improve the accuracy by about {gain.lstrip('+')}.",
+            "The learning curve below may level off.",
         )
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:])):
         return None

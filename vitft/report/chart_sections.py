@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vitft.metrics.estimate import growth_text
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import SEVERAL_BLOCKS, CalibrationMetrics, LogLine
 from vitft.metrics.verdict import BEST_RULE, selected_epoch
@@ -247,13 +248,12 @@ def learning_section(run: Run) -> ChartSection | None:
     )
     if run.several:
         text += " An image is right if exactly its labels have a probability of at least 50%."
-    if gain is not None:
-        text += (
-            f" Twice as many images would improve the accuracy by about {points(gain).lstrip('+')} "
-            "(extrapolated with a power law)."
-        )
+    if known := growth_text(more):
+        text += f" Twice as many images would improve the accuracy by about {known.lstrip('+')}."
     elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
         text += " The curve has stopped rising."
+    else:
+        text += " How much more images would help cannot be told from these points."
     return ChartSection(
         title="Would more images help?",
         text=text,
