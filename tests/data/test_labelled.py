@@ -63,12 +63,13 @@ def test_a_test_part_is_the_default_without_a_val_part(tmp_path: Path) -> None:
 
 
 def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "a, b.jpg").touch()
     table = tmp_path / "labels.csv"
-    table.write_bytes(b'\xef\xbb\xbfid,Label,path\r\n1,cat,"a, b.jpg"\r\n\r\n2,dog,../x/c.jpg\r\n')
+    table.write_bytes(b'\xef\xbb\xbfid,Label,path\r\n1,cat,"a, b.jpg"\r\n\r\n2,dog,x/c.jpg\r\n')
 
     found = find_labelled(table)
 
-    assert found.images == (("a, b.jpg", "cat"), ("../x/c.jpg", "dog"))
+    assert found.images == (("a, b.jpg", "cat"), ("x/c.jpg", "dog"))
     assert found.classes == ("cat", "dog")
     assert found.locate("a, b.jpg") == str(tmp_path / "a, b.jpg")
 
@@ -77,7 +78,7 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
     ("text", "line", "problem"),
     [
         pytest.param("", 1, "found: nothing", id="empty"),
-        pytest.param("id,class\na,b\n", 1, "no path column", id="header"),
+        pytest.param("photo,class\na,b\n", 1, "no path column", id="header"),
         pytest.param("path,colour\na,b\n", 1, "no label column", id="no label column"),
         pytest.param("path,label\na,b\nc\n", 3, "found 1 cell instead of 2", id="short row"),
         pytest.param("path,label\na,\n", 2, "the label is empty", id="no label"),
@@ -98,6 +99,8 @@ def test_a_bad_table_is_refused_with_its_line(
 def test_one_part_of_a_table_with_a_split_is_listed(
     tmp_path: Path, subset: str | None, paths: list[str]
 ) -> None:
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).touch()
     rows = ["path,label,split", "a.jpg,cat,train", "b.jpg,cat,valid", "c.jpg,dog,training"]
     (tmp_path / "t.csv").write_text("\n".join(rows))
 
@@ -129,6 +132,8 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_table_of_one_part_is_listed_completely_with_its_groups(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
     rows = ["path,label,split,group", "a.jpg,cat,train,g", "b.jpg,dog,train,"]
     (tmp_path / "t.csv").write_text("\n".join(rows))
 
@@ -143,6 +148,8 @@ def test_a_table_of_one_part_is_listed_completely_with_its_groups(tmp_path: Path
 
 
 def test_a_table_of_predictions_is_known(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
     (tmp_path / "p.csv").write_text("path,class,probability\na.jpg,cat,0.9\nb.jpg,dog,0.8\n")
 
     assert find_labelled(tmp_path / "p.csv").predicted

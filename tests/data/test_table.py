@@ -17,7 +17,6 @@ from vitft.data.table import (
     is_utf8,
     last_filled,
     leads_outside,
-    other_spelling,
     path_in,
 )
 from vitft.system.errors import DataError, RunError
@@ -211,33 +210,6 @@ def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
 )  # fmt: skip
 def test_empty_parts_of_a_path_are_left_out(path: str, relative: str) -> None:
     assert path_in(Path("/data"), path) == relative
-
-
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("a\\1.jpg", "a/1.jpg"),
-        ("a\\.\\1.jpg", "a/1.jpg"),
-        ("cafe\u0301/2.jpg", "caf\u00e9/2.jpg"),
-        ("cafe\u0301\\e\u0301.jpg", "caf\u00e9/e\u0301.jpg"),
-        ("caf\u00e9/\u00e9.jpg", "caf\u00e9/e\u0301.jpg"),
-        ("a/1.jpg", ""),
-        ("./a/1.jpg", ""),
-        ("a\\3.jpg", ""),
-        ("caf\u00e9/2.jpg", ""),
-        ("b\\\u00e9.jpg", ""),
-        ("..\\outside.jpg", ""),
-    ],
-)
-def test_another_spelling_of_a_path_is_that_of_an_existing_file(
-    tmp_path: Path, path: str, found: str
-) -> None:
-    root = tmp_path / "root"
-    for name in ("a/1.jpg", "caf\u00e9/2.jpg", "caf\u00e9/e\u0301.jpg", "../outside.jpg"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-    assert other_spelling(root, path) == found
 
 
 def test_bytes_that_are_not_utf_8_are_known() -> None:

@@ -180,9 +180,10 @@ def test_unreadable_images_are_listed_and_left_out(
 
 
 def test_no_readable_image_is_an_error_with_examples(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("path,label\nnowhere.jpg,red\n")
+    (tmp_path / "t.csv").write_text("path,label\nbad.jpg,red\n")
+    (tmp_path / "bad.jpg").write_text("no image")
 
-    with pytest.raises(DataError, match=r"cannot read any .* \(nowhere.jpg: not found\)"):
+    with pytest.raises(DataError, match=r"cannot read any .* \(bad.jpg: not an image"):
         judge(tmp_path / "t.csv", model)
 
 

@@ -114,24 +114,6 @@ def test_if_nothing_is_left_the_reason_is_named() -> None:
     )
 
 
-def test_the_advice_for_unreadable_images_fits_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here.jpg").write_bytes(b"image")
-    monkeypatch.chdir(tmp_path)
-
-    def advice(source: str, path: str, root: str) -> str:
-        found = LabelledImages(source=Path(source), root=root, classes=(), images=())
-        return nothing_left(found, [left_out(error="not found", path=path)]).fix or ""
-
-    assert advice("d", "0.jpg", "d") == "replace the files, or choose other data"
-    assert advice("results/sheet.csv", "here.jpg", "results").startswith("use --set data.root=.")
-    assert advice("sheet.csv", "no.jpg", ".") == (
-        "correct the paths, choose their folder with --set data.root=DIR"
-    )
-    assert "choose another folder" in advice("sheet.csv", "no.jpg", "other")
-
-
 def test_images_are_counted_by_the_reason_for_leaving_them_out() -> None:
     rows = [
         *(left_out(TRAINED_NOTE) for _ in range(5)),

@@ -36,6 +36,8 @@ from vitft.system.text import count, listing
 PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
 )  # fmt: skip
+ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
+"""Headers of a column of names without suffix, used if no column has a usual name of paths."""
 USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "path": PATH_COLUMNS,
     "label": ("label", "class", "class_name", "category", "target"),
@@ -233,6 +235,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix="choose one of these columns",
             )
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
+        if role == "path" and not places and not name:
+            places = [names.index(cell) for cell in ID_COLUMNS if cell in names][:1]
         if role == "label" and not places and not name:
             places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
             places = places or [names.index(cell) for cell in SHARD_NAMES if cell in names][:1]

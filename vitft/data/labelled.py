@@ -16,9 +16,9 @@ from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import describe_changes, read_class_changes
 from vitft.data.folder import check_is_folder, split_folders
 from vitft.data.label_table import read_label_table
+from vitft.data.listed_files import find_files
 from vitft.data.parts import Part
-from vitft.data.scan import path_not_utf8, reason_missing
-from vitft.data.table import is_table, is_utf8
+from vitft.data.table import is_table
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 from vitft.system.text import count
@@ -171,27 +171,25 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
 def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
     """Return the labelled images of a table, and whether the table divides them into subsets.
 
-    Paths may lead outside the base folder.
-
     Raises:
-        DataError: The table cannot be read, is invalid or lists no images.
+        DataError: The table cannot be read, is invalid, or lists no images that exist.
         UsageError: The table does not have the requested subset, or it is a Parquet file and
             pyarrow is not installed.
     """
     table = read_label_table(source, spec)
+    found = find_files(table)
+    if len(found.missing) == len(found.rows):
+        raise found.error()
     parts = table.parts if len(table.parts) > 1 else ()
     part = choose_part(parts, subset, source) if parts else ""
-    for row in table.rows:
-        if not is_utf8(row.path) and reason_missing(f"{table.root}/{row.path}"):
-            raise path_not_utf8(table, row)
     notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
         source=table.copy.data if table.copy else source,
-        root=os.fspath(table.root),
+        root=os.fspath(found.root),
         classes=table.classes,
-        images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
-        notes=(*notes, *table.notes),
-        groups={row.path: row.group for row in table.rows if row.group},
+        images=tuple((row.path, row.label) for row in found.rows if not parts or row.part == part),
+        notes=(*notes, *table.notes, *found.notes),
+        groups={row.path: row.group for row in found.rows if row.group},
         labels=table.labels,
         predicted=table.predicted,
     ), bool(parts)

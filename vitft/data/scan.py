@@ -3,11 +3,9 @@
 Image files are not opened.
 """
 
-import os
 import re
-import stat
 from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
@@ -21,10 +19,11 @@ from vitft.data.folder import (
     scan_folder,
     warnings_on_names,
 )
-from vitft.data.label_table import LabelledRow, LabelTable, read_label_table
-from vitft.data.table import is_table, is_utf8, leads_outside, other_spelling
-from vitft.system.errors import DataError, RunError
-from vitft.system.text import count, describe_os_error
+from vitft.data.label_table import LabelTable, read_label_table
+from vitft.data.listed_files import find_files
+from vitft.data.table import is_table
+from vitft.system.errors import DataError
+from vitft.system.text import count
 
 
 def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False) -> Folder:
@@ -67,8 +66,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
 
     Raises:
         DataError: The table is invalid, has fewer than two classes, no labels or no training
-            images, lists files that are missing or outside the base folder, or is combined with the
-            reference split.
+            images, lists files that are missing, or is combined with the reference split.
         UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     table = read_label_table(source, spec)
@@ -89,33 +87,22 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             "split",
             fix="assign lines to train, or ignore the column with --set data.split_column=none",
         )
-    missing: list[tuple[LabelledRow, str]] = []
-    if not table.copy:
-        rows, missing = find_files(table)
-    if missing and not spec.allow_bad:
-        row, reason = missing[0]
-        raise table.error(
-            f"{reason}: {table.root / row.path} ({len(missing):,} of {len(rows):,} files "
-            f"{'is' if len(missing) == 1 else 'are'} missing)",
-            row,
-            "path",
-            fix=f"{missing_fix(row.path, table.root, has_root=bool(spec.root))}, or skip missing "
-            "files with --set data.allow_bad=true",
-        )
-    absent = {row.path for row, _ in missing}
+    found = find_files(table)
+    if found.missing and not (spec.allow_bad and len(found.missing) < len(rows)):
+        raise found.error()
     files = [
         File(row.path, index[row.label], row.part if len(parts) > 1 else "", row.group)
-        for row in rows
-        if row.path not in absent
+        for row in found.rows
+        if row.path not in found.missing
     ]
     return Folder(
-        root=table.root,
+        root=found.root,
         classes=classes,
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         layout="split" if len(parts) > 1 else "classes",
-        bad=tuple(sorted((row.path, reason) for row, reason in missing)),
+        bad=tuple(sorted(found.missing.items())),
         warnings=warnings_on_names(table.labels or classes),
-        notes=table.notes,
+        notes=(*table.notes, *found.notes),
         table=source,
         split_column=table.columns["split"].strip() if len(parts) > 1 else "",
         shown=table.copy.data if table.copy else "",
@@ -130,74 +117,6 @@ def refuse_reference(table: LabelTable, spec: DataSpec) -> None:
         raise DataError(
             f"{what}, but the reference split needs a folder", fix="omit --split reference"
         )
-
-
-def find_files(
-    table: LabelTable,
-) -> tuple[tuple[LabelledRow, ...], list[tuple[LabelledRow, str]]]:
-    """Return the rows, and those whose path is not a regular file, with the reasons.
-
-    If a path does not exist, but another spelling of it does, the row gets that, unless the table
-    lists it as well.
-
-    Raises:
-        DataError: A path leads outside the base folder.
-    """
-    found, missing, root = list[LabelledRow](), [], os.fspath(table.root)
-    listed = {row.path for row in table.rows}
-    for row in table.rows:
-        if leads_outside(row.path):
-            raise table.error(
-                f"{row.path} is outside the folder {table.root}",
-                row,
-                "path",
-                fix="use paths below this folder, or choose a folder that contains all images with "
-                "--set data.root=DIR",
-            )
-        reason = reason_missing(f"{root}/{row.path}")
-        if reason and (other := other_spelling(table.root, row.path)) and other not in listed:
-            listed.add(other)
-            row = row._replace(path=other)
-            reason = reason_missing(f"{root}/{other}")
-        found.append(row)
-        if reason:
-            if not is_utf8(row.path):
-                raise path_not_utf8(table, row)
-            missing.append((row, reason))
-    return tuple(found), missing
-
-
-def path_not_utf8(table: LabelTable, row: LabelledRow) -> DataError | RunError:
-    """Return the error for a path in another encoding that leads to no file."""
-    problem = "the path is not UTF-8 and does not lead to a file"
-    return table.error(problem, row, "path", fix="save the table in UTF-8 (in Excel: CSV UTF-8)")
-
-
-def missing_fix(path: str, root: Path, *, has_root: bool) -> str:
-    """Return the suggested fix for a path of a table that leads to no file below `root`.
-
-    `has_root` states whether the user chose this folder.
-    """
-    windows = PureWindowsPath(path)
-    if not windows.is_absolute():
-        if not reason_missing(path):  # as `vitft predict` writes them
-            return "use --set data.root=. (the paths are relative to the current folder)"
-        place = "choose another" if has_root else "choose their"
-        return f"correct the paths, {place} folder with --set data.root=DIR"
-    ends = ["/".join(windows.parts[i:]) for i in range(1, len(windows.parts))]
-    relative = next((end for end in ends if not reason_missing(f"{root}/{end}")), windows.name)
-    return f"write paths below {root}, e.g. {relative} in place of {path}"
-
-
-def reason_missing(path: str) -> str:
-    """Return why a path is not a regular file, or an empty string if it is one."""
-    try:
-        is_regular = stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - Path is slow
-    except FileNotFoundError:
-        return "no such file"
-    except OSError as error:
-        return describe_os_error(error)
-    return "" if is_regular else "not a regular file"
 
 
 def with_groups(folder: Folder, pattern: str) -> Folder:

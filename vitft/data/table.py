@@ -7,13 +7,12 @@ import csv
 import io
 import os
 import re
-import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from vitft.system.errors import DataError, RunError, VitftError
 from vitft.system.files import read_regular
@@ -83,13 +82,11 @@ def base_folder(data: Path, root: str) -> Path:
     return Path(os.path.expanduser(root)) if root else data.parent  # noqa: PTH111 - never raises
 
 
-UNICODE_FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
-
-
 def path_in(root: Path, path: str) -> str:
     """Return a path relative to `root`, without empty or `.` components.
 
-    An absolute path that is not below `root` is returned unchanged, and `..` is kept. Symbolic
+    An absolute path that is not below `root` and a web address are returned unchanged, and `..` is
+    kept. Symbolic
     links are not resolved.
     """
     if path.startswith("/"):
@@ -97,26 +94,9 @@ def path_in(root: Path, path: str) -> str:
         if not path.startswith(folder):
             return path
         path = path.removeprefix(folder).lstrip("/")  # /data//a.jpg is in /data
-    if "//" not in path and "./" not in path:  # the usual case
+    if "://" in path or ("//" not in path and "./" not in path):  # a web address; the usual case
         return path
     return "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def other_spelling(root: Path, path: str) -> str:
-    """Return an existing path below `root` that is spelled differently, or "" if there is none.
-
-    The backslashes of Windows become slashes, and accents, which a Mac writes as characters of
-    their own, get the Unicode form of the names on disk.
-    """
-    if path.isascii() and "\\" not in path:
-        return ""
-    parts: list[str] = []
-    for part in path_in(root, path.replace("\\", "/")).split("/"):
-        forms = (part, *(unicodedata.normalize(form, part) for form in UNICODE_FORMS))
-        parts.append(next((f for f in forms if root.joinpath(*parts, f).exists()), part))
-    other = "/".join(parts)
-    exists = other != path and not leads_outside(other) and (root / other).exists()
-    return other if exists else ""
 
 
 def leads_outside(path: str) -> bool:

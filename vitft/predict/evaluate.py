@@ -21,7 +21,6 @@ from vitft.data.images import read_bytes
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
-from vitft.data.scan import missing_fix
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -357,11 +356,10 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
             fix="use images on which the model was not trained",
         )
     examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
-    fix = "replace the files, or choose other data"
-    if is_table(source := Path(data.source)):
-        has_root = Path(data.root) != source.parent
-        fix = missing_fix(predictions[0].prediction.path, Path(data.root), has_root=has_root)
-    return DataError(f"cannot read any image in {data.source} ({examples})", fix=fix)
+    return DataError(
+        f"cannot read any image in {data.source} ({examples})",
+        fix="replace the files, or choose other data",
+    )
 
 
 def before_temperature(

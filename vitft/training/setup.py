@@ -120,6 +120,8 @@ def load_data_and_model(
     """
     located = with_absolute_paths(config.data)
     folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
+    if folder.table and folder.root != base_folder(folder.table, located.root):
+        located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
     folder, data_spec = apply_fixes(folder, located)
     if resume and group.is_main:  # a new run has logged this before torch was imported
         log_data(folder, short_name(config.data.path))

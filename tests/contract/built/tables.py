@@ -37,3 +37,13 @@ def damaged_sheet(folder: Path) -> None:
     with zipfile.ZipFile(content) as old, zipfile.ZipFile(folder / "t.xlsx", "w") as new:
         for name in old.namelist():
             new.writestr(name, old.read(name).replace(b"</sheetData>", b"<sheetData>"))
+
+
+def absolute_paths(folder: Path) -> None:
+    """Write lists/t.csv and lists/new.csv with the absolute paths of images in img."""
+    for name in (*NAMES, "9.jpg", "d9.jpg"):
+        draw(folder / "img" / name)
+    (folder / "lists").mkdir()
+    for table, names in (("t.csv", NAMES), ("new.csv", ("9.jpg", "d9.jpg"))):
+        rows = [f"{(folder / 'img' / name).absolute()},{'ad'[name[0] == 'd']}" for name in names]
+        (folder / "lists" / table).write_text("\n".join(["path,label", *rows, ""]))
