@@ -85,7 +85,7 @@ def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
         pytest.param(["a", "a", "a"], {}, set(), {0}, id="one group moves to validation"),
         pytest.param(["a", "a"], {}, {"a/0-0.jpg", "a/1-0.jpg"}, {1}, id="one moves to training"),
         pytest.param(["a"], {}, set(), set(), id="the only image stays"),
-        pytest.param(["aa"], {}, {"a/0-0.jpg"}, {0}, id="the only group stays"),
+        pytest.param(["aa"], {}, {"a/0-0.jpg"}, set(), id="the only group moves to training"),
         pytest.param(["ab", "a", "a", "b"], {}, {"b/3-0.jpg"}, {1, 3},
                      id="not a group with the last image of another class"),
         pytest.param(["ab", "a", "b", "b"], {}, {"b/3-0.jpg"}, {0, 3},

@@ -165,8 +165,12 @@ GROUPS = {digest("a1"): "p", digest("a2"): "p", digest("b1"): "p", digest("b2"):
 
 
 def split_of(*names: str) -> Manifest:
-    """Return training images whose class is the first letter of their name."""
+    """Return training images whose class is the first letter of their name.
+
+    One more image of each class is held out.
+    """
     rows = [row(name, "abc".index(name[0])) for name in names]
+    rows += [row(f"{name}0", "abc".index(name), "val") for name in {name[0] for name in names}]
     return data_set(rows).manifest
 
 
@@ -203,6 +207,15 @@ def test_a_class_of_one_image_has_no_group_to_divide(caplog: pytest.LogCaptureFi
 
     assert found == {name: group for name, group in GROUPS.items() if name != digest("a1")}
     assert not caplog.messages
+
+
+def test_a_class_without_validation_images_keeps_its_group() -> None:
+    manifest = data_set([row("a1", 0), row("a2", 0), row("b1", 1), row("b2", 1, "val")]).manifest
+
+    assert fold_groups(manifest, {digest("a1"): "p", digest("a2"): "p"}, {}) == {
+        digest("a1"): "p",
+        digest("a2"): "p",
+    }
 
 
 def test_groups_of_copies_and_groups_of_several_labels_are_never_divided() -> None:

@@ -82,7 +82,7 @@ def audit_images(
             names = {member["label"] for member in group["members"]} | {
                 max(known, key=lambda name: known[name])
             }
-            group["probabilities"] = {name: known[name] for name in sorted(names)}
+            group["probabilities"] = {n: known[n] for n in sorted(names) if n in known}
     if view is not None:
         found["view"] = view
     if own_split:

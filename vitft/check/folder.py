@@ -4,6 +4,7 @@ Labels are checked only if weights are given, because the check needs features. 
 torch is not imported.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -27,7 +28,7 @@ from vitft.data.inspection import InspectedFolder, describe_counts
 from vitft.data.label_sets import split_labels
 from vitft.data.proposals import propose_fixes
 from vitft.data.scan import scan
-from vitft.data.split import Manifest
+from vitft.data.split import Manifest, check_folder_classes
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
@@ -94,6 +95,8 @@ class CheckResult:
                 f"{count(number, 'image')} cannot be read only because a library is missing, so no "
                 f"fix is proposed: run {command}, then check again"
             )
+        with contextlib.suppress(DataError):
+            notes += filter(None, [check_folder_classes(self.folder)])
         if self.folder.labels:
             notes.append("no fixes are proposed for multi-label data: edit the table instead")
         return notes
@@ -189,11 +192,15 @@ def score_labels_of(
     from vitft.features.label_errors import check_labels
 
     together, classes = joined_groups(good, groups), folder.classes
-    used = sorted({file.label for file in good})
-    if not folder.labels and len(used) < len(classes):  # a class without images is never right
+    distinct = Counter(label for label, _ in {(file.label, file.sha256) for file in good})
+    used = sorted(label for label, images in distinct.items() if images > 1)
+    if not folder.labels and len(used) < len(classes):  # a class of one image is never right
         number = {label: i for i, label in enumerate(used)}
-        good = tuple(replace(file, label=number[file.label]) for file in good)
+        some = (file for file in good if file.label in number)
+        good = tuple(replace(file, label=number[file.label]) for file in some)
         classes = tuple(classes[label] for label in used)
+    if not good:
+        return [], {}
     return check_labels(good, classes, together, features, seed=seed, labels=folder.labels)
 
 

@@ -130,11 +130,11 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
     The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
     `random`. A group is drawn if this brings the numbers of validation images closer to their
     targets, summed over the classes. The target of a class is `spec.val_rate` of its images,
-    rounded down, but at least one. Groups already assigned to `val` are always drawn, and groups
-    assigned to `train` are never drawn.
+    rounded down, but at least one, or none if all its images are in one group. Groups already
+    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
     """
-    counts = Counter(file.label for group in members for file in group)
-    lacking = {label: max(1, int(n * spec.val_rate)) for label, n in counts.items()}
+    counts, alone = Counter(file.label for group in members for file in group), undivided(members)
+    lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
     order = list(members)
     if spec.split == "random":
         random.Random(spec.seed).shuffle(order)
@@ -143,22 +143,35 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
     for group in order:
         own = Counter(file.label for file in group)
         change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
-        if group[0].part == "val" or (change < 0 and group[0].part != "train"):
+        is_free = group[0].part != "train" and not alone & own.keys()
+        if group[0].part == "val" or (change < 0 and is_free):
             drawn.update(file.path for file in group)
             for label, n in own.items():
                 lacking[label] -= n
     return drawn
 
 
+def undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
+    """Return the classes whose images are all in one group, which is never drawn."""
+    found = Counter(label for group in members for label in {file.label for file in group})
+    return {label for label, groups in found.items() if groups == 1}
+
+
 def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
     """Move each group to the side of its first image, and return the validation paths.
 
-    A group is thus assigned to validation with the same probability as a single image. If all
+    A group is thus assigned to validation with the same probability as a single image, except that
+    a group with all images of a class is used for training. If all
     images of a class are then on one side, the first suitable group with an image of that class is
     moved to the other side. A group is suitable if the side that it leaves keeps at least one image
     of each class in the group, and if the group is not already assigned to `val`.
     """
-    side = [group[0].path in drawn for group in members]  # True: validation
+    alone = undivided(members)
+    side = [  # True: validation
+        group[0].path in drawn
+        and (group[0].part == "val" or not any(file.label in alone for file in group))
+        for group in members
+    ]
     sided = list(zip(members, side, strict=True))
     have = Counter((file.label, is_val) for group, is_val in sided for file in group)
     labels = {file.label for group in members for file in group}

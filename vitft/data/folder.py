@@ -6,24 +6,30 @@ or both, each containing one folder per class. Nothing is ever written to the da
 validation images.
 """
 
+import contextlib
 import os
+import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
+from vitft.config.sections import DataSpec
 from vitft.data.array_files import CLASSES, TORCHVISION
 from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
-from vitft.data.parts import PART_NAMES, Part
+from vitft.data.label_table import read_label_table
+from vitft.data.parts import PART_NAMES, Part, are_parts, part_named, rest_of, words_of
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, quote_cell
+from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, is_table, quote_cell
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
-from vitft.system.errors import DataError, UsageError
+from vitft.system.errors import DataError, UsageError, VitftError
 from vitft.system.files import WEIGHT_SUFFIXES
-from vitft.system.near_paths import path_fix
+from vitft.system.near_paths import entries_of, path_fix, subfolders
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
@@ -53,18 +59,34 @@ class EmptyClasses:
     the files that it contains instead."""
     total: int = 0
     """Number of class folders, empty or not."""
+    classes: int = 0
+    """Number of classes."""
 
     def error(self, root: Path, paths: Collection[str]) -> DataError:
         """Return the error for the given empty class folders."""
         names = [f"{path} ({self.content[path]})" if self.content[path] else path for path in paths]
-        left_out = dict.fromkeys(quote_cell(path.rpartition("/")[2]) + "," for path in paths)
-        lines = [f"`{line}`" for line in (",".join(CLASS_COLUMNS), *left_out)]
+        left_out = dict.fromkeys((path.rpartition("/")[2], "") for path in paths)
+        fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
+        if self.classes - len(left_out) >= 2:
+            fix += f", or leave the classes out with {class_table(left_out)}"
+        elif inner := class_folder_in(root):
+            fix += (
+                f", or use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+            )
         return DataError(
             f"{root}: no images in {len(names)} of {self.total} class folders: {listing(names)}",
-            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic), remove these folders, or "
-            "leave the classes out with `--classes classes.csv`, a file with the lines "
-            f"{listing(lines)} (for `vitft check`: `--set data.classes=classes.csv`)",
+            fix=fix,
         )
+
+
+def class_table(changes: Iterable[tuple[str, str]]) -> str:
+    """Return the option for a table of class changes, with the lines of the table."""
+    rows = (CLASS_COLUMNS, *changes)
+    lines = listing((f"`{','.join(map(quote_cell, row))}`" for row in rows), most=30)
+    return (
+        f"`--classes classes.csv`, a file with the lines {lines} "
+        "(for `vitft check`: `--set data.classes=classes.csv`)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +139,13 @@ class Folder:
         return short_name(self.shown) if self.shown else (self.table or self.root).resolve().name
 
 
-def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
+def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bool) -> Folder:
     """Find the classes and images of a data folder.
 
     Raises:
-        DataError: A folder cannot be read, there are fewer than two classes, a class is empty
-            (unless `allow_empty` is set), or the folder's own split is inconsistent or conflicts
-            with `reference`.
+        DataError: A folder cannot be read, there are fewer than two classes, the folders do not
+            look like classes (unless `any_names` is set), a class is empty (unless `allow_empty` is
+            set), or the folder's own split is inconsistent or conflicts with `reference`.
     """
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
@@ -137,6 +159,8 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
         )
     scan_layout = scan_parts if parts else scan_classes
     classes, files, notes, empty = scan_layout(walk, root, parts)
+    if not any_names:
+        check_are_classes(root / parts.get("train", ""), classes, {f.label for f in files})
     if empty.content and not allow_empty:
         raise empty.error(root, empty.content)
     notes += walk.notes()
@@ -148,7 +172,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool) -> Folder:
         reference=reference,
         bad=tuple(walk.bad),
         unused=walk.unused(),
-        warnings=warnings_on_names(classes),
+        warnings=(*warnings_on_names(classes), *warnings_on_subfolders(classes, files)),
         notes=tuple(notes),
         empty=empty,
     )
@@ -221,6 +245,10 @@ def check_is_folder(root: Path) -> None:
     raise DataError(f"data {kind} not found: {root}", fix=fix)
 
 
+MOST_FOLDERS = 20
+"""Maximum number of subfolders or tables that are searched for classes."""
+
+
 def may_be_data(entry: "os.DirEntry[str]") -> bool:
     """Return whether an entry is a folder, an array file or a table."""
     return entry.is_dir() or entry.name.lower().endswith((".npz", *TABLE_SUFFIXES))
@@ -237,7 +265,7 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
     found = {name: walk.images_in(name) for name in classes}
     walk.raise_if_refused()
     files = [File(p, i) for i, name in enumerate(classes) for p in found[name]]
-    return classes, files, [], empty_classes(walk, found)
+    return classes, files, [], empty_classes(walk, found, len(classes))
 
 
 def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
@@ -269,7 +297,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
         for part in used
         for path in found[places[part, name]]
     ]
-    return classes, files, notes, empty_classes(walk, required)
+    return classes, files, notes, empty_classes(walk, required, len(classes))
 
 
 def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
@@ -285,6 +313,8 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
     fix = f"use the same class folders in {one}/ and {other}/"
+    if len(first) > 1:
+        fix += f", or leave out {other}/ with --data {shell_quote(str(root / one))}"
     return DataError(
         f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})",
         fix=f"remove the empty {listing(empty)}, or {fix}" if empty else fix,
@@ -295,14 +325,14 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
     """Return the folder name of each subset, or an empty dict if the data has no split of its own.
 
     The data has its own split if there is a train folder and a val or test folder, each with
-    subfolders.
+    images in subfolders.
 
     Raises:
         DataError: There is more than one folder for the same subset.
     """
     parts: dict[Part, str] = {}
     for part, known in PART_NAMES:
-        fitting = [n for n in names if n.lower() in known and walk.folders_of(n)[0]]
+        fitting = [n for n in names if n.lower() in known and has_class_images(walk, n)]
         if len(fitting) > 1:
             raise DataError(
                 f"{walk.root} has more than one {part} folder: {listing(fitting)}",
@@ -311,6 +341,12 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
         if fitting:
             parts[part] = fitting[0]
     return parts if "train" in parts and len(parts) > 1 else {}
+
+
+def has_class_images(walk: Walk, folder: str) -> bool:
+    """Return whether there are images in a subfolder of `folder`."""
+    own = Walk(walk.root, walk.reference)  # does not count anything twice
+    return any(own.images_in(f"{folder}/{name}") for name in walk.folders_of(folder)[0])
 
 
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
@@ -358,15 +394,105 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         problem = f"no class folders in {where}, which contains {content}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
-    if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:
-        fix = f"use {where / names[0]}: the classes seem to be one folder deeper"
-    else:
-        fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
-        if not folder and (parent := parent_of_class(root)):
-            fix = f"use {parent}: {root.absolute().name} seems to be one of its classes"
-        if loose and not names:
-            fix += f", or label the images with `vitft label {shell_quote(str(where))}`"
+    fix = way_out(where, parent_of_class(root) if not folder else None)
     raise DataError(problem, fix=fix)
+
+
+def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int]) -> None:
+    """Raise a DataError if the subfolders of a folder look like subsets or containers of images.
+
+    `filled` are the indices of the names of subfolders with images.
+    """
+    used = [names[i] for i in sorted(filled)]
+    if are_parts(used):
+        problem = f"{folder}: the folders {listing(used)} do not look like classes"
+    elif len(used) == 1 < len(names) and rest_of(used[0]) == ():
+        problem = f"{folder}: only {used[0]}/ contains images, and it does not look like a class"
+    else:
+        return
+    fix = way_out(folder)
+    if len(used) > 1:
+        fix += f". If they are classes, use {class_table((name, name) for name in used)}"
+    raise DataError(problem, fix=fix)
+
+
+def way_out(folder: Path, parent: Path | None = None) -> str:
+    """Return how to train on a folder without class folders, from what is in and beside it.
+
+    `parent` is the folder above if this one may be one of its classes.
+    """
+    if inner := class_folder_in(folder):
+        return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+    above = folder / os.pardir if str(folder) == os.curdir else folder.parent
+    tables = tables_in(folder, *by_rank(subfolders(folder)))
+    found = (options_for(table, folder) for table in (*tables, *tables_in(above)))
+    if options := next(filter(None, found), ""):
+        return f"use {options}, a table that lists the images"
+    if parent:
+        return f"use {parent}: {folder.absolute().name} seems to be one of its classes"
+    best = next(
+        (one for one in by_rank(subfolders(folder)) if not rank(one) and images_below(one)), folder
+    )
+    names = [path.rpartition("/")[2] for path in images_below(best)]
+    begin = Counter(m[1] for name in names if (m := re.match(r"([^\W\d_]+)[\W\d_]", name)))
+    fix = f"put each class in its own folder, e.g. {best}/cat/001.jpg and {best}/dog/001.jpg"
+    if 1 < len(begin) <= len(names) / 4:
+        fix += f" (the file names begin with {listing(sorted(begin))}, which may be the classes)"
+    for table in tables[:1]:
+        fix += f", or use --data {shell_quote(str(table))} if this table lists the images"
+    if names and (best != folder or not subfolders(folder)):
+        fix += f", or label the images with `vitft label {shell_quote(str(best))}`"
+    return fix
+
+
+def rank(path: Path) -> int:
+    """Return 0 for a folder or table of training images, 2 for one of others, and 1 if unclear."""
+    words = {part_named(word) or word for word in words_of(path.stem)}
+    if words & {"test", "val", "pred", "submission", "augmented"}:
+        return 2
+    return int(not words & {"train", "image", "images", "img", "imgs", "photos", "jpeg"})
+
+
+def images_below(folder: Path) -> list[str]:
+    """Return the paths of the images in a folder and below it."""
+    return Walk(os.fspath(folder)).images_in("")
+
+
+def by_rank(paths: Iterable[Path]) -> list[Path]:
+    """Return the first paths, those of training images first."""
+    return sorted([*paths][:MOST_FOLDERS], key=rank)
+
+
+def class_folder_in(folder: Path, depth: int = 3) -> Path | None:
+    """Return the first folder below `folder` that contains class folders or subsets, or None."""
+    for path in (inside := by_rank(subfolders(folder))):
+        walk = Walk(os.fspath(path))
+        names = walk.folders_of("")[0]
+        filled = [name for name in names if walk.images_in(name)]
+        if split_folders(walk, names) or (len(filled) > 1 and not are_parts(filled)):
+            return path
+    deeper = (class_folder_in(path, depth - 1) for path in inside if depth > 1)
+    return next(filter(None, deeper), None)
+
+
+def tables_in(*folders: Path) -> list[Path]:
+    """Return the tables in some folders, those of training images first, without those of tests."""
+    found = (p / entry.name for p in folders for entry in entries_of(p, os.DirEntry.is_file))
+    return by_rank(p for p in found if is_table(p) and 2 not in (rank(p), rank(p.parent)))
+
+
+def options_for(table: Path, folder: Path) -> str:
+    """Return the options for reading a table that lists images of `folder`; "" if it does not."""
+    for label, root in product(
+        ("", "*"), dict.fromkeys([table.parent, folder, *by_rank(subfolders(folder))])
+    ):
+        with contextlib.suppress(VitftError):
+            rows = read_label_table(table, DataSpec(root=str(root), label=label)).rows[:20]
+            if any((root / row.path).exists() for row in rows):
+                columns = " --set 'data.label=*'" * bool(label)
+                place = f" --set data.root={shell_quote(str(root))}" * (root != table.parent)
+                return f"--data {shell_quote(str(table))}{columns}{place}"
+    return ""
 
 
 def parent_of_class(root: Path) -> Path | None:
@@ -380,34 +506,84 @@ def parent_of_class(root: Path) -> Path | None:
     walk = Walk(str(full.parent))
     if not walk.images_in(full.name):
         return None
-    others = (name for name in walk.folders_of("")[0] if name != full.name)
-    if not any(walk.folders_of(name)[1] for name in others):
+    names = walk.folders_of("")[0]
+    others = [name for name in names if name != full.name and walk.folders_of(name)[1]]
+    if not others or are_parts([full.name, *others]):
         return None
     return root.parent if root.name else full.parent
 
 
-def empty_classes(walk: Walk, found: Mapping[str, Sized]) -> EmptyClasses:
+def empty_classes(walk: Walk, found: Mapping[str, Sized], classes: int) -> EmptyClasses:
     """Return the class folders without images, given the images of each class folder."""
     empty = [path for path, images in found.items() if not images]
     content = {path: by_suffix(unused_files(walk.unused(path))) for path in empty}
-    return EmptyClasses(content, len(found))
+    return EmptyClasses(content, len(found), classes)
 
 
-def warnings_on_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a warning about class names that some file systems treat as equal, if there are any.
+MISSING_LABELS = re.compile(
+    r"\?|#?n/a|<na>|nan|null|nil|tbd|undefined|(un|(no|not|without|to)_?)(label(l?ed|s)?|tagged|annotated)"
+)
+"""Names that stand for a missing label, as `key_of` returns them."""
 
-    They are probably one class, but a table of class changes has to say so.
+
+def key_of(name: str) -> str:
+    """Return what names have in common that are probably one: `Leaf rust` and `leaf_rust`."""
+    key = unicodedata.normalize("NFC", name).casefold().strip()
+    key = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"^(\d+)\.0+$", r"\1", key))
+    return re.sub(r"(?<=\w)[\s_-]+(?=\w)", "_", key)
+
+
+def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[str, ...]:
+    """Return warnings about names that probably mean one class, or that there is no label.
+
+    A table of class changes has to say so, or the table itself if images have `several` labels.
     """
     by_key: dict[str, list[str]] = {}
     for name in names:
-        by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
-    found = [twins for twins in by_key.values() if len(twins) > 1]
-    if not found:
-        return ()
-    twins = "; ".join(" and ".join(twins) for twins in found)
-    first, second = found[0][:2]
-    return (
-        f"class names that differ only in case or Unicode normalisation: {twins}; if they are one "
-        f"class, merge them with --classes TABLE.csv: the line `class,new_class`, then e.g. "
-        f"`{second},{first}`",
+        by_key.setdefault(key_of(name), []).append(name)
+    same = [twins for twins in by_key.values() if len(twins) > 1]
+    lacking = [
+        name for key, twins in by_key.items() if MISSING_LABELS.fullmatch(key) for name in twins
+    ]
+    shown = "; ".join(listing(repr(n) if n != n.strip() else n for n in twins) for twins in same)
+    merged = [(other, twins[0]) for twins in same for other in twins[1:]]
+    found = (
+        (
+            merged,
+            f"names that differ only in case, blanks, separators, zeros or Unicode form: {shown}. "
+            "If they mean one class, merge them",
+        ),
+        (
+            [(name, "") for name in lacking],
+            f"{listing(lacking)} looks like a missing label. If so, leave out its images",
+        ),
     )
+    return tuple(
+        f"{text} {'in the table' if several else f'with {class_table(rows)}'}"
+        for rows, text in found
+        if rows
+    )
+
+
+def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
+    """Yield warnings about subfolders of classes whose names may be those of classes or subsets."""
+    inner: dict[str, set[str]] = {name: set() for name in classes}
+    last: dict[str, set[str]] = {name: set() for name in classes}
+    for file in files:
+        if file.part in ("", "train"):
+            between = file.path.split("/")[2 if file.part else 1 : -1]
+            inner[classes[file.label]].update(between)
+            last[classes[file.label]].update(between[-1:])
+    for own, names in inner.items():
+        if others := sorted(names & {*classes} - {own}):
+            yield (
+                f"the class {own} has subfolders named like other classes: {listing(others)}. If "
+                f"it is not a class, leave it out with {class_table([(own, '')])}"
+            )
+    for found in {frozenset(names) for names in last.values()}:
+        same = [own for own in classes if last[own] == found]
+        if len(same) > 1 and (len(found) > 1 or any(map(rest_of, found))):
+            yield (
+                f"the subfolders of {listing(same)} have the same names, which are ignored: "
+                f"{listing(sorted(found))}. If they are classes or subsets, move them up a level"
+            )

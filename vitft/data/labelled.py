@@ -14,7 +14,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import describe_changes, read_class_changes
-from vitft.data.folder import check_is_folder, split_folders
+from vitft.data.folder import check_are_classes, check_is_folder, split_folders
 from vitft.data.label_table import read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.parts import Part
@@ -83,7 +83,8 @@ def find_labelled(
         found, parts = from_table(source, subset, spec or DataSpec())
     else:
         check_is_folder(source)
-        found, parts = from_folder(source, subset)
+        any_names = bool(spec and spec.classes)
+        found, parts = from_folder(source, subset, any_names=any_names)
     if spec is not None and spec.classes:
         found = with_changed_classes(found, Path(spec.classes).expanduser())
     if subset is not None and not parts:
@@ -130,11 +131,12 @@ def choose_part(present: Collection[str], subset: str | None, source: Path) -> P
     return cast("Part", chosen)
 
 
-def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
+def from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[LabelledImages, bool]:
     """Return the labelled images of a folder, and whether the folder is divided into subsets.
 
     Raises:
-        DataError: There are no labelled images, or a folder cannot be read.
+        DataError: There are no labelled images, the folders do not look like classes (unless
+            `any_names` is set), or a folder cannot be read.
         UsageError: The folder does not have the requested subset.
     """
     walk = Walk(os.fspath(root))
@@ -156,6 +158,8 @@ def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or use a CSV file "
             "with the columns path and label",
         )
+    if not any_names:
+        check_are_classes(where, classes, {classes.index(name) for _, name in images})
     notes = [f"evaluating the images in {part}/"] if part else []
     notes += walk.notes()
     return LabelledImages(

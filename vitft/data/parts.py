@@ -1,5 +1,8 @@
-"""Subsets of a dataset that has its own split, and their usual names."""
+"""Subsets of a dataset that has its own split, and usual names of folders that are not classes."""
 
+import re
+import unicodedata
+from collections.abc import Collection
 from typing import Literal
 
 Part = Literal["train", "val", "test", ""]
@@ -16,3 +19,49 @@ PART_NAMES: tuple[tuple[Part, frozenset[str]], ...] = (
 def part_named(name: str) -> Part:
     """Return the subset to which a name such as `Validation` refers, or an empty string."""
     return next((part for part, names in PART_NAMES if name.lower() in names), "")
+
+
+FOLDER_WORDS = """
+    validate pred preds predict prediction predictions inference submission holdout heldout
+    evaluation development fold folds part parts set sets subset split splits batch batches chunk
+    shard data dataset datasets database folder original originals augmented augmentation
+    augmentations aug resized cropped labeled labelled unlabeled unlabelled all extra
+    entrenamiento prueba pruebas validacion validación entrainement entraînement treinamento treino
+    teste testes validacao validação validierung trainingsdaten testdaten
+    训练 训练集 测试 测试集 验证 验证集
+    image images imgs img photo photos picture pictures pics pix samples frames jpg jpeg jpegs png
+    pngs bmp annotation annotations label labels mask masks segmentation segmentations
+    segmentationclass segmentationobject groundtruth gt bbox bboxes meta metadata xml json csv txt
+    input inputs output outputs target targets thumbnail thumbnails thumbs overlays previews
+    imagenes imágenes imagens fotos bilder etiquetas máscaras 图片 图像 标签
+"""
+WORD = re.compile(
+    f"(?:{'|'.join({*FOLDER_WORDS.split()}.union(*(names for _, names in PART_NAMES)))})+"
+)
+"""One or more words for subsets or containers of images, such as `train`, `imgs` or `testset`."""
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of letters in a name; a capital after a small letter begins another one."""
+    form = unicodedata.normalize("NFC", name)
+    found = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])", form)
+    return [word.lower() for word in found]
+
+
+def rest_of(name: str) -> tuple[str, ...] | None:
+    """Return the words of a name except those for subsets or containers; None if it has none."""
+    words = words_of(name)
+    rest = tuple(word for word in words if not WORD.fullmatch(word))
+    if WORD.fullmatch("".join(words)):
+        return ()
+    return rest if len(rest) < len(words) else None
+
+
+def are_parts(names: Collection[str]) -> bool:
+    """Return whether folder names stand for subsets or containers of images, not for classes.
+
+    Each name then has such a word, and two of them differ in nothing else: `seg_train` and
+    `seg_test`, but not `good_train` and `bad_train`, nor `mask` and `no_mask`.
+    """
+    rests = [rest_of(name) for name in names]
+    return None not in rests and len({*rests}) < len(rests)

@@ -48,7 +48,9 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     else:
         check_is_folder(data)
         may_be_empty = allow_empty or bool(spec.fixes or spec.classes)
-        folder = scan_folder(data, reference=reference, allow_empty=may_be_empty)
+        folder = scan_folder(
+            data, reference=reference, allow_empty=may_be_empty, any_names=bool(spec.classes)
+        )
     if spec.classes and folder.labels:
         raise one_class_only("data.classes")
     if spec.classes:
@@ -101,7 +103,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         layout="split" if len(parts) > 1 else "classes",
         bad=tuple(sorted(found.missing.items())),
-        warnings=warnings_on_names(table.labels or classes),
+        warnings=warnings_on_names(table.labels or classes, several=table.several),
         notes=(*table.notes, *found.notes),
         table=source,
         split_column=table.columns["split"].strip() if len(parts) > 1 else "",

@@ -26,7 +26,7 @@ from vitft.data.draw import (
     keep_groups_together,
     ordered_groups,
 )
-from vitft.data.folder import Folder
+from vitft.data.folder import Folder, class_table
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.label_sets import label_names, split_labels
 from vitft.data.membership import membership
@@ -227,8 +227,8 @@ def split(
             images are used for training again unless a class would then have no validation images.
 
     Raises:
-        DataError: A class has no training images or no validation images. For the reference split,
-            validation images of a single class are enough.
+        DataError: A class has no training images, or fewer than two classes have validation images.
+            For the reference split, validation images of a single class are enough.
     """
     folder, groups = checked.folder, groups or {}
     assert folder.reference == (spec.split == "reference"), (
@@ -268,17 +268,12 @@ def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
 
 def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
     """Raise a DataError if there are too few images for training or validation."""
-    have = Counter((name, row.split) for row in manifest.rows for name in manifest.names(row))
-    drawn_here = checked.folder.layout == "classes"
-    lacking: list[str] = []
-    for name in manifest.outputs:
-        train, val = have[name, "train"], have[name, "val"]
-        if not train or not (val or checked.folder.reference):
-            whole = f"{name} ({train + val:,})"
-            lacking.append(whole if drawn_here else parts_text(name, train, val))
-    if lacking:
+    have = Counter[tuple[str, str]](
+        (name, row.split) for row in manifest.rows for name in manifest.names(row)
+    )
+    if lacking := lacking_classes(have, checked.folder):
         unread = ""
-        if drawn_here and any(file.group for file in checked.good):
+        if checked.folder.layout == "classes" and any(file.group for file in checked.good):
             unread = "; all images of a group must be on the same side of the split"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
@@ -291,31 +286,56 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         )
 
 
-def check_folder_classes(folder: Folder) -> None:
-    """Raise a DataError if a class has too few files, before any file is read."""
+def check_folder_classes(folder: Folder) -> str:
+    """Raise a DataError if a class has too few files, before any file is read.
+
+    Returns:
+        A note on classes of which no image can be held out, or an empty string.
+    """
     names = [split_labels(text) if folder.labels else (text,) for text in folder.classes]
-    have = Counter((name, file.part) for file in folder.files for name in names[file.label])
-    lacking: list[str] = []
-    for name in folder.outputs:
-        train, val = have[name, "train"] + have[name, ""], have[name, "val"]
-        if folder.layout == "classes":
-            if train + val < (1 if folder.reference else 2):
-                lacking.append(f"{name} ({train + val})")
-        elif not train or not (val or folder.reference):
-            lacking.append(parts_text(name, train, val))
-    if lacking:
+    have, first = Counter[tuple[str, str]](), dict[str, str]()
+    for file in folder.files:
+        for name in names[file.label]:  # of two groups of images, one can be held out
+            unit = file.group or file.path
+            part = "train" if first.setdefault(name, unit) == unit else "val"
+            have[name, file.part or part] += 1
+    if lacking := lacking_classes(have, folder):
         raise lacking_images(lacking, folder)
+    return trained_only_note(have, folder.outputs)
 
 
-def parts_text(name: str, train: int, val: int) -> str:
-    """Return a class with its numbers of images for training and validation."""
-    return f"{name} ({train:,} for training, {val:,} for validation)"
+def lacking_classes(have: Mapping[tuple[str, str], int], folder: Folder) -> list[str]:
+    """Return the classes without enough images, each with its numbers of images.
+
+    If the split is drawn here, a class may have a training image only, but two other classes then
+    need validation images.
+    """
+    numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs}
+    if folder.layout == "split":
+        return [
+            f"{name} ({train:,} for training, {val:,} for validation)"
+            for name, (train, val) in numbers.items()
+            if not (train and val)
+        ]
+    measured = sum(val > 0 for _, val in numbers.values())
+    enough = folder.reference or measured >= min(2, len(numbers))
+    return [f"{n} ({t + v:,})" for n, (t, v) in numbers.items() if not (t and (v or enough))]
+
+
+def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
+    """Return a note on the classes without validation images, or an empty string."""
+    only = [name for name in names if not have[name, "val"]]
+    if not only:
+        return ""
+    note = f"trained on but not validated, so the recall is unknown: {listing(only)}"
+    if near := misspelt_classes(only, names):
+        note += f". If {listing(f'{a!r} means {b!r}' for a, b in near)}, use {class_table(near)}"
+    return note
 
 
 def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
     """Return the error for classes without enough images for training and validation."""
-    fix = "provide at least 2 readable images per class (in at least 2 groups), or remove the "
-    fix += "classes with fewer"
+    fix = "provide a readable image of every class, and 2 (in 2 groups) of at least 2 classes"
     column = folder.split_column
     where = f" in the column {column}" if column else ""
     if folder.layout == "split":
@@ -327,8 +347,6 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
         )
     elif column:
         fix += "; --set data.split_column=none ignores the column"
-    if near := misspelt_classes(names, folder.outputs):
-        fix = f"{fix}; or correct the spelling, if {listing(near)}"
     return DataError(
         f"too few readable images for training and validation in {len(names)} of "
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",
@@ -340,15 +358,11 @@ MIN_SPELT = 4
 """Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
 
 
-def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return `TYPO means NAME` for classes that are probably misspelt names of others.
-
-    Each of `names` is followed by its number of images in parentheses.
-    """
-    lacking = [name.rpartition(" (")[0] for name in names]
-    others = [name for name in known if name not in lacking]
-    found = ((n, misspelt_name(n.strip(), others)) for n in lacking if len(n) > MIN_SPELT)
-    return [f"{name!r} means {other!r}" for name, other in found if other]
+def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the classes among `names` that are probably misspelt names of others, with these."""
+    others = [name for name in known if name not in names]
+    found = ((n, misspelt_name(n.strip(), others)) for n in names if len(n) > MIN_SPELT)
+    return [(name, other) for name, other in found if other]
 
 
 class Leaks(NamedTuple):

@@ -4,7 +4,7 @@ import logging
 
 from rich.cells import cell_len
 
-from vitft.data.split import Manifest, leaks
+from vitft.data.split import Manifest, leaks, trained_only_note
 from vitft.system.console import visible
 from vitft.system.text import count, shortened
 
@@ -40,6 +40,9 @@ def log_split(manifest: Manifest) -> None:
         bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
         padded = names[name] + " " * (widest - cell_len(names[name]))
         log.info(f"  {padded}  {bar} {train:,} + {val:,}")
+    have = {(name, "val"): val for name, (_, val) in counts.items()}
+    if note := trained_only_note(have, manifest.outputs):
+        log.warning(note)
     if manifest.test:
         log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
     found = leaks(manifest)

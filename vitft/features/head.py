@@ -66,18 +66,25 @@ FLOAT64_LOGITS = 2 * 10**7
 """Maximum number of logits (images x classes) for which the head is fitted in float64."""
 
 
-def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
+def cross_validation_rows(
+    y: Tensor, classes: int, seed: int, *, most: int, groups: Tensor | None = None
+) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    There are fewer if they would have more than `CV_LOGITS` logits. The result is None if there are
-    too few images for a meaningful accuracy. If all images are used, there must be at least as many
-    images outside each fold as there are classes. If only a subset is used, it must have at least
-    `CV_FOLDS` images per class on average.
+    There are fewer if they would have more than `CV_LOGITS` logits. A class whose images are all in
+    one group (n,) is left out: heads that are not fitted to them do not know it. The result is None
+    if there are too few images for a meaningful accuracy. If all images are used, there must be at
+    least as many images outside each fold as there are classes. If only a subset is used, it must
+    have at least `CV_FOLDS` images per class on average.
     """
     rows = stratified_subset(y, max(1, min(most, CV_LOGITS // classes)), seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
-        return rows
+        if y.ndim == 2:
+            return rows
+        own = torch.arange(len(y)) if groups is None else groups
+        spread = torch.bincount(torch.stack([y, own], dim=1).unique(dim=0)[:, 0])
+        return rows[spread[y[rows]] > 1]
     log.info(
         f"skipping cross-validation and the check for label errors: {len(rows):,} images "
         f"(of {len(y):,} in total) are too few for {classes:,} classes"
@@ -114,7 +121,7 @@ def cross_validate(
         so many near-duplicates that too few images are outside it.
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
-    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
+    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most, groups=groups)
     if rows is None:
         return None
     x, y, units = x[rows], y[rows], None if units is None else units[rows.numpy()]
@@ -253,10 +260,10 @@ def weakest_classes(
 
 
 def weakest_labels(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
-    """Return the three labels with the lowest recall, for multi-label data."""
+    """Return the three labels of several images with the lowest recall, for multi-label data."""
     given, found = logits >= 0, list[WeakClass]()
     for i, name in enumerate(names):
-        if images := int(y[:, i].sum()):
+        if (images := int(y[:, i].sum())) > 1:
             recall = int((given[:, i] & y[:, i].bool()).sum()) / images
             found.append({"class": name, "recall": recall, "images": images, "taken_for": None})
     return sorted(found, key=lambda weak: weak["recall"])[:3]

@@ -102,13 +102,14 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
-    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES)
+    groups = data.group_ids(distinct)
+    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES, groups=groups)
     if rows is None:
         return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(
         x[rows],
         y[rows],
-        data.group_ids(distinct)[rows],
+        groups[rows],
         classes=len(data.manifest.outputs),
         seed=seed,
         l2=default_penalty(y, len(data.manifest.outputs)),

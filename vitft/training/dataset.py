@@ -177,7 +177,8 @@ def fold_groups(
     names: dict[int, set[str]] = {}
     for row in manifest.train:
         names.setdefault(row.label, set()).add(groups.get(row.sha256, row.sha256))
-    alone = {label for label, found in names.items() if len(found) == 1}
+    held_out = {row.label for row in manifest.val}
+    alone = {label for label, found in names.items() if len(found) == 1} & held_out
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
         log.info(

@@ -25,7 +25,7 @@ from vitft.data.inspection import describe_counts, log_inspection
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, split
+from vitft.data.split import Manifest, check_folder_classes, split
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
@@ -364,7 +364,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
         solver = describe_solver(config, stage, labels, cut_model(model, stage).suffix)
         plan += (f"--freeze {stage}: {trained:,} trainable parameters, {solver}",)
     show(to_toml(replace(config, data=replace(config.data, path=data))))
-    for text in folder.warnings:
+    for text in filter(None, (*folder.warnings, check_folder_classes(folder))):
         log.warning(text)
     for text in plan:
         log.info(text)
