@@ -36,7 +36,7 @@ def test_a_table_of_two_runs_has_one_test(
     lines = printed.out.splitlines()
     assert lines[0] == compared("flowers", "b").conclusions()[0]
     assert "validation images compared: 60" in lines
-    assert "exact McNemar test on the shared images" in lines
+    assert "mid-p McNemar test on the shared images" in lines
     assert lines.count("settings in which the runs differ") == 0
     (row,) = (line for line in lines if line.startswith("B b    "))  # names are on the left
     assert row.endswith("%")  # and numbers on the right
@@ -52,7 +52,7 @@ def test_several_tests_are_corrected(runs: list[str], capsys: pytest.CaptureFixt
     assert main(["compare", *runs]) == 0
 
     title = (
-        "exact McNemar test on the shared images, p-values corrected for multiple testing (Holm)"
+        "mid-p McNemar test on the shared images, p-values corrected for multiple testing (Holm)"
     )
     assert title in capsys.readouterr().out.splitlines()
 

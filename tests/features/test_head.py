@@ -241,7 +241,7 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
         {
             "class": name,
             "recall": right / 4,
-            "recall_interval": wilson_interval(right, 4),
+            "recall_interval": wilson_interval(right, 4, 1.2),
             "images": 4,
             "taken_for": other,
         }

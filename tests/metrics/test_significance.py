@@ -1,18 +1,85 @@
 """Significance of differences between two models on the same images."""
 
+import itertools
+
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
-from vitft.metrics.intervals import holm, mcnemar, paired_interval, sample_size, score_interval
+from vitft.metrics.intervals import (
+    PairedDifference,
+    holm,
+    mcnemar,
+    paired_interval,
+    sample_size,
+    score_interval,
+    sign_flip,
+)
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (200, 301)])
-def test_mcnemar_is_the_exact_binomial_test(one: int, other: int) -> None:
-    expected = binomtest(one, one + other).pvalue if one + other else 1.0
+def test_mcnemar_is_the_binomial_test_with_half_the_chance_of_the_counts(
+    one: int, other: int
+) -> None:
+    total = one + other
+    exact = binomtest(one, total).pvalue if total else 1.0
 
-    assert mcnemar(one, other) == pytest.approx(expected, rel=1e-9)
+    wanted = 1.0 if one == other else exact - binom.pmf(one, total, 0.5)
+
+    assert mcnemar(one, other) == pytest.approx(wanted, rel=1e-9)
     assert mcnemar(other, one) == mcnemar(one, other)
+
+
+def test_mcnemar_is_that_of_a_published_table() -> None:
+    # Fagerland, Lydersen & Laake 2013, table 1: airway hyper-responsiveness before and after a
+    # transplantation, 1 and 7 discordant pairs: exact 0.0703, mid-p 0.0391.
+    assert mcnemar(1, 7) == pytest.approx(0.0391, abs=5e-5)
+
+
+def test_flipping_the_signs_of_single_images_is_mcnemars_test() -> None:
+    sums = np.array([1] * 9 + [-1] * 2 + [0] * 30)
+
+    assert sign_flip(sums) == pytest.approx(mcnemar(9, 2))
+
+
+def test_signs_are_flipped_exactly() -> None:
+    sums = np.array([3, -1, 2, 5, 0, -2, 4])
+    totals = [abs(np.dot(signs, sums)) for signs in itertools.product((-1, 1), repeat=len(sums))]
+
+    found = sign_flip(sums)
+
+    wanted = np.mean([total > sums.sum() for total in totals])
+    wanted += np.mean([total == sums.sum() for total in totals]) / 2
+    assert found == pytest.approx(wanted)
+    assert sign_flip(-sums) == pytest.approx(found)
+    assert sign_flip(np.array([4, -4])) == 1
+
+
+def test_a_difference_in_one_of_few_groups_is_not_significant() -> None:
+    groups = np.repeat(np.arange(10), 12)
+    first = np.ones(120, bool)
+    second = groups != 3  # all 12 images of one patient are wrong
+
+    alone, grouped = (PairedDifference.of(first, second, g) for g in (None, groups))
+
+    assert alone.p < 0.001 < 0.4 < grouped.p
+    assert alone.interval()[0] > 0 >= grouped.interval()[0]
+    assert alone.difference == grouped.difference == 0.1
+
+
+@pytest.mark.parametrize("images", [40, 240])
+@pytest.mark.parametrize("factor", [1, 3])
+def test_an_interval_contains_zero_if_and_only_if_the_difference_is_not_significant(
+    images: int, factor: int
+) -> None:
+    for one, other in itertools.product(range(20), repeat=2):
+        paired = PairedDifference(one, other, images, mcnemar(one, other))
+        p = min(1.0, factor * paired.p)
+        low, high = paired.interval(p)
+
+        assert (low < 0 < high or 0 in (low, high)) or p < 0.05
+        assert not low < 0 < high or p >= 0.05
+        assert low <= paired.difference <= high
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
     assert result.shared == 150
     assert list(result.notes) == []
     (pair,) = result.pairs
-    assert pair.only_second - pair.only_first == result.rights[1] - result.rights[0]
+    assert pair.paired.only_first - pair.paired.only_second == result.rights[1] - result.rights[0]
     assert pair.difference == (result.rights[1] - result.rights[0]) / 150 < 0
-    assert pair.p == mcnemar(pair.only_first, pair.only_second) < 0.001
+    assert pair.p == mcnemar(pair.paired.only_first, pair.paired.only_second) < 0.001
     assert result.conclusion(pair).startswith("A is more accurate than B on these images, by ")
 
 
@@ -576,8 +576,8 @@ def test_few_shared_images_are_said_to_show_only_large_differences(tmp_path: Pat
     many = [make_run(tmp_path / f"{n}3", per_class=200, held_back=150) for n in "ab"]
 
     assert compared(*few).power_text() == (
-        "With 12 shared images, a difference of less than 50.0 points cannot be significant."
-    )  # six images in favour of one run: p = 2 / 2**6 = 0.03
+        "With 12 shared images, a difference of less than 41.7 points cannot be significant."
+    )  # five images in favour of one run: p = 1 / 2**5 = 0.03
     assert compared(*tiny).power_text().endswith("no difference can be significant.")
     assert compared(*many).power_text() == ""
 
@@ -610,7 +610,10 @@ def test_disputed_images_of_two_runs_are_grouped_by_the_run_that_is_right(tmp_pa
 
     assert [group.title for group in groups][:2] == ["Only A is right", "Only B is right"]
     (pair,) = result.pairs
-    assert [group.number for group in groups][:2] == [pair.only_first, pair.only_second]
+    assert [group.number for group in groups][:2] == [
+        pair.paired.only_second,
+        pair.paired.only_first,
+    ]
 
 
 # the command -------------------------------------------------------------------------------------
@@ -637,7 +640,7 @@ def test_compare_writes_only_the_page_that_is_named_and_never_overwrites_it(
     assert main(["compare", "a"]) == 2
 
     captured = capsys.readouterr()
-    assert "exact McNemar test on the shared images" in captured.out
+    assert "mid-p McNemar test on the shared images" in captured.out
     assert {p.name for p in here.glob("*.html")} == {"compare.html"}
     assert "already exists" in captured.err
     assert "only one run to compare" in captured.err
@@ -744,7 +747,7 @@ def test_json_contains_the_conclusions_of_the_terminal(
     structured(answer, ComparisonResults)
     (pair,) = answer["pairs"]
     assert pair["conclusion"] in printed.out.splitlines()
-    assert (pair["test"], pair["significant"]) == ("exact McNemar", True)
+    assert (pair["test"], pair["significant"]) == ("mid-p McNemar", True)
     assert pair["more_accurate"] == answer["winner"] == "good"
     assert (pair["added"], pair["fixes"]) == (None, None)
     assert answer["limit"] in printed.err.splitlines()

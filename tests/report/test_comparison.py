@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -69,15 +70,18 @@ def test_each_pair_counts_the_images_that_only_one_of_its_runs_has_right() -> No
 
     pairs = run_pairs(images, 3)
 
-    assert [(p.first, p.second, p.only_first, p.only_second) for p in pairs] == [
+    assert [(p.first, p.second, p.paired.only_second, p.paired.only_first) for p in pairs] == [
         (0, 1, 4, 15),
         (0, 2, 4, 6),
         (1, 2, 9, 0),
     ]
     assert [p.difference for p in pairs] == pytest.approx([11 / 40, 2 / 40, -9 / 40])
+    wider, widest = (NormalDist().inv_cdf(1 - 0.025 / factor) for factor in (2, 3))  # Holm
     assert [p.interval for p in pairs] == [
-        paired_interval(15, 4, 40), paired_interval(6, 4, 40), paired_interval(0, 9, 40),
-    ]  # fmt: skip
+        pytest.approx(paired_interval(15, 4, 40, z=wider)),
+        paired_interval(6, 4, 40),
+        pytest.approx(paired_interval(0, 9, 40, z=widest)),
+    ]
     assert [p.p for p in pairs] == holm([mcnemar(4, 15), mcnemar(4, 6), mcnemar(9, 0)])
 
 
@@ -97,18 +101,18 @@ def test_p_values_have_three_digits_or_a_bound(p: float, text: str, equation: st
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        pytest.param([("10", 5)], "5 shared images are too few to tell whether A or B", id="five"),
+        pytest.param([("10", 4)], "4 shared images are too few to tell whether A or B", id="four"),
         pytest.param([("10", 1)], "1 shared image is too few to tell whether A or B", id="one"),
-        pytest.param([("10", 6)], "A is more accurate than B on these images, by 100", id="six"),
-        pytest.param([("01", 6)], "B is more accurate than A on these images, by 100", id="B"),
-        pytest.param([("01", 5), ("11", 1)], "No significant difference on these images: B is "
-                     "ahead of A by 83.3 points (p = 0.062)", id="B is ahead"),
-        pytest.param([("10", 5), ("11", 1)], "No significant difference on these images: A is "
-                     "ahead of B by 83.3 points (p = 0.062)", id="A is ahead"),
+        pytest.param([("10", 5)], "A is more accurate than B on these images, by 100", id="five"),
+        pytest.param([("01", 5)], "B is more accurate than A on these images, by 100", id="B"),
+        pytest.param([("01", 4), ("11", 1)], "No significant difference on these images: B is "
+                     "ahead of A by 80.0 points (p = 0.062)", id="B is ahead"),
+        pytest.param([("10", 4), ("11", 1)], "No significant difference on these images: A is "
+                     "ahead of B by 80.0 points (p = 0.062)", id="A is ahead"),
         pytest.param([("10", 3), ("01", 3)], "A and B are equally accurate on these 6", id="tie"),
     ],
 )  # fmt: skip
-def test_a_difference_is_significant_from_six_to_none_on(
+def test_a_difference_is_significant_from_five_to_none_on(
     run: Run, rows: list[tuple[str, int]], text: str
 ) -> None:
     comparison = compared(run, outcomes(*rows))
@@ -138,7 +142,7 @@ def test_a_p_value_of_five_percent_is_not_significant(run: Run) -> None:
         pytest.param([("010", 12)], 1, id="second"),
         pytest.param([("001", 12)], 2, id="third"),
         pytest.param([("110", 12)], None, id="two are equal"),
-        pytest.param([("011", 12), ("001", 5)], None, id="one difference is not significant"),
+        pytest.param([("011", 12), ("001", 4)], None, id="one difference is not significant"),
         pytest.param([("011", 12), ("001", 12)], 2, id="ahead of both"),
         pytest.param([("000", 12)], None, id="all wrong"),
     ],
@@ -149,28 +153,28 @@ def test_the_winner_is_significantly_ahead_of_every_other_run(
     assert compared(run, outcomes(*rows)).winner == winner
 
 
-@pytest.mark.parametrize(("runs", "needed"), [(2, 6), (3, 7), (4, 8), (5, 9)], ids=lambda n: str(n))
+@pytest.mark.parametrize(("runs", "needed"), [(2, 5), (3, 6), (4, 7), (5, 8)], ids=lambda n: str(n))
 def test_more_pairs_need_more_disagreements(run: Run, runs: int, needed: int) -> None:
     pairs = runs * (runs - 1) // 2
 
     comparison = compared(run, outcomes(("1" * runs, 9)))
 
-    # All k favour one run: p = 2 / 2**k, times the number of pairs (Holm).
-    assert pairs * 2 / 2**needed < 0.05 <= pairs * 2 / 2 ** (needed - 1)
+    # All k favour one run: p = 1 / 2**k, times the number of pairs (Holm).
+    assert pairs / 2**needed < 0.05 <= pairs / 2 ** (needed - 1)
     assert comparison.needed_disagreements == needed
 
 
 @pytest.mark.parametrize(
     ("images", "text"),
     [
-        (5, "With only 5 shared images, no difference can be significant."),
-        (6, "With 6 shared images, a difference of less than 100.0 points cannot be significant."),
-        (300, "With 300 shared images, a difference of less than 2.0 points cannot be "
+        (4, "With only 4 shared images, no difference can be significant."),
+        (5, "With 5 shared images, a difference of less than 100.0 points cannot be significant."),
+        (250, "With 250 shared images, a difference of less than 2.0 points cannot be "
               "significant."),
-        (301, ""),
+        (251, ""),
     ],
 )  # fmt: skip
-def test_the_power_is_stated_for_up_to_300_images(run: Run, images: int, text: str) -> None:
+def test_the_power_is_stated_for_up_to_250_images(run: Run, images: int, text: str) -> None:
     assert compared(run, outcomes(("11", images))).power_text() == text
 
 
@@ -196,8 +200,9 @@ def test_rows_of_runs_and_pairs_have_their_own_numbers(run: Run) -> None:
     assert comparison.pair_columns[3:5] == ("only first correct", "only second correct")
     assert [row[0] for row in comparison.pair_rows()] == ["B - A", "C - A", "C - B"]
     first = comparison.pair_rows()[0]
-    low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in paired_interval(1, 2, 10))
-    assert first[1:] == ("−10.0 points", f"{low} to {high}", "1", "2", "1.000")
+    ends = comparison.pairs[0].paired.interval(0.625)
+    low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in ends)
+    assert first[1:] == ("−10.0 points", f"{low} to {high}", "1", "2", "0.625")
     two = compared(run, outcomes(("10", 2), ("01", 1)))
     assert two.pair_columns[3:5] == ("only B correct", "only A correct")
     assert two.pair_rows()[0][3:5] == ("1", "2")
@@ -369,7 +374,7 @@ def test_the_effect_of_added_images_has_a_p_value_only_if_it_is_significant(run:
     )
     worse = replace(compared(run, outcomes(("10", 8), ("11", 8))), runs=runs)
     assert " adds to those of A hurt: B - A = −50.0 points" in worse.conclusions()[0]
-    assert found.conclusions()[0].endswith("; p = 0.008)")
+    assert found.conclusions()[0].endswith("; p = 0.004)")
     assert border.conclusions()[0].startswith("No clear effect of the 2 training images")
     assert "; p" not in border.conclusions()[0]
 

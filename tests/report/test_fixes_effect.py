@@ -16,14 +16,13 @@ from vitft.config.run import config_from_table, read_toml, to_toml
 from vitft.data.fixes import Fix
 from vitft.data.split import Row
 from vitft.metrics.comparison_results import ComparisonResults
-from vitft.metrics.intervals import paired_interval
+from vitft.metrics.intervals import PairedDifference
 from vitft.predict.validation import read_split
 from vitft.report.comparison import RunComparison, compare_runs
 from vitft.report.comparison_json import comparison_results
 from vitft.report.comparison_page import write_comparison
 from vitft.report.fixes_effect import (
     FixesEffect,
-    HeldOutCounts,
     dropped_images,
     evaluation_command,
     fixes_effect,
@@ -95,7 +94,7 @@ def test_images_that_were_relabelled_do_not_count_as_gained(tmp_path: Path) -> N
     (effect,) = compared(before, after).fixes
 
     assert effect is not None
-    assert (effect.images, effect.difference) == (88, 0)
+    assert (effect.paired.images, effect.difference) == (88, 0)
 
 
 def test_without_cross_validation_the_command_for_the_corrected_labels_is_named(
@@ -235,16 +234,16 @@ def test_cross_validated_predictions_are_used_if_they_are_more(
     plain, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
     first, second = (read_run(with_cross_validated(run, wrong=9)) for run in (plain, after))
 
-    effect = fixes_effect(first, second, HeldOutCounts(3, 5, held_out, 0.25))
+    effect = fixes_effect(first, second, PairedDifference(5, 3, held_out, 0.25), 0.25)
 
     assert effect is not None
     assert effect.is_cross_validated is is_cross_validated
-    assert effect.images == 88  # without the relabelled image and the one left out
+    assert effect.paired.images == 88  # without the relabelled image and the one left out
     if not is_cross_validated:
-        assert (effect.only_with, effect.only_without, effect.p) == (5, 3, 0.25)
-        reverse = fixes_effect(second, first, HeldOutCounts(3, 5, held_out, 0.25))
+        assert (effect.paired, effect.p) == (PairedDifference(5, 3, held_out, 0.25), 0.25)
+        reverse = fixes_effect(second, first, PairedDifference(5, 3, held_out, 0.25), 0.25)
         assert reverse is not None
-        assert (reverse.only_with, reverse.only_without) == (3, 5)
+        assert (reverse.paired.only_first, reverse.paired.only_second) == (3, 5)
         assert (effect.is_second, reverse.is_second) == (True, False)
 
 
@@ -257,9 +256,7 @@ def effect_of(**changes: Any) -> FixesEffect:
         "added": 0,
         "settings": (),
         "is_cross_validated": False,
-        "images": 100,
-        "only_with": 30,
-        "only_without": 10,
+        "paired": PairedDifference(30, 10, 100, 0.01),
         "p": 0.01,
     }
     return FixesEffect(**{**usual, **changes})
@@ -270,7 +267,7 @@ def effect_of(**changes: Any) -> FixesEffect:
     [
         ({"p": 0.049}, "helped"),
         ({"p": 0.05}, "no clear effect"),
-        ({"only_with": 5}, "hurt"),
+        ({"paired": PairedDifference(5, 30, 100, 0.01)}, "hurt"),
         ({"added": 1}, "mixed"),
         ({"settings": ("optim.l2",)}, "mixed"),
     ],
@@ -281,8 +278,8 @@ def test_the_verdict_needs_significance_and_no_other_difference(
     effect = effect_of(**changes)
 
     assert effect.verdict == verdict
-    assert effect.difference == pytest.approx((effect.only_with - 10) / 100)
-    assert effect.interval == paired_interval(effect.only_with, 10, 100)
+    assert effect.difference == effect.paired.difference
+    assert effect.interval == effect.paired.interval(effect.p)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +359,7 @@ def test_added_and_missing_images_of_other_causes_are_counted_together(tmp_path:
     with (plain / "split.csv").open("a") as file:
         file.writelines(f"0/8{i}.jpg,daisy,train,{9 - i:064}\n" for i in range(2))
 
-    effect = fixes_effect(read_run(plain), read_run(after), HeldOutCounts(0, 0, 12, 1))
+    effect = fixes_effect(read_run(plain), read_run(after), PairedDifference(0, 0, 12, 1.0), 1.0)
 
     assert effect is not None
     assert (effect.relabelled, effect.left_out, effect.added) == (1, 1, 5)

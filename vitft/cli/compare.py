@@ -99,7 +99,7 @@ def print_comparison(comparison: "RunComparison") -> None:
         output.table(
             comparison.pair_columns,
             comparison.pair_rows(),
-            title=f"\nexact McNemar test on the shared images{corrected}",
+            title=f"\n{comparison.test} on the shared images{corrected}",
             numbers=5,
         )
     if settings := comparison.setting_rows():

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from vitft.features.discriminant import solve_discriminant
 from vitft.features.lbfgs import minimise
 from vitft.features.logistic import held_out_logits, rough_fit
+from vitft.metrics.intervals import Groups, mean_error
 from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadCandidate
 from vitft.metrics.targets import are_right, fraction_right
 
@@ -110,7 +111,9 @@ class Candidate(NamedTuple):
         """Return the cross-validated accuracy."""
         return fraction_right(are_right(self.scores, y))
 
-    def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
+    def described(
+        self, y: Tensor, today: "Candidate | None" = None, groups: Groups | None = None
+    ) -> HeadCandidate:
         """Return the candidate's name, loss and accuracy for the results.
 
         The gain over the head on the last block, `today`, is included if that is given.
@@ -121,7 +124,7 @@ class Candidate(NamedTuple):
             "cv_top1": self.top1(y),
         }
         if today is not None:
-            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y)
+            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y, groups)
         return found
 
 
@@ -134,6 +137,7 @@ def choose_head_method(
     classes: int,
     l2: "float | tuple[float, ...]",
     read: int,
+    groups: Groups | None = None,
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Choose the method for fitting the head, and return it with the scores of all candidates.
 
@@ -148,6 +152,7 @@ def choose_head_method(
         classes: Number of classes.
         l2: L2 penalty of the logistic regression.
         read: Number of leading features that belong to the last block.
+        groups: Group numbers (n,) of the images, from which standard errors are computed.
     """
     images = len(fold_id)
     first, truth = x[:images], y[:images]
@@ -174,8 +179,8 @@ def choose_head_method(
     both = replace(alone, logistic=one * sharpness, discriminant=other * factor, name=MIXTURE)
     summed = (one * today.scores + other * several.scores).log_softmax(dim=-1)
     mixture = Candidate(MIXTURE, both, summed)
-    chosen = choose_candidate(today, several, mixture, truth)
-    others = (several.described(truth, today), mixture.described(truth, today))
+    chosen = choose_candidate(today, several, mixture, truth, groups)
+    others = (candidate.described(truth, today, groups) for candidate in (several, mixture))
     return chosen.method, [today.described(truth), *others]
 
 
@@ -244,7 +249,11 @@ def smallest(function: Callable[[float], float], low: float, high: float) -> flo
 
 
 def choose_candidate(
-    today: Candidate, several: Candidate, mixture: Candidate, y: Tensor
+    today: Candidate,
+    several: Candidate,
+    mixture: Candidate,
+    y: Tensor,
+    groups: Groups | None = None,
 ) -> Candidate:
     """Return the candidate to use.
 
@@ -254,24 +263,27 @@ def choose_candidate(
     on the last block is used.
     """
     better = mixture
-    if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
+    if is_lower(several, mixture, y, groups) and several.top1(y) >= mixture.top1(y):
         better = several
-    return better if is_lower(better, today, y) else today
+    return better if is_lower(better, today, y, groups) else today
 
 
-def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
+def is_lower(one: Candidate, other: Candidate, y: Tensor, groups: Groups | None = None) -> bool:
     """Return whether `one` has a lower loss than `other`, by more than a standard error."""
-    gain, error = gain_and_error(one, other, y)
+    gain, error = gain_and_error(one, other, y, groups)
     return gain > error
 
 
-def gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
+def gain_and_error(
+    one: Candidate, other: Candidate, y: Tensor, groups: Groups | None = None
+) -> tuple[float, float]:
     """Return by how much the loss of `one` is lower than that of `other`, and its standard error.
 
-    The standard error is computed from the differences between each image's two losses.
+    The standard error is computed from the differences between each image's two losses, summed over
+    the images of each group.
     """
-    gain = other.losses(y) - one.losses(y)
-    return gain.mean().item(), gain.std().item() / len(y) ** 0.5
+    gain = (other.losses(y) - one.losses(y)).double().numpy()
+    return float(gain.mean()), mean_error(gain, groups)
 
 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:

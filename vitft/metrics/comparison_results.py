@@ -57,7 +57,7 @@ class ComparedPair(TypedDict):
     """Comparison of two runs on the validation images that all runs share."""
 
     runs: tuple[str, str]
-    test: Literal["exact McNemar"]
+    test: Literal["mid-p McNemar", "sign flips of groups"]
     only_first_right: int
     only_second_right: int
     difference: float  # accuracy of the second run minus accuracy of the first

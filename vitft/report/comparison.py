@@ -11,22 +11,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
 
+import numpy as np
+
 from vitft.config.options import setting_text
 from vitft.metrics.estimate import model_cross_validation
-from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
+from vitft.metrics.intervals import (
+    Flags,
+    Groups,
+    PairedDifference,
+    accuracy_interval,
+    holm,
+    mcnemar,
+)
 from vitft.metrics.values import Interval
 from vitft.report.added_images import effect_text, find_added
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
 from vitft.report.comparison_notes import comparison_notes
 from vitft.report.fixes_effect import (
     FixesEffect,
-    HeldOutCounts,
     fixes_effects,
     fixes_steps,
     fixes_text,
 )
 from vitft.report.reproduce import blocks_row, shown_settings, usual_settings
-from vitft.report.run_files import Run
+from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, interval, listing, p_equation, p_text, percent, points
 
 Proportion = tuple[float, Interval]
@@ -65,14 +73,20 @@ class RunPair:
 
     first: int
     second: int
-    only_first: int
-    """Number of images that only the first run classifies correctly."""
-    only_second: int
-    difference: float
+    paired: PairedDifference
     """Accuracy of the second run minus accuracy of the first."""
-    interval: Interval
     p: float
-    """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
+    """p-value of `paired`, Holm-corrected for the number of pairs."""
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the second run minus accuracy of the first."""
+        return self.paired.difference
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the difference."""
+        return self.paired.interval(self.p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +99,8 @@ class RunComparison:
     """Sentences on the limits of the comparison."""
     images: Sequence[SharedImage]
     pairs: Sequence[RunPair]
+    groups: Groups | None = None
+    """Groups of the shared images, or None if the runs have none."""
 
     @property
     def shared(self) -> int:
@@ -96,15 +112,24 @@ class RunComparison:
         return ascii_uppercase[: len(self.runs)]
 
     @cached_property
+    def flags(self) -> list[Flags]:
+        """Which of the shared images each run classifies correctly."""
+        return correct_flags(self.images, len(self.runs))
+
+    @property
     def rights(self) -> list[int]:
         """Number of shared images that each run classifies correctly."""
-        return [sum(image.is_correct(i) for image in self.images) for i in range(len(self.runs))]
+        return [int(flags.sum()) for flags in self.flags]
 
     @cached_property
     def accuracies(self) -> list[Proportion]:
         """Accuracy and interval of each run on the shared images; empty if no images are shared."""
         shared = self.shared
-        return [(right / shared, wilson_interval(right, shared)) for right in self.rights if shared]
+        return [
+            (right / shared, accuracy_interval(flags, self.groups))
+            for right, flags in zip(self.rights, self.flags, strict=True)
+            if shared
+        ]
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
@@ -148,6 +173,24 @@ class RunComparison:
         return known if any(known) else []
 
     @property
+    def test(self) -> str:
+        """Name of the significance test of each pair."""
+        return "mid-p McNemar test" if self.groups is None else f"sign-flip test of {self.units}"
+
+    @property
+    def units(self) -> str:
+        """What the tests count as text, e.g. `40 shared images` or `12 groups`."""
+        if self.groups is None:
+            return count(self.shared, "shared image")
+        return count(len(np.unique(self.groups)), "group")
+
+    @property
+    def are_too_few(self) -> bool:
+        """Whether no difference could be significant."""
+        number = self.shared if self.groups is None else len(np.unique(self.groups))
+        return self.needed_disagreements > number
+
+    @property
     def pair_columns(self) -> tuple[str, ...]:
         """Names of the columns of `pair_rows`."""
         first, second = reversed(self.letters) if len(self.runs) == 2 else ("first", "second")
@@ -161,8 +204,8 @@ class RunComparison:
                 f"{self.letters[p.second]} - {self.letters[p.first]}",
                 points(p.difference),
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
-                f"{p.only_second:,}",
-                f"{p.only_first:,}",
+                f"{p.paired.only_first:,}",
+                f"{p.paired.only_second:,}",
                 p_text(p.p),
             )
             for p in self.pairs
@@ -191,11 +234,8 @@ class RunComparison:
     @cached_property
     def fixes(self) -> list[FixesEffect | None]:
         """Effect of the fixes for each pair of runs; None if it does not differ in them."""
-        counts = [
-            (p.first, p.second, HeldOutCounts(p.only_first, p.only_second, self.shared, p.p))
-            for p in self.pairs
-        ]
-        return fixes_effects(self.runs, counts)
+        pairs = [(pair.first, pair.second, pair.paired, pair.p) for pair in self.pairs]
+        return fixes_effects(self.runs, pairs)
 
     @property
     def limits(self) -> list[str]:
@@ -233,11 +273,10 @@ class RunComparison:
     def difference_text(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
         worse, better = self.letters[pair.first], self.letters[pair.second]
-        if self.needed_disagreements > self.shared:
-            verb = "is" if self.shared == 1 else "are"
+        if self.are_too_few:
+            verb = "is" if self.units.startswith("1 ") else "are"
             return (
-                f"{count(self.shared, 'shared image')} {verb} too few to tell whether {worse} or "
-                f"{better} is more accurate"
+                f"{self.units} {verb} too few to tell whether {worse} or {better} is more accurate"
             )
         if pair.difference < 0:
             better, worse = worse, better
@@ -273,9 +312,9 @@ class RunComparison:
 
     @cached_property
     def needed_disagreements(self) -> int:
-        """Smallest number of images on which exactly one run is right that can be significant.
+        """Smallest number of images (or groups) that differ and can be significant.
 
-        In the exact McNemar test, the p-value is smallest if all of them favour the same run.
+        In McNemar's test, the p-value is smallest if all of them favour the same run.
         """
         return next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
 
@@ -288,10 +327,10 @@ class RunComparison:
         is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
         if not self.pairs or is_cross_validated or needed / self.shared < 0.02:
             return ""
-        if needed > self.shared:
-            return (
-                f"With only {count(self.shared, 'shared image')}, no difference can be significant."
-            )
+        if self.are_too_few:
+            return f"With only {self.units}, no difference can be significant."
+        if self.groups is not None:
+            return ""
         return (
             f"With {count(self.shared, 'shared image')}, a difference of less than "
             f"{points(needed / self.shared).lstrip('+')} cannot be significant."
@@ -329,35 +368,29 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         else:
             relabelled.append(sha256)
     names = [run.name for run in runs]
+    groups = groups_of([image.sha256 for image in images], runs)
     return RunComparison(
         runs=runs,
         names=names if len({*names}) == len(names) else [str(run.path) for run in runs],
         notes=comparison_notes(runs, by_digest, len(common), relabelled),
         images=images,
-        pairs=run_pairs(images, len(runs)) if images else [],
+        pairs=run_pairs(images, len(runs), groups) if images else [],
+        groups=groups,
     )
 
 
-def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
+def correct_flags(images: Sequence[SharedImage], runs: int) -> list[Flags]:
+    """Return which of the images (n,) each run classifies correctly."""
+    return [np.array([image.is_correct(i) for image in images], bool) for i in range(runs)]
+
+
+def run_pairs(
+    images: Sequence[SharedImage], runs: int, groups: Groups | None = None
+) -> list[RunPair]:
     """Compare each pair of runs on the shared images; there must be at least one image."""
-    pairs = list(itertools.combinations(range(runs), 2))
-    counts = [
-        (
-            sum(image.is_correct(first) and not image.is_correct(second) for image in images),
-            sum(image.is_correct(second) and not image.is_correct(first) for image in images),
-        )
-        for first, second in pairs
-    ]
-    corrected = holm([mcnemar(*pair) for pair in counts])
+    flags, pairs = correct_flags(images, runs), list(itertools.combinations(range(runs), 2))
+    found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in pairs]
     return [
-        RunPair(
-            first=first,
-            second=second,
-            only_first=a,
-            only_second=b,
-            difference=(b - a) / len(images),
-            interval=paired_interval(b, a, len(images)),
-            p=p,
-        )
-        for (first, second), (a, b), p in zip(pairs, counts, corrected, strict=True)
+        RunPair(first=first, second=second, paired=paired, p=p)
+        for (first, second), paired, p in zip(pairs, found, holm([f.p for f in found]), strict=True)
     ]

@@ -5,7 +5,7 @@ from string import ascii_uppercase
 
 from vitft.metrics.chance import chance_level
 from vitft.metrics.estimate import model_cross_validation, tested_text
-from vitft.metrics.intervals import mcnemar
+from vitft.metrics.intervals import PairedDifference
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixed_images import data_notes, fixes_notes
 from vitft.report.fixes_effect import cross_validated_pairs
@@ -78,13 +78,13 @@ def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
         return []
     if not all(model_cross_validation(run.results) for run in runs):
         return []
-    pairs = cross_validated_pairs(*runs)
-    if len(pairs) <= common:
+    right, also_right, groups = cross_validated_pairs(*runs)
+    if len(right) <= common:
         return []
-    p = mcnemar(pairs.count((True, False)), pairs.count((False, True)))
-    first, second = (percent(sum(right) / len(pairs)) for right in zip(*pairs, strict=True))
+    p = PairedDifference.of(right, also_right, groups).p
+    first, second = (percent(int(flags.sum()) / len(flags)) for flags in (right, also_right))
     return [
-        f"In cross-validation on {count(len(pairs), 'image')} of both runs, with heads not fitted "
+        f"In cross-validation on {count(len(right), 'image')} of both runs, with heads not fitted "
         f"to the image, A classifies {first} correctly and B {second} ({p_equation(p)})."
     ]
 

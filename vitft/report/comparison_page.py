@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from vitft.metrics.estimate import model_cross_validation
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import accuracy_interval
 from vitft.models.model_names import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
@@ -190,7 +192,12 @@ def class_recalls(
     """
     rows = []
     for name, (rights, total) in comparison.recall_counts.items():
-        recalls = [(right / total, wilson_interval(right, total)) for right in rights]
+        own = np.array([image.label == name for image in comparison.images])
+        groups = None if comparison.groups is None else comparison.groups[own]
+        recalls = [
+            (right / total, accuracy_interval(flags[own], groups))
+            for right, flags in zip(rights, comparison.flags, strict=True)
+        ]
         values = [recall for recall, _ in recalls]
         best = values.index(max(values))
         others = [bounds[1] for run, (_, bounds) in enumerate(recalls) if run != best]

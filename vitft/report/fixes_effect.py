@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from vitft.data.fixes import Fix
 from vitft.data.table import base_folder
-from vitft.metrics.intervals import holm, mcnemar, paired_interval
+from vitft.metrics.intervals import Flags, Groups, PairedDifference, holm
 from vitft.metrics.values import Interval
 from vitft.report.added_images import FREE_SETTINGS
 from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_decisions import former_fixes
-from vitft.report.run_files import Run
+from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, listing, points, shell_join
 
 
@@ -36,25 +38,22 @@ class FixesEffect:
     settings: tuple[str, ...]
     """Other settings that differ and may change the accuracy."""
     is_cross_validated: bool
-    images: int
-    """Number of images on which the runs are compared."""
-    only_with: int
-    """Number of these images that only the run with the fixes classifies correctly."""
-    only_without: int
+    paired: PairedDifference
+    """Accuracy with the fixes minus accuracy without them."""
     p: float
-    """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
+    """p-value of `paired`, Holm-corrected for the number of pairs."""
     both: bool = False
     """Whether the other run applied fixes, too."""
 
     @property
     def difference(self) -> float:
         """Accuracy with the fixes minus accuracy without them."""
-        return (self.only_with - self.only_without) / self.images
+        return self.paired.difference
 
     @property
     def interval(self) -> Interval:
         """95% interval of the difference."""
-        return paired_interval(self.only_with, self.only_without, self.images)
+        return self.paired.interval(self.p)
 
     @property
     def verdict(self) -> str:
@@ -66,32 +65,25 @@ class FixesEffect:
         return "helped" if self.difference > 0 else "hurt"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOutCounts:
-    """Results of two runs on the validation images that they share."""
-
-    only_first: int
-    """Number of images that only the first run classifies correctly."""
-    only_second: int
-    images: int
-    p: float
-
-
 def fixes_effects(
-    runs: Sequence[Run], pairs: Sequence[tuple[int, int, HeldOutCounts]]
+    runs: Sequence[Run], pairs: Sequence[tuple[int, int, PairedDifference, float]]
 ) -> list[FixesEffect | None]:
-    """Return the effect of the fixes for each pair of runs, given as two indices and the counts.
+    """Return the effect of the fixes for each pair of runs.
 
-    The effect is None if the runs applied the same fixes, or if the fixes changed no image.
+    A pair is given as two indices, the difference on the validation images that both share (second
+    minus first) and its corrected p-value. The effect is None if the runs applied the same fixes,
+    or if the fixes changed no image.
     """
-    found = [fixes_effect(runs[i], runs[j], counts) for i, j, counts in pairs]
+    found = [fixes_effect(runs[i], runs[j], held_out, p) for i, j, held_out, p in pairs]
     corrected = iter(holm([one.p for one in found if one and one.is_cross_validated]))
     return [
         replace(one, p=next(corrected)) if one and one.is_cross_validated else one for one in found
     ]
 
 
-def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffect | None:
+def fixes_effect(
+    first: Run, second: Run, held_out: PairedDifference, p: float
+) -> FixesEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
     tables = [effective_settings(run.config) for run in (first, second)]
     fixes = [(t.get("data.fixes") or "", t.get("data.fixes_digest") or "") for t in tables]
@@ -108,15 +100,11 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
     left_out = len(missing if unknown else missing & dropped_images(without, applied))
     if not relabelled and not left_out:
         return None
-    only_with, only_without = held_out.only_second, held_out.only_first
-    if not is_second:
-        only_with, only_without = only_without, only_with
-    images, p = held_out.images, held_out.p
-    right = cross_validated_pairs(fixed, without)
-    is_cross_validated = len(right) > images
+    paired = held_out if is_second else held_out.reversed()
+    more = PairedDifference.of(*cross_validated_pairs(fixed, without))
+    is_cross_validated = more.images > held_out.images
     if is_cross_validated:
-        only_with, only_without = right.count((True, False)), right.count((False, True))
-        images, p = len(right), mcnemar(only_with, only_without)
+        paired, p = more, more.p
     ignored = FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
     return FixesEffect(
         is_second=is_second,
@@ -125,9 +113,7 @@ def fixes_effect(first: Run, second: Run, held_out: HeldOutCounts) -> FixesEffec
         added=len(added) + len(missing) - left_out,
         settings=tuple(key for key in different_keys(tables) if key not in ignored),
         is_cross_validated=is_cross_validated,
-        images=images,
-        only_with=only_with,
-        only_without=only_without,
+        paired=paired,
         p=p,
         both=all(name for name, _ in fixes),
     )
@@ -148,17 +134,23 @@ def dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
     return found - kept
 
 
-def cross_validated_pairs(first: Run, second: Run) -> list[tuple[bool, bool]]:
+def cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups | None]:
     """Return whether each of two runs classifies an image correctly in cross-validation.
 
-    The images are those with the same single label in both runs that both cross-validated.
+    The images (n,) are those with the same single label in both runs that both cross-validated.
+    Their groups, if there are any, come last.
     """
     one, other = labels_by_digest(first), labels_by_digest(second)
-    return [
-        ({first.cross_validated[key]} == one[key], {second.cross_validated[key]} == one[key])
-        for key in first.cross_validated.keys() & second.cross_validated.keys()
+    keys = [
+        key
+        for key in sorted(first.cross_validated.keys() & second.cross_validated.keys())
         if len(one.get(key, ())) == 1 and one[key] == other.get(key)
     ]
+    right, also_right = (
+        np.array([{run.cross_validated[key]} == one[key] for key in keys], bool)
+        for run in (first, second)
+    )
+    return right, also_right, groups_of(keys, (first, second))
 
 
 def labels_by_digest(run: Run) -> dict[str, set[str]]:
@@ -190,7 +182,7 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
     how = ", each classified in cross-validation by a head not fitted to it"
     measured = (
         f"{letters[1]} - {letters[0]} = {points(difference)} on the "
-        f"{count(effect.images, 'image')} with the same label in both runs"
+        f"{count(effect.paired.images, 'image')} with the same label in both runs"
         f"{how if effect.is_cross_validated else ' that both hold out'} "
         f"(95% interval {points(low).split()[0]} to {points(high)}; {p})"
     )

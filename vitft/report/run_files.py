@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from vitft.config.run import read_run_config
 from vitft.data.array_files import holds_arrays
 from vitft.data.remote.places import short_name
@@ -18,6 +20,7 @@ from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
 from vitft.data.thumbnail import jpeg_uri
 from vitft.features.reference import REFERENCE_FILE
+from vitft.metrics.intervals import Groups
 from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
 from vitft.models.card import Card, parse_card
 from vitft.predict.validation import (
@@ -210,6 +213,15 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
             fix="pass two or more run directories: vitft compare RUN RUN ...",
         )
     return list(chosen.values())
+
+
+def groups_of(digests: Sequence[str], runs: Sequence[Run]) -> Groups | None:
+    """Return the numbers (n,) of the user's groups of images, or None if the runs have none."""
+    names = {row.sha256: row.group for run in runs for row in run.rows if row.group}
+    if not names:
+        return None
+    own = [names.get(digest, f"image {digest}") for digest in digests]
+    return np.unique(own, return_inverse=True)[1]
 
 
 def read_run(path: Path) -> Run:

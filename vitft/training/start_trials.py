@@ -28,7 +28,7 @@ from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
 from vitft.metrics.budget_results import StartTrial, StartTrials
-from vitft.metrics.intervals import paired_interval
+from vitft.metrics.intervals import PairedDifference, mean_error
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.metrics.verdict import describe_start
 from vitft.models.pretrained.locate import RANDOM
@@ -295,10 +295,12 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
     y, usual_logits, logits = labels[rows], first[1][of_first], second[1][of_second]
     losses, usual_losses = tempered_losses(logits, y), tempered_losses(usual_logits, y)
     gain = usual_losses - losses
-    error = float(gain.std(ddof=1) / len(y) ** 0.5)
+    manifest = usual.inputs.data.manifest
+    groups = usual.inputs.data.user_groups([manifest.train[i] for i in rows.tolist()])
+    error = mean_error(gain, groups)
     truth = torch.from_numpy(y)
     right, usual_right = are_right(logits, truth), are_right(usual_logits, truth)
-    changed = int((right & ~usual_right).sum()), int((usual_right & ~right).sum())
+    paired = PairedDifference.of(right.numpy(), usual_right.numpy(), groups)
     return {
         "image_size": other.inputs.data.transform.image_size,
         "chosen": bool(gain.mean() > EVIDENCE * error),
@@ -309,7 +311,7 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
         "loss": float(losses.mean()),
         "usual_loss": float(usual_losses.mean()),
         "error": error,
-        "gain_interval": paired_interval(*changed, len(y)),
+        "gain_interval": paired.interval(),
         "relative_time": forward_seconds(other) / forward_seconds(usual),
     }
 

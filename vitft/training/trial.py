@@ -22,6 +22,7 @@ from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
 from vitft.metrics.budget_results import InterpolationResults, TrialResults
 from vitft.metrics.calibration import fit_temperature, log_losses
+from vitft.metrics.intervals import mean_error
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -312,7 +313,8 @@ class Trial:
             logits: Logits (m, C) of the held-out images, by fraction of the trained weights.
             seconds: Duration of the trial.
         """
-        labels = self.data.labels(self.held_out.manifest.val).cpu()
+        rows = self.held_out.manifest.val
+        labels, groups = self.data.labels(rows).cpu(), self.data.group_ids(rows).numpy()
         heads, y = self.held_out.logits, labels.numpy()
         head_losses = tempered_losses(heads, y)
         tried: list[InterpolationResults] = []
@@ -323,7 +325,7 @@ class Trial:
                     "fraction": fraction,
                     "top1": fraction_right(are_right(ours, labels)),
                     "loss": float(losses.mean()),
-                    "error": float((head_losses - losses).std(ddof=1) / len(y) ** 0.5),
+                    "error": mean_error(head_losses - losses, groups),
                 }
             )
         best = lowest_loss(tried)
