@@ -283,7 +283,7 @@ def test_the_licence_of_fetched_weights_is_noted_before_the_download(
 
 
 SAVED_AGAIN = "save or download the file again; it is probably "
-ANOTHER_MODEL = "use a ViT from timm, Hugging Face or Google"
+ANOTHER_MODEL = "use timm:NAME=FILE with timm's name"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ ANOTHER_MODEL = "use a ViT from timm, Hugging Face or Google"
             "patch_embed.proj.weight is missing from the weights",
             "use the weights of a plain Vision Transformer",
         ),
-        (".", {"conv1.weight": (8, 3, 7, 7)}, "not the weights of a Vision Tr", ANOTHER_MODEL),
+        (".", {"conv1.weight": (8, 3, 7, 7)}, "no plain Vision Transformer", ANOTHER_MODEL),
         (".", {}, "the file contains no tensors", ANOTHER_MODEL),
     ],
 )

@@ -121,7 +121,7 @@ def test_weights_of_another_tool_without_class_names_are_refused_with_the_reason
 def test_tensors_that_are_no_classifier_are_refused_as_such(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
 
-    with pytest.raises(RunError, match="not the weights of a Vision Transformer"):
+    with pytest.raises(RunError, match="no plain Vision Transformer is among"):
         load_classifier(find_model(str(tmp_path / "other.safetensors")))
 
 

@@ -12,6 +12,7 @@ from vitft.data.array_files import npz_subsets
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TABLE_SUFFIXES
 from vitft.data.unused import ARCHIVE_SUFFIXES, suffix_of
+from vitft.system.files import weight_format
 from vitft.system.text import shell_quote
 
 MOST_ENTRIES = 200
@@ -51,7 +52,7 @@ def mistaken_data(path: Path) -> MistakenData | None:
         return MistakenData("a table", f"if it lists images, train on them {command}")
     if suffix in FORMAT_BY_SUFFIX:
         return MistakenData("an image", "train on its folder with `vitft finetune --data DIR`")
-    if suffix in ARCHIVE_SUFFIXES:
+    if suffix in ARCHIVE_SUFFIXES and not weight_format(path):
         return MistakenData(
             "an archive", "unpack it; train on images in it with `vitft finetune --data DIR`"
         )

@@ -4,9 +4,11 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import uuid
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,34 @@ MANY_FILES = 1000
 PACKAGE = Path(__file__).parents[1]
 CHECKSUM_SUFFIXES = frozenset({".md5", ".sha1", ".sha256", ".sha512"})
 """Suffixes of files with the checksum of the file whose name precedes the suffix."""
-PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
+PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
+INDEX_SUFFIX = ".index.json"
+"""End of the name of a file that lists the files of weights in several parts."""
+
+
+def weight_format(path: Path) -> str:
+    """Return the format of a weight file: safetensors, npz or pickle; empty for any other file.
+
+    The content decides, whatever the name. The suffix decides for an empty or damaged file.
+    """
+    name = path.name.lower().removesuffix(INDEX_SUFFIX)
+    with contextlib.suppress(OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        with open(path, "rb", opener=open_regular) as file:
+            start = file.read(9)
+            if start.startswith(b"PK"):
+                members = zipfile.ZipFile(file).namelist()
+                if any(member.endswith(".npy") for member in members):
+                    return "npz"
+                if any(member.endswith("/data.pkl") for member in members):
+                    return "pickle"
+        if re.match(rb"\x80[\x02-\x05]", start):
+            return "pickle"
+        if start[8:] == b"{" and int.from_bytes(start[:8], "little") < 10**8:
+            return "safetensors"
+    if name.endswith(PICKLE_SUFFIXES):
+        return "pickle"
+    return name.rpartition(".")[2] if name.endswith(WEIGHT_SUFFIXES) else ""
 
 
 def resource(name: str) -> Path:

@@ -371,7 +371,7 @@ def test_missing_bundled_weights_matter_only_when_requested() -> None:
         pytest.param("model.onnx", "weights not found", id="missing file of another kind"),
         pytest.param("notes.txt", "the suffix .txt", id="wrong suffix"),
         pytest.param("bare", "no suffix", id="no suffix"),
-        pytest.param("empty", "does not contain model.safetensors", id="folder"),
+        pytest.param("empty", "contains no weight file", id="folder"),
         pytest.param("model.pth", "is a Python pickle", id="pickle"),
         pytest.param("  ", "is empty", id="no name"),
     ],

@@ -1,5 +1,7 @@
 """Tensor names and layouts of other tools, converted to vitft's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,22 +11,13 @@ from vitft.models.pretrained.convert import (
     flavour_of,
     from_flax,
     fuse_qkv,
-    hf_name,
     in_float32,
-    npz_name,
+    our_name,
     rename_all,
-    strip_prefixes,
     unstacked,
 )
-from vitft.models.pretrained.hf_towers import (
-    add_key_biases,
-    is_naflex,
-    is_tower,
-    patch_kernels,
-    split_pooling,
-    tower_name,
-    tower_tensors,
-)
+from vitft.models.pretrained.hf_towers import patch_kernels, tower_layout
+from vitft.models.pretrained.read import one_model
 from vitft.system.errors import WeightsError
 
 
@@ -39,11 +32,12 @@ def named(*names: str) -> dict[str, Tensor]:
         (["module._orig_mod.model.a"], ["a"]),
         (["module.a", "b"], ["module.a", "b"]),
         (["model.model.a"], ["a"]),
+        (["x.cls_token", "x.blocks.0._orig_mod.a", "y"], ["cls_token", "blocks.0.a"]),
         ([], []),
     ],
 )
-def test_prefixes_that_all_names_share_are_removed(names: list[str], stripped: list[str]) -> None:
-    assert [*strip_prefixes(named(*names))] == stripped
+def test_the_root_of_a_models_names_is_removed(names: list[str], stripped: list[str]) -> None:
+    assert [*one_model(named(*names), Path("a.pth"), None)[0]] == stripped
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,8 @@ def test_prefixes_that_all_names_share_are_removed(names: list[str], stripped: l
         (["embeddings.x"], "hf"),
         (["deit.embeddings.x"], "hf"),
         (["embedding/kernel"], "npz"),
-        (["params/img/embedding/kernel"], "npz"),
+        (["conv_proj.weight"], "torchvision"),
+        (["class_embedding"], "clip"),
     ],
 )
 def test_the_naming_scheme_is_recognised(names: list[str], flavour: str) -> None:
@@ -80,6 +75,11 @@ def test_other_names_are_refused(names: list[str], message: str) -> None:
         ("encoder.layer.0.attention.attention.query.weight", "blocks.0.attn.q.weight"),
         ("dinov2.encoder.layer.2.layer_scale1.lambda1", "blocks.2.ls1.gamma"),
         ("dinov2.encoder.layer.2.layer_scale2.weight", None),
+        ("class_token", "cls_token"),
+        ("encoder.layers.encoder_layer_3.self_attention.in_proj_bias", "blocks.3.attn.qkv.bias"),
+        ("encoder.layers.encoder_layer_3.mlp.3.weight", "blocks.3.mlp.fc2.weight"),
+        ("heads.head.weight", "head.weight"),
+        ("transformer.resblocks.0.mlp.c_fc.bias", "blocks.0.mlp.fc1.bias"),
         ("vit.pooler.dense.bias", "pre_logits.fc.bias"),
         ("classifier.weight", "head.weight"),
         ("classifier.running_mean", None),
@@ -88,7 +88,7 @@ def test_other_names_are_refused(names: list[str], message: str) -> None:
     ],
 )
 def test_names_of_transformers(theirs: str, ours: str | None) -> None:
-    assert hf_name(theirs) == ours
+    assert our_name(theirs) == ours
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_names_of_transformers(theirs: str, ours: str | None) -> None:
     ],
 )
 def test_names_of_google(theirs: str, ours: str | None) -> None:
-    assert npz_name(theirs) == ours
+    assert our_name(theirs) == ours
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_heads_are_read_from_the_kernels_of_google(width: int) -> None:
     tensors |= {f"{place}/{part}/kernel": torch.zeros(2 * width, 2, width)
                 for part in ("query", "key", "value")}  # fmt: skip
 
-    found = convert({f"opt/target/{name}": tensor for name, tensor in tensors.items()})
+    found = convert(tensors)
 
     assert (found.flavour, found.heads) == ("npz", 2)
     assert found.tensors["blocks.0.attn.qkv.weight"].shape == (6 * width, 2 * width)
@@ -264,23 +264,12 @@ def test_the_root_of_a_stem_without_stages_has_a_shorter_name() -> None:
         ("layer.0.layer_scale2.lambda1", "blocks.0.ls2.gamma"),
         ("layer.0.mlp.gate_proj.weight", "blocks.0.mlp.fc1_g.weight"),
         ("head.mlp.fc2.weight", "attn_pool.mlp.fc2.weight"),
-        ("layer.0.surprise.weight", "layer.0.surprise.weight"),
-        ("surprise", "surprise"),
+        ("layer.0.surprise.weight", None),
+        ("surprise", None),
     ],
 )
-def test_names_of_towers(theirs: str, ours: str) -> None:
-    assert tower_name(theirs) == ours
-
-
-def test_towers_are_known_by_their_patches_and_naflex_by_a_linear_layer() -> None:
-    linear = {"vision_model.embeddings.patch_embedding.weight": torch.zeros(4, 12)}
-    kernels = {"embeddings.patch_embedding.weight": torch.zeros(4, 3, 2, 2)}
-    dinov3 = {"embeddings.patch_embeddings.weight": torch.zeros(4, 12)}
-
-    assert [is_tower(t) for t in (linear, kernels, dinov3, named("cls_token"))] == [
-        True, True, True, False,
-    ]  # fmt: skip
-    assert [is_naflex(t) for t in (linear, kernels, dinov3)] == [True, False, False]
+def test_names_of_towers(theirs: str, ours: str | None) -> None:
+    assert our_name(theirs) == ours
 
 
 def test_a_linear_projection_of_square_patches_becomes_kernels() -> None:
@@ -295,24 +284,22 @@ def test_a_linear_projection_of_square_patches_becomes_kernels() -> None:
 
 
 def test_the_projection_of_attention_pooling_is_split_into_query_and_the_rest() -> None:
-    tensors = {f"head.attention.in_proj_{leaf}": torch.arange(6.0) for leaf in ("weight", "bias")}
+    found = tower_layout(
+        {f"attn_pool.qkv.{leaf}": torch.arange(6.0) for leaf in ("weight", "bias")}
+    )
 
-    split_pooling(tensors)
-
-    assert tensors["attn_pool.q.weight"].tolist() == [0, 1]
-    assert tensors["attn_pool.kv.bias"].tolist() == [2, 3, 4, 5]
-    assert len(tensors) == 4
-    split_pooling(tensors)
-    assert len(tensors) == 4
+    assert found["attn_pool.q.weight"].tolist() == [0, 1]
+    assert found["attn_pool.kv.bias"].tolist() == [2, 3, 4, 5]
+    assert len(found) == 4
 
 
 def test_keys_without_biases_get_zeros_and_others_keep_theirs() -> None:
     tensors = named("blocks.0.attn.q.bias", "blocks.1.attn.q.bias", "blocks.1.attn.k.bias")
 
-    add_key_biases(tensors)
+    found = tower_layout(tensors)
 
-    assert not tensors["blocks.0.attn.k.bias"].any()
-    assert bool((tensors["blocks.1.attn.k.bias"] == 3).all())
+    assert not found["blocks.0.attn.k.bias"].any()
+    assert bool((found["blocks.1.attn.k.bias"] == 3).all())
 
 
 def test_the_text_tower_is_described_and_not_used() -> None:
@@ -320,16 +307,18 @@ def test_the_text_tower_is_described_and_not_used() -> None:
         "vision_model.embeddings.class_embedding": torch.ones(4),
         "vision_model.embeddings.position_embedding.weight": torch.ones(5, 4),
         "vision_model.encoder.layers.0.mlp.up_proj.weight": torch.ones(8, 4),
+        "vision_model.embeddings.patch_embedding.weight": torch.ones(4, 3, 2, 2),
         "text_model.x": torch.ones(2),
+        "text_model.y": torch.ones(2),
         "logit_scale": torch.ones(()),
         "embeddings.mask_token": torch.ones(1, 4),
-        "logit_scales": torch.ones(1),
     }
 
-    found, unused = tower_tensors(tensors)
+    found = convert(tensors)
 
-    assert unused == ("text_model.x (2,)", "logit_scale ()", "embeddings.mask_token (1, 4)")
-    assert found["cls_token"].shape == (1, 1, 4)
-    assert found["pos_embed"].shape == (1, 5, 4)
-    assert "blocks.0.mlp.fc1.weight" in found  # without a gate
-    assert "logit_scales" in found
+    assert found.dropped == (
+        "text_model (2 tensors)", "logit_scale ()", "embeddings.mask_token (1, 4)",
+    )  # fmt: skip
+    assert found.tensors["cls_token"].shape == (1, 1, 4)
+    assert found.tensors["pos_embed"].shape == (1, 5, 4)
+    assert "blocks.0.mlp.fc1.weight" in found.tensors  # without a gate

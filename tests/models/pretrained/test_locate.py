@@ -56,7 +56,7 @@ def test_a_folder_stands_for_the_weights_in_it() -> None:
 
     assert locate("run") == Path("run/model.safetensors")
     assert "graph contains an ONNX graph" in refusal("graph").problem
-    assert refusal("empty").problem == "empty does not contain model.safetensors"
+    assert refusal("empty").problem == "empty contains no weight file (it is empty)"
 
 
 @pytest.mark.parametrize("name", ["", "  "])
@@ -247,4 +247,4 @@ def test_a_folder_of_images_in_place_of_weights_is_named() -> None:
 
     assert error.problem == "photos is a folder of images, not weights"
     assert error.fix.startswith("train on it with `vitft finetune --data photos`")
-    assert refusal("notes").problem == "notes does not contain model.safetensors"
+    assert refusal("notes").problem == "notes contains no weight file (a/)"

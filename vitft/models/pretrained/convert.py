@@ -8,8 +8,9 @@ to the class token, as in timm.
 Notation: D width, H heads, K head width.
 
 Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
-`modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
-`_convert_dinov2` (Meta's names).
+`modeling_dinov2.py`; torchvision's `vision_transformer.py`; OpenAI's CLIP `model.py`; vit_jax
+`checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's `_convert_dinov2` (Meta's
+names).
 """
 
 import re
@@ -21,11 +22,24 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.pretrained.hf_towers import is_naflex, is_tower, tower_tensors
+from vitft.models.pretrained.hf_towers import is_naflex, tower_layout
 from vitft.models.timm_names import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
-Flavour = Literal["timm", "hf", "npz", "vitft"]
+Flavour = Literal["timm", "hf", "npz", "torchvision", "clip", "vitft"]
+
+ROOT = re.compile(
+    r"((?:[^./:]+[./:])*?)(?:patch_embed\.proj\.weight|cls_token|conv_proj\.weight|class_embedding"
+    r"|embedding/kernel|(?:(?:vit|deit|dinov2|dinov2_with_registers|vision_model)\.)?embeddings\."
+    r"(?:cls_token|class_embedding|patch_embeddings?(?:\.projection)?\.weight))"
+)
+"""Pattern for a tensor that every Vision Transformer has, after the root that its names share."""
+EXTRA = re.compile(
+    r"([\w.]+\.)?mask(ed)?_(token|embed)$|decoder\w*[./]|decoder_pos_embed$|(heads?(\.head)?|classifier)\.\d"
+    r"|(criterion|\w*loss\w*|projector|predictor|fc|mlp_head)\.|proj$|logit_(scale|bias)$"
+    r"|(text_model|text_projection|visual_projection)\."
+)
+"""Pattern for tensors beside a Vision Transformer: of pretraining, other heads or a text tower."""
 
 VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.(proj|norm)\.(weight|bias)"
@@ -40,78 +54,68 @@ VITFT_NAMES = re.compile(
 """Pattern for vitft's tensor names, except those of `convs` layers, which only a card describes."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
-HF_TOKENS = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.distillation_token": "dist_token",
-    "embeddings.register_tokens": "register_tokens",
-    "embeddings.position_embeddings": "pos_embed",
+OUTER = {
+    "cls_token": "cls class_token class_embedding embeddings.cls_token embeddings.class_embedding",
+    "dist_token": "embeddings.distillation_token",
+    "register_tokens": "embeddings.register_tokens",
+    "pos_embed": "pos_embedding positional_embedding encoder.pos_embedding "
+    "embeddings.position_embeddings embeddings.position_embedding.weight "
+    "Transformer.posembed_input.pos_embedding",
+    "patch_embed.proj": "embedding conv_proj conv1 embeddings.patch_embedding "
+    "embeddings.patch_embeddings embeddings.patch_embeddings.projection",
+    "patch_embed.backbone.stem.conv": "conv_root",
+    "patch_embed.backbone.stem.norm": "gn_root",
+    "norm_pre": "ln_pre pre_layrnorm",  # spelled like this in transformers
+    "norm": "norm ln_post encoder.ln layernorm post_layernorm Transformer.encoder_norm",
+    "pre_logits.fc": "pre_logits pooler.dense",
+    "head": "head heads heads.head classifier cls_classifier",
+    "head_dist": "distillation_classifier",
+    "attn_pool.latent": "head.probe",
+    "attn_pool.qkv.weight": "head.attention.in_proj_weight",
+    "attn_pool.qkv.bias": "head.attention.in_proj_bias",
+    "attn_pool.proj": "head.attention.out_proj",
+    "attn_pool.norm": "head.layernorm",
+    "attn_pool.mlp.fc1": "head.mlp.fc1",
+    "attn_pool.mlp.fc2": "head.mlp.fc2",
 }
-HF_OUTER = {
-    "embeddings.patch_embeddings.projection": "patch_embed.proj",
-    "cls_classifier": "head",
-    "distillation_classifier": "head_dist",
-    "layernorm": "norm",
-    "pooler.dense": "pre_logits.fc",
-    "classifier": "head",
+"""For each of vitft's names, those of transformers, torchvision, OpenAI's CLIP and Google."""
+BLOCK = {
+    "norm1": "norm1 ln_1 layer_norm1 layernorm_before LayerNorm_0",
+    "norm2": "norm2 ln_2 layer_norm2 layernorm_after LayerNorm_1 LayerNorm_2",
+    **{
+        f"attn.{letter}": f"attention.attention.{word} attention.{letter}_proj "
+        f"self_attn.{letter}_proj MultiHeadDotProductAttention.{word}"
+        for letter, word in (("q", "query"), ("k", "key"), ("v", "value"))
+    },
+    "attn.qkv.weight": "attn.in_proj_weight self_attention.in_proj_weight",
+    "attn.qkv.bias": "attn.in_proj_bias self_attention.in_proj_bias",
+    "attn.proj": "attn.out_proj self_attn.out_proj self_attention.out_proj attention.o_proj "
+    "attention.output.dense MultiHeadDotProductAttention.out",
+    "mlp.fc1_g": "mlp.gate_proj",
+    "mlp.fc1_x": "mlp.up_proj",
+    "mlp.fc1": "mlp.fc1 mlp.0 mlp.linear_1 mlp.c_fc intermediate.dense MlpBlock.Dense_0 "
+    "mlp.weights_in",  # SwiGLU: gate and value in one matrix, as here
+    "mlp.fc2": "mlp.fc2 mlp.3 mlp.linear_2 mlp.c_proj output.dense MlpBlock.Dense_1 "
+    "mlp.weights_out mlp.down_proj",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1",
 }
-HF_BLOCK = {
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    # names in the files on the hub, which transformers still writes
-    "attention.attention.query": "attn.q",
-    "attention.attention.key": "attn.k",
-    "attention.attention.value": "attn.v",
-    "attention.output.dense": "attn.proj",
-    "intermediate.dense": "mlp.fc1",
-    "output.dense": "mlp.fc2",
-    # in-memory names in transformers 5 and later
-    "attention.q_proj": "attn.q",
-    "attention.k_proj": "attn.k",
-    "attention.v_proj": "attn.v",
-    "attention.o_proj": "attn.proj",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-    # DINOv2
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "mlp.weights_in": "mlp.fc1",  # SwiGLU: gate and value in one matrix, as here
-    "mlp.weights_out": "mlp.fc2",
-    "layer_scale1": "ls1",
-    "layer_scale2": "ls2",
-}
+"""The same for names in a block, without the numbers of Google's modules."""
+OUTER_NAMES, BLOCK_NAMES = (
+    {theirs: ours for ours, names in table.items() for theirs in names.split()}
+    for table in (OUTER, BLOCK)
+)
 
-NPZ_TOKENS = {
-    "cls": "cls_token",
-    "Transformer/posembed_input/pos_embedding": "pos_embed",
-    "pos_embedding": "pos_embed",  # big_vision
-}
-NPZ_OUTER = {
-    "conv_root": "patch_embed.backbone.stem.conv",
-    "gn_root": "patch_embed.backbone.stem.norm",
-    "embedding": "patch_embed.proj",
-    "Transformer/encoder_norm": "norm",
-    "pre_logits": "pre_logits.fc",
-    "head": "head",
-}
-NPZ_BLOCK = {
-    "LayerNorm_0": "norm1",
-    "LayerNorm_1": "norm2",  # big_vision
-    "MultiHeadDotProductAttention_1/query": "attn.q",
-    "MultiHeadDotProductAttention_1/key": "attn.k",
-    "MultiHeadDotProductAttention_1/value": "attn.v",
-    "MultiHeadDotProductAttention_1/out": "attn.proj",
-    "LayerNorm_2": "norm2",
-    "MlpBlock_3/Dense_0": "mlp.fc1",
-    "MlpBlock_3/Dense_1": "mlp.fc2",
-}
-NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-
+OTHER_WEIGHTS = (
+    "use timm:NAME=FILE with timm's name for the model, or the weights of a plain Vision "
+    "Transformer, e.g. one listed by `vitft weights list`"
+)
 LIKELY_CAUSES = {
     "gamma": "LayerScale under an unknown name",
     "MAPHead": "attention pooling under names other than timm's",
     "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
     "relative_position": "relative position biases, as in BEiT",
-    "decoder": "a masked autoencoder's decoder",
+    "lora_": "LoRA adapters that are not merged with the weights",
     "q_norm": "normalised queries and keys",
     "rope": "learned rotary position embeddings",
 }
@@ -140,27 +144,26 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         WeightsError: The naming scheme or a name is unknown, two tensors map to the same name,
             queries, keys and values do not match, or a tensor is not of a floating-point type.
     """
-    names = strip_prefixes(tensors)
+    names = {name: tensor for name, tensor in tensors.items() if not EXTRA.match(name)}
+    unused = described({name: tensor for name, tensor in tensors.items() if name not in names})
     flavour = flavour_of(names)
     heads: int | None = None
     rotates = False
-    masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # from pretraining
-    unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
-    flexible = is_naflex(names)
-    if flavour == "hf" and is_tower(names):
-        names, texts = tower_tensors(names)
-        names, unused = fuse_qkv(names), (*unused, *texts)
-    elif flavour == "hf":
-        names = fuse_qkv(rename_all(names, hf_name))
-    elif flavour == "npz":
+    flexible = False
+    if flavour == "npz":
         names, heads = convert_npz(names)
+    elif flavour != "timm":
+        names = rename_all(names, our_name)
+        flexible = is_naflex(names)
+        names = fuse_qkv(from_timm_names(tower_layout(names)))
     else:
         rotates = may_rotate(names)
         names = from_timm_names(names)
-    if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
+    if "register_tokens" in names:
         names["reg_token"] = names.pop("register_tokens")  # these have no position embeddings
-        names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
-        names["pos_embed"] = names["pos_embed"][:, 1:]
+        if {"cls_token", "pos_embed"} <= names.keys():  # as in timm
+            names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
+            names["pos_embed"] = names["pos_embed"][:, 1:]
     refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
     return Converted(
         flavour=flavour,
@@ -172,16 +175,24 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     )
 
 
-def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove name prefixes added by DistributedDataParallel, torch.compile or training scripts."""
-    names, known = dict(tensors), ("module.", "_orig_mod.", "model.")
-    while prefix := next((p for p in known if names and all(n.startswith(p) for n in names)), ""):
-        names = {name.removeprefix(prefix): value for name, value in names.items()}
-    return names
+def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return descriptions of unused tensors: names with shapes, or the numbers of those in groups.
+
+    A group shares the first part of its names.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in tensors:
+        groups.setdefault(re.split(r"[./:]", name)[0], []).append(name)
+    return tuple(
+        f"{names[0]} {tuple(tensors[names[0]].shape)}"
+        if len(names) == 1
+        else f"{group} ({len(names):,} tensors)"
+        for group, names in groups.items()
+    )
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the naming scheme of tensors: `timm`, `hf` or `npz`.
+    """Return the naming scheme of tensors.
 
     Raises:
         WeightsError: The names do not match any naming scheme, or there are no tensors.
@@ -191,33 +202,45 @@ def flavour_of(names: Iterable[str]) -> Flavour:
         return "timm"
     if any(HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
-    if any(n.endswith("embedding/kernel") for n in present):
+    if "embedding/kernel" in present:
         return "npz"
+    if "conv_proj.weight" in present:
+        return "torchvision"
+    if "class_embedding" in present:
+        return "clip"
     raise WeightsError(
-        "these are not the weights of a Vision Transformer (tensors: "
-        f"{', '.join(sorted(present)[:5])} ...)"
+        f"no plain Vision Transformer is among the tensors: {first_five(sorted(present))}"
         if present
         else "the file contains no tensors",
-        fix="use a ViT from timm, Hugging Face or Google, e.g. one listed by `vitft weights list`",
+        fix=OTHER_WEIGHTS,
     )
 
 
-def hf_name(name: str) -> str | None:
-    """Return vitft's name for a Hugging Face tensor, or None if there is none.
+def our_name(name: str) -> str | None:
+    """Return vitft's name for a tensor of another tool, or None if there is none.
 
     Queries, keys and values still have separate names (q, k and v).
     """
-    name = HF_PREFIX.sub("", name)
-    if name in HF_TOKENS:
-        return HF_TOKENS[name]
-    stem, _, leaf = name.rpartition(".")
-    block = re.fullmatch(r"(?:encoder\.)?layers?\.(\d{1,4})\.(.+)", stem)
-    ours = HF_BLOCK.get(block[2]) if block else HF_OUTER.get(stem)
-    if ours in ("ls1", "ls2"):
-        leaf = "gamma" if leaf == "lambda1" else ""
-    if ours is None or leaf not in ("weight", "bias", "gamma"):
-        return None
-    return f"blocks.{int(block[1])}.{ours}.{leaf}" if block else f"{ours}.{leaf}"
+    name = HF_PREFIX.sub("", name.replace("/", "."))
+    name = re.sub(r"\b(MultiHeadDotProductAttention|MlpBlock)_\d", r"\1", name)
+    name = re.sub(r"\.(kernel|scale)$", ".weight", name)
+    block = re.fullmatch(
+        r"(?:(?:model|encoder|[tT]ransformer)\.)?"
+        r"(?:layers?\.(?:encoder_layer_)?|resblocks\.|encoderblock_)(\d{1,4})\.(.+)",
+        name,
+    )
+    unit = re.fullmatch(r"block(\d)\.unit(\d{1,2})\.(conv|gn)(\d|_proj)\.(weight|bias)", name)
+    if unit:
+        kind = "conv" if unit[3] == "conv" else "norm"
+        part = f"downsample.{kind}" if unit[4] == "_proj" else f"{kind}{unit[4]}"
+        place = f"stages.{int(unit[1]) - 1}.blocks.{int(unit[2]) - 1}"
+        return f"patch_embed.backbone.{place}.{part}.{unit[5]}"
+    names, inner = (BLOCK_NAMES, block[2]) if block else (OUTER_NAMES, name)
+    stem, _, leaf = inner.rpartition(".")
+    ours = names.get(inner)
+    if ours is None and stem in names and leaf in ("weight", "bias"):
+        ours = f"{names[stem]}.{leaf}"
+    return f"blocks.{int(block[1])}.{ours}" if block and ours else ours
 
 
 def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
@@ -226,8 +249,7 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
     Raises:
         WeightsError: As in `rename_all` and `fuse_qkv`.
     """
-    tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
-    names = rename_all(unstacked(tensors), npz_name)
+    names = rename_all(unstacked(tensors), our_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
@@ -244,31 +266,6 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for i, tensor in enumerate(stack):
                 result[f"Transformer/encoderblock_{i}/{name.removeprefix(scanned)}"] = tensor
     return result
-
-
-def npz_name(name: str) -> str | None:
-    """Return vitft's name for one of Google's arrays, or None if there is none.
-
-    Queries, keys and values still have separate names (q, k and v).
-    """
-    if name in NPZ_TOKENS:
-        return NPZ_TOKENS[name]
-    stem, _, leaf = name.rpartition("/")
-    block = re.fullmatch(r"Transformer/encoderblock_(\d{1,4})/(.+)", stem)
-    unit = re.fullmatch(r"block(\d)/unit(\d{1,2})/(conv|gn)(\d|_proj)", stem)
-    ours = NPZ_OUTER.get(stem)
-    if block:  # big_vision numbers attention and MLP separately
-        layer = block[2].replace("Attention_0/", "Attention_1/").replace("Block_0/", "Block_3/")
-        ours = NPZ_BLOCK.get(layer)
-    if unit:
-        kind = "conv" if unit[3] == "conv" else "norm"
-        part = f"downsample.{kind}" if unit[4] == "_proj" else f"{kind}{unit[4]}"
-        place = f"stages.{int(unit[1]) - 1}.blocks.{int(unit[2]) - 1}"
-        ours = f"patch_embed.backbone.{place}.{part}"
-    if ours is None or leaf not in NPZ_LEAF:
-        return None
-    tail = f"{ours}.{NPZ_LEAF[leaf]}"
-    return f"blocks.{int(block[1])}.{tail}" if block else tail
 
 
 def from_flax(name: str, array: Tensor) -> Tensor:
@@ -347,8 +344,7 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     cause = next(found, None)
     raise WeightsError(
         f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
-        fix="use timm:NAME=FILE with timm's name for the model, or the weights of a plain Vision "
-        "Transformer",
+        fix=OTHER_WEIGHTS,
     )
 
 

@@ -3,6 +3,7 @@
 Does not import torch, so that a wrong name or path is reported at once.
 """
 
+import fnmatch
 import os
 import re
 from pathlib import Path
@@ -12,13 +13,15 @@ from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by
 from vitft.system.errors import WeightsError
 from vitft.system.files import (
     CHECKSUM_SUFFIXES,
-    PICKLE_SUFFIXES,
+    INDEX_SUFFIX,
     WEIGHT_SUFFIXES,
     resource,
+    weight_format,
 )
 from vitft.system.near_paths import path_fix
+from vitft.system.text import count, listing, shell_quote
 
-FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
+FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
 
 
@@ -71,7 +74,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
         )
     if path.is_dir():
         return weights_in_folder(path)
-    if path.exists():
+    if file_and_part(path)[0].exists():
         return check_weight_file(path)
     is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
     if not is_name or name.endswith(os.sep) or path.suffix.lower() in FILE_SUFFIXES:
@@ -85,13 +88,29 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
 
 
 def weights_in_folder(path: Path) -> Path:
-    """Return the weight file in a run directory, an export or a hub snapshot.
+    """Return the weight file in a run directory, an export, a hub snapshot or another folder.
+
+    The file is model.safetensors or the only one of the best format. Weights in several parts count
+    as one file, their index.
 
     Raises:
-        WeightsError: The folder contains no model.safetensors.
+        WeightsError: The folder contains no weight file, or several.
     """
-    if (path / "model.safetensors").is_file():
-        return path / "model.safetensors"
+    with os.scandir(path) as found:
+        entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
+    parts = re.compile(r"-\d+-of-\d+\.")
+    training = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)")
+    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar", INDEX_SUFFIX))]
+    names = [n for n in names if not parts.search(n) and not training.match(n)]
+    for pattern in ("model.safetensors", "*.safetensors*", "pytorch_model.bin", "*"):
+        files = fnmatch.filter(names, pattern)
+        if len(files) == 1:
+            return check_weight_file(path / files[0])
+        if files:
+            raise WeightsError(
+                f"{path} contains {count(len(files), 'weight file')}: {listing(files)}",
+                fix=f"pass one of them, e.g. {shell_quote(str(path / files[0]))}",
+            )
     if (path / "model.onnx").is_file():
         raise WeightsError(
             f"{path} contains an ONNX graph, from which no weights are loaded",
@@ -100,9 +119,15 @@ def weights_in_folder(path: Path) -> Path:
     if data := mistaken_data(path):
         raise WeightsError(f"{path} is {data.what}, not weights", fix=data.weights_fix)
     raise WeightsError(
-        f"{path} does not contain model.safetensors",
+        f"{path} contains no weight file ({listing(entries) if entries else 'it is empty'})",
         fix="pass a weight file, a run directory or a folder exported by vitft",
     )
+
+
+def file_and_part(path: Path) -> tuple[Path, str | None]:
+    """Return the file and the name of one of its models from `FILE#NAME`, or None for no name."""
+    file, sign, part = str(path).rpartition("#")
+    return (Path(file), part) if sign and not path.exists() else (path, None)
 
 
 def may_be_weights(entry: "os.DirEntry[str]") -> bool:
@@ -181,25 +206,26 @@ def parse_timm_name(name: str) -> CatalogEntry:
 
 
 def check_weight_file(path: Path) -> Path:
-    """Return `path` if it is a regular file of a supported kind.
+    """Return `path`, a FILE or FILE#NAME, if the file is a regular one of a supported kind.
 
     Raises:
-        WeightsError: The path is not a regular file, or its suffix is not supported.
+        WeightsError: The path is not a regular file, or its content is not supported.
     """
-    if not path.is_file():
-        raise WeightsError(f"{path} is not a regular file", fix="pass the path of a weight file")
-    if path.suffix.lower() in CHECKSUM_SUFFIXES:
-        other = path.with_suffix("")
+    file, _ = file_and_part(path)
+    if not file.is_file():
+        raise WeightsError(f"{file} is not a regular file", fix="pass the path of a weight file")
+    if file.suffix.lower() in CHECKSUM_SUFFIXES:
+        other = file.with_suffix("")
         raise WeightsError(
-            f"{path} is not a weight file, but the checksum file of {other.name}",
+            f"{file} is not a weight file, but the checksum file of {other.name}",
             fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
         )
-    if data := mistaken_data(path):
-        raise WeightsError(f"{path} is {data.what}, not a weight file", fix=data.weights_fix)
-    if path.suffix.lower() not in WEIGHT_SUFFIXES:
-        suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
+    if data := mistaken_data(file):
+        raise WeightsError(f"{file} is {data.what}, not a weight file", fix=data.weights_fix)
+    if not weight_format(file):
+        suffix = f"the suffix {file.suffix}" if file.suffix else "no suffix"
         raise WeightsError(
-            f"{path} is not a weight file: it has {suffix}",
+            f"{file} is not a weight file: it has {suffix}",
             fix="use a .safetensors file, a .npz file in Google's format, or a .pth, .pt or .bin "
             "file with --allow-pickle",
         )
@@ -207,12 +233,12 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Check by its suffix that a file is not a pickle, unless pickles are allowed.
+    """Check that a FILE or FILE#NAME is not a pickle, unless pickles are allowed.
 
     Raises:
         WeightsError: The file is a pickle, and pickles are not allowed.
     """
-    if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
+    if weight_format(file_and_part(path)[0]) == "pickle" and not allowed:
         raise WeightsError(
             f"{path} is a Python pickle, which can contain code",
             fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), "

@@ -1,32 +1,89 @@
 """Reader for weight files of any supported kind; never executes code from a file.
 
-Names and layouts are not changed; `convert` interprets them.
+A file may contain several models, an optimiser and more. One model is chosen, and its tensors lose
+only what precedes their names. `convert` interprets these names and the layouts.
 """
 
+import hashlib
+import json
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitft.models.checkpoint_file import TORCH_TYPES
 from vitft.models.pretrained.catalog import catalog_entries
+from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
-from vitft.models.pretrained.locate import check_pickle, check_weight_file
+from vitft.models.pretrained.locate import check_pickle, check_weight_file, file_and_part
 from vitft.system.errors import WeightsError
+from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
 from vitft.system.npz import read_npy
 from vitft.system.safetensors_file import read_header
-from vitft.system.text import count
+from vitft.system.text import count, listing, shell_quote
 
-WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
-"""Keys under which training scripts store the weights in a pickle."""
+WRAPPER = re.compile(
+    r"(?<![^.:])(_orig_mod|_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module)\."
+)
+"""Pattern for the parts of names that torch.compile and sharded training add."""
+AVERAGE = re.compile(r"(?<![a-z])(ema|teacher|averaged_model)(?![a-z])")
+"""Pattern for the roots of names of averaged weights (EMA), which are the better ones."""
+OTHER = re.compile(r"(?<![a-z])(student|momentum)(?![a-z])")
+"""Pattern for the roots of names of a model that is not meant to be used afterwards."""
+OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
+"""Pattern for the roots of names of an optimiser's tensors, which may repeat those of the model."""
+BESIDE = (
+    *("argparse.Namespace", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath"),
+    *("pathlib._local.WindowsPath", "collections.defaultdict", "yacs.config.CfgNode"),
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+    *("lightning.pytorch.utilities.parsing.AttributeDict", "numpy.dtype", "numpy.ndarray"),
+    *(
+        f"numpy.{c}.multiarray.{name}"
+        for c in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
+)
+"""Names in pickles for which a `StandIn` is created: settings, paths, and numbers of NumPy."""
+
+
+MAX_DEPTH = 8
+"""Maximum number of dictionaries around a tensor."""
+
+
+class StandIn(dict[Any, Any]):
+    """Inert object in place of one that is stored beside the weights or is a NumPy array."""
+
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:  # noqa: ANN401
+        self.state = state
+
+    def tensor(self) -> Tensor | None:
+        """Return the tensor if this stands for an array of plain numbers, otherwise None."""
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            return None
+        _, shape, kind, is_fortran, content = self.state
+        code = kind.args[0] if isinstance(kind, StandIn) and kind.args else ""
+        if not re.fullmatch(r"[fiu][1248]|b1", code) or not isinstance(content, bytes):
+            return None
+        order = ">" if kind.state and kind.state[1] == ">" else "<"
+        array = np.frombuffer(content, order + code).astype(code)
+        return torch.from_numpy(array.reshape(shape, order="F" if is_fortran else "C"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,46 +91,159 @@ class RawWeights:
     """Unchanged content of a weight file."""
 
     path: Path
+    """FILE, or FILE#NAME of one of several models."""
     tensors: Mapping[str, Tensor]
+    """Those of one model, without the root of their names in the file."""
     metadata: Mapping[str, str]
     """Metadata in the header of a safetensors file."""
     sha256: str
+    dropped: tuple[str, ...] = ()
+    """Descriptions of the tensors that do not belong to the model."""
+    notes: tuple[str, ...] = ()
 
 
 def read_weights(
-    path: Path, *, allow_pickle: bool = False, sha256: str | None = None, digest: str | None = None
+    path: Path,
+    *,
+    allow_pickle: bool = False,
+    sha256: str | None = None,
+    digest: str | None = None,
+    names: Collection[str] = (),
 ) -> RawWeights:
-    """Read all tensors in a weight file; tensors in a .safetensors file are memory-mapped.
+    """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
     Args:
-        path: Path of the file; its suffix determines the format.
-        allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
+        path: FILE, or FILE#NAME of one of several models in it. The file may be the index of
+            weights in several files.
+        allow_pickle: Whether to read pickles too (with `weights_only=True`).
         sha256: Expected digest of the file.
         digest: Actual digest of the file, if already computed.
+        names: Names of the model's tensors (default: those of any Vision Transformer).
 
     Raises:
         WeightsError: The file is missing, damaged, refused or of an unsupported kind, has a
-            different digest, or contains a value that is not finite.
+            different digest, contains no model or several, or a value that is not finite.
     """
-    if not path.exists():
+    file, part = file_and_part(path)
+    if not file.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
-    check_pickle(check_weight_file(path), allowed=allow_pickle)
-    digest = digest or sha256_of(path)
+    check_weight_file(file)
+    files = shards(file) if file.name.endswith(INDEX_SUFFIX) else [file]
+    for each in files:
+        check_pickle(each, allowed=allow_pickle)
+    if len(files) > 1:
+        digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    digest = digest or sha256_of(files[0])
     if sha256 is not None and sha256.lower() != digest:
         raise WeightsError(
             f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
-    check_published_digest(path, digest)
+    check_published_digest(file, digest)
     metadata: Mapping[str, str] = {}
-    if path.suffix.lower() == ".safetensors":
-        tensors, metadata = read_safetensors(path)
-    elif path.suffix.lower() == ".npz":
-        tensors = read_npz_weights(path)
-    else:
-        tensors = read_pickle(path)
-    check_finite(tensors, path)
-    return RawWeights(path=path, tensors=tensors, metadata=metadata, sha256=digest)
+    every: dict[str, Tensor] = {}
+    formats = [weight_format(each) for each in files]
+    for each, kind in zip(files, formats, strict=True):
+        if kind == "safetensors":
+            found, metadata = read_safetensors(each)
+        else:
+            found = read_npz_weights(each) if kind == "npz" else read_pickle(each)
+        every |= found
+    tensors, others, notes = one_model(every, file, part, names)
+    if "pickle" in formats:
+        check_storage(tensors, file, sum(each.stat().st_size for each in files))
+    check_finite(tensors, file)
+    return RawWeights(
+        path=path,
+        tensors=tensors,
+        metadata=metadata,
+        sha256=digest,
+        dropped=described(others),
+        notes=notes,
+    )
+
+
+def shards(index: Path) -> list[Path]:
+    """Return the files that together contain the weights, as listed in their index.
+
+    Raises:
+        WeightsError: The index is damaged, or a file is missing.
+    """
+    try:
+        table = json.loads(read_regular(index, limit=2**26))["weight_map"]
+        files = [index.parent / Path(name).name for name in sorted({*table.values()})]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise damaged_weights("index of weights", index, error) from error
+    for file in files:
+        if not file.is_file():
+            raise WeightsError(
+                f"{index} lists {file.name}, which is missing", fix="copy it to the same folder"
+            )
+        check_weight_file(file)
+    return files
+
+
+def one_model(
+    tensors: Mapping[str, Tensor], file: Path, part: str | None, names: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors of one model in a file, those that are not used, and notes on the choice.
+
+    The model's tensors lose the root of their names. `part` and `names` are as in `read_weights`.
+
+    Raises:
+        WeightsError: The file has no model of this name, or several without one that is an average
+            of the others or otherwise meant to be used.
+    """
+    tensors = {WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
+    labels = model_roots(tensors, names)
+    ranks = {
+        root: bool(OTHER.search(label)) - bool(AVERAGE.search(label))
+        for root, label in labels.items()
+        if part in (None, label) or f".{part}." in f".{label}."
+    }
+    root, *rest = [root for root in ranks if ranks[root] == min(ranks.values())] or ["", ""]
+    several = f"{count(len(labels), 'model')}: {listing(label or '-' for label in labels.values())}"
+    choices = [shell_quote(f"{file}#{label}") for other, label in labels.items() if other != root]
+    if rest:
+        choices = [shell_quote(f"{file}#{label}") for label in labels.values()]
+        raise WeightsError(
+            f"{file} contains no model named {part}" if not ranks else f"{file} contains {several}",
+            fix=f"use {' or '.join(choices[:3] if len(labels) > 1 else [str(file)])}",
+        )
+    used, unused = dict[str, Tensor](), dict[str, Tensor]()
+    deeper = tuple(other for other in labels if other.startswith(root) and other != root)
+    for name, tensor in tensors.items():
+        inner = name.removeprefix(root)
+        is_used = name.startswith(root) and ":" not in inner and not name.startswith(deeper)
+        if is_used:
+            used[inner] = tensor
+        else:
+            unused[name] = tensor
+    note = f"{several}. Of these, {labels[root]} is used. For another, use {' or '.join(choices)}"
+    return used, unused, (f"the file contains {note}",) if choices and part is None else ()
+
+
+def model_roots(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
+    """Return the roots of the names of the models in a file, with the name of each model.
+
+    For example, a root is `state_dict:module.`, and the name of the model `state_dict.module`. For
+    an unknown architecture, the root is that of the largest dictionary.
+    """
+    tensors = {name: tensor for name, tensor in tensors.items() if not OPTIMISER.search(name)}
+    roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]
+    if names:  # of a timm model
+        first = next(iter(names))
+        ends = [name.removesuffix(first) for name in tensors if name.endswith(first)]
+        hits = {root: sum(root + name in tensors for name in names) for root in ends}
+        most = max([len(names) // 2, *hits.values()])
+        roots = [root for root in hits if hits[root] == most]
+    if not roots:
+        folders = Counter(name.rpartition(":")[0] for name in tensors)
+        largest = max(folders, key=folders.__getitem__, default="")
+        inside = [name for name in tensors if name.rpartition(":")[0] == largest]
+        added = re.compile(r"(?:.*:)?(?:(?:module|model)\.)*")
+        roots = [min((m[0] for n in inside if (m := added.match(n))), key=len, default="")]
+    return {root: re.sub("[./:]", ".", root).strip(".") for root in roots}
 
 
 def check_published_digest(path: Path, digest: str) -> None:
@@ -111,11 +281,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a torch pickle, without the wrappers that training scripts add.
+    """Return all tensors in a torch pickle, with the keys of nested dictionaries in their names.
 
     Raises:
-        WeightsError: The installed torch reads pickles unsafely, or the file is damaged or contains
-            anything other than named dense tensors.
+        WeightsError: The installed torch reads pickles unsafely, or the file is damaged, needs code
+            or contains no named tensors.
     """
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
@@ -126,55 +296,57 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         zipped = file.read(4) == b"PK\x03\x04"  # torch's zip format; older files are plain pickles
     if zipped:
         open_archive(path, "torch file").close()  # refuses zip bombs
+    stand_ins: Any = [(StandIn, name) for name in BESIDE]
     try:
-        with warnings.catch_warnings():
+        with (
+            path.open("rb") as file,  # from a path, torch chooses the format by the suffix
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals(stand_ins),
+        ):
             warnings.simplefilter("ignore")  # about tensors that are refused below
-            content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
+            content = torch.load(file, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
         raise
     except Exception as error:  # damaged pickles raise many kinds of exceptions
-        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+        refused = re.search(r"GLOBAL ([\w.]+)|(TorchScript)", str(error))
         if refused:
             raise WeightsError(
-                f"refused: {path} needs {refused[1]}, but vitft never runs code from a pickle",
+                f"refused: {path} needs {refused[1] or refused[2]}, but vitft never runs code from "
+                "a pickle",
                 fix="save only the state dict, or use a .safetensors file",
             ) from error
         raise damaged_weights("torch file", path, error) from error
-    return state_dict_in(content, path)
-
-
-def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401
-    """Return the named tensors in an object that a training script has saved.
-
-    Raises:
-        WeightsError: The object contains no named tensors, contains other values as well, or has
-            tensors that `check_storage` refuses.
-    """
-    for _ in WRAPPERS:
-        inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
-        if not inner or not isinstance(inner[0], dict):
-            break
-        content = inner[0]
-    if not isinstance(content, dict) or not content:
+    tensors = nested_tensors(content, set())
+    if not tensors or "" in tensors:
         raise WeightsError(
-            f"{path} contains a value of type {type(content).__name__} instead of named tensors",
+            f"{path} contains no named tensors, but a value of type {type(content).__name__}",
             fix="save model.state_dict() instead",
         )
-    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise WeightsError(
-            f"{path} contains values that are not tensors: {', '.join(odd[:5])}",
-            fix="save only model.state_dict()",
-        )
-    tensors = {str(name): value for name, value in content.items()}
-    check_storage(tensors, path)
     return tensors
 
 
-def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
+def nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
+    """Return the tensors and NumPy arrays in nested dictionaries, by their keys joined with `:`.
+
+    `seen` contains the ids of dictionaries that were read already: a pickle may repeat them.
+    """
+    if isinstance(content, StandIn) and (array := content.tensor()) is not None:
+        content = array
+    if isinstance(content, Tensor):
+        return {root: content}
+    result: dict[str, Tensor] = {}
+    if isinstance(content, dict) and id(content) not in seen and root.count(":") < MAX_DEPTH:
+        seen.add(id(content))
+        for key, value in content.items():
+            result |= nested_tensors(value, seen, f"{root}:{key}" if root else str(key))
+    return result
+
+
+def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> None:
     """Check that the tensors from a pickle are dense arrays whose values are all in the file.
 
-    A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape.
+    A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape. The
+    files have `packed` bytes.
 
     Raises:
         WeightsError: A tensor is of one of these kinds, or its type is not supported.
@@ -191,7 +363,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
             )
         size = tensor.numel() * tensor.element_size()
         total += size
-        if size > tensor.untyped_storage().nbytes() or total > 4 * path.stat().st_size + 2**20:
+        if size > tensor.untyped_storage().nbytes() or total > 4 * packed + 2**20:
             raise WeightsError(
                 f"refused: {path} is smaller than its tensors, e.g. {name[:100]} "
                 f"{tuple(tensor.shape)}",
@@ -211,15 +383,14 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
     """Return the arrays of a NumPy archive, each checked against the archive's directory.
 
     Raises:
-        WeightsError: The archive is damaged or refused, or an array does not contain floating-point
-            numbers.
+        WeightsError: The archive is damaged or refused, or an array does not contain numbers.
     """
     tensors: dict[str, Tensor] = {}
     with open_archive(path, ".npz file") as archive:
         for member in archive.infolist():
             try:
                 with archive.open(member) as file:
-                    array = read_npy(file, member.file_size, kinds="f")
+                    array = read_npy(file, member.file_size, kinds="fiub")
             except MemoryError:
                 raise
             except Exception as error:  # zipfile, zlib, tokenize and ast raise different errors

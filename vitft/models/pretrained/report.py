@@ -94,6 +94,8 @@ def describe_file(weights: PretrainedWeights) -> list[str]:
         "timm": "timm",
         "hf": "Hugging Face",
         "npz": "Google (JAX)",
+        "torchvision": "torchvision",
+        "clip": "OpenAI's CLIP",
         "vitft": "vitft checkpoint",
     }
     facts = {

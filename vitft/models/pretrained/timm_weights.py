@@ -3,20 +3,23 @@
 timm builds the network and adapts the weights to the image size.
 """
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
 from vitft.models.card import Provenance
-from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.checkpoint import build_model, load_checkpoint, timm_on_meta
 from vitft.models.licences import licence_terms
 from vitft.models.model_names import file_name, similar_models
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.convert import strip_prefixes
 from vitft.models.pretrained.fetch import fetch
-from vitft.models.pretrained.read import read_weights
+from vitft.models.pretrained.read import RawWeights, read_weights
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import descended, provenance_of
 from vitft.models.timm_config import TimmConfig
@@ -62,7 +65,7 @@ def load_timm(
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    model, old_classes, provenance = pretrained_timm(
+    model, old_classes, provenance, raw = pretrained_timm(
         entry, config, drop_path=drop_path, allow_pickle=allow_pickle
     )
     report = timm_report(model, old_classes, transform, provenance)
@@ -70,17 +73,19 @@ def load_timm(
         report,
         positions="resized by timm" if config.sized else "as loaded",
         statistics_source="given by --mean and --std" if mean else "from timm",
+        dropped=(*report.dropped, *(raw.dropped if raw else ())),
+        notes=raw.notes if raw else (),
     )
 
 
 def pretrained_timm(
     entry: CatalogEntry, config: TimmConfig, *, drop_path: float, allow_pickle: bool
-) -> tuple[TimmModel, int, Provenance]:
+) -> tuple[TimmModel, int, Provenance, RawWeights | None]:
     """Return a timm model with weights from the hub or the user's file.
 
     Returns:
         The model; the number of classes of the pretrained head, which is dropped, or 0 if there was
-        none; and the origin of the weights.
+        none; the origin of the weights; and the content of the user's file.
 
     Raises:
         WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
@@ -90,14 +95,19 @@ def pretrained_timm(
         ResourceError: The disk is full.
     """
     source: dict[str, Any]
+    raw: RawWeights | None
+    tensors: Mapping[str, Tensor]
     if entry.local:
         path = Path(entry.local)
-        raw = read_weights(path, allow_pickle=allow_pickle)
-        tensors = strip_prefixes(raw.tensors)
+        names: list[str] = []
+        with contextlib.suppress(RunError):  # reported below
+            names = [*timm_on_meta(config).net.state_dict()]
+        raw = read_weights(path, allow_pickle=allow_pickle, names=names)
+        tensors = raw.tensors
         source = {"tensors": tensors}
         provenance: Provenance = {"name": entry.name, "source": str(path), "sha256": raw.sha256}
     else:
-        fetched, tensors = fetch(entry), {}
+        fetched, raw, tensors = fetch(entry), None, {}
         path, source = fetched.path, {"file": fetched.path}
         provenance = provenance_of(entry, fetched)
     try:
@@ -111,7 +121,7 @@ def pretrained_timm(
             "other weights",
         ) from error
     head = tensors.get(f"{model.head_name}.weight", ())
-    return model, len(head) if entry.local else entry.num_classes, provenance
+    return model, len(head) if entry.local else entry.num_classes, provenance, raw
 
 
 def reload_timm(

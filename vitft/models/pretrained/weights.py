@@ -20,7 +20,7 @@ from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
-from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.locate import file_and_part, locate
 from vitft.models.pretrained.published import (
     imagenet_classes,
     label_set,
@@ -107,7 +107,7 @@ def open_pretrained(
     return from_raw(
         raw,
         SidecarFacts() if is_checkpoint else read_sidecar(found),
-        {"name": file_name(found), "source": str(found), "sha256": raw.sha256},
+        {"name": file_name(file_and_part(found)[0]), "source": str(found), "sha256": raw.sha256},
     )
 
 
@@ -168,14 +168,15 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
                 fix="put timm's config.json next to the file, or use a name from "
                 "`vitft weights list`",
             )
-        facts = replace(facts, heads=converted.heads or facts.heads)
+        eps = facts.norm_eps or (1e-5 if converted.flavour == "clip" else None)
+        facts = replace(facts, heads=converted.heads or facts.heads, norm_eps=eps)
         architecture = infer_config(converted.tensors, facts)
         check_fit(converted.tensors, architecture)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
-    notes = [*facts.notes, *assumptions(architecture, facts)]
+    notes = [*raw.notes, *facts.notes, *assumptions(architecture, facts)]
     is_file = provenance["source"] == str(raw.path)
-    own_name = file_name(raw.path) if is_file else provenance["name"].removeprefix("hf:")
+    own_name = provenance["name"] if is_file else provenance["name"].removeprefix("hf:")
     published = facts.published or own_name
     facts = with_usual_statistics(facts, architecture, converted.flavour, published)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
@@ -197,7 +198,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         provenance=provenance,
         stated_classes=distinct_names(classes, range(len(classes))),
         published=published,
-        dropped=converted.dropped,
+        dropped=(*raw.dropped, *converted.dropped),
         resampling="bilinear" if converted.is_naflex else None,
         unusable_head=unusable,
         notes=tuple(notes),
@@ -228,6 +229,9 @@ def with_usual_statistics(
     if config.layer_scale or config.distilled:
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
         source = "as in all published models with LayerScale or distillation"
+    elif flavour == "torchvision":
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        source = "as in all of torchvision's models"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
         mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         source = "as in all of Google's Vision Transformers"
@@ -318,12 +322,14 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
 
 
 def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes if the number of heads is assumed or the stated image size is wrong."""
+    """Return notes if the heads are assumed or the stated image size is wrong."""
     notes = []
     if facts.heads is None:
         notes.append(
-            f"the number of heads is not stated; assuming {config.heads} for a width of "
-            f"{config.width}"
+            "the weights do not state the number of heads and the activation. "
+            f"{config.heads} heads, usual for a width of {config.width}, and {config.activation} are "
+            'assumed. To set them, put {"num_attention_heads": N, "hidden_act": "quick_gelu"} in a '
+            "config.json next to the weights"
         )
     stated = facts.image_size
     if stated is not None and stated != config.image_size:
