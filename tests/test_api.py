@@ -497,11 +497,11 @@ def test_without_weights_the_demo_chooses_its_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"data": [1, 2]}, "invalid data=.*expected a string or a path, got list"),
-        ({"data": "x", "out": 5}, "invalid out=5: expected a string or a path, got int"),
+        ({"data": [1, 2]}, "invalid data: expected a string or a path, got list"),
+        ({"data": "x", "out": 5}, "invalid out: expected a string or a path, got int"),
         (
             {"data": "x", "settings": ["optim.ema=0.9"]},
-            "invalid settings=.*expected a mapping, got list",
+            "invalid settings: expected a mapping, got list",
         ),
         (
             {"data": "x", "epochs": 2, "settings": {"optim.epochs": 7}},

@@ -258,6 +258,8 @@ class Trained:
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold.
         """
+        if isinstance(top_k, np.integer):
+            top_k = int(top_k)
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         check_threshold(threshold or None, precision, spell=parameter)
@@ -382,8 +384,7 @@ class Trained:
         """
         name = picture_name(index, picture)
         try:
-            if isinstance(picture, str | os.PathLike):
-                picture = read_picture(picture)
+            picture = read_picture(picture)
             notes = notes_on(picture) if isinstance(picture, bytes) else ()
             return LoadedImage(name, self.view(name, picture), notes=notes)
         except ImageError as error:
@@ -396,8 +397,7 @@ class Trained:
             ImageError: The image is unusable.
             UsageError: The image has an unsupported type.
         """
-        if isinstance(picture, str | os.PathLike):
-            picture = read_picture(picture)
+        picture = read_picture(picture)
         if isinstance(picture, bytes):
             return self.engine.view(picture, name)
         if isinstance(picture, torch.Tensor):

@@ -249,7 +249,10 @@ def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Giv
     @wraps(function)
     def checked(*args: Given.args, **arguments: Given.kwargs) -> Outcome:
         if args:
-            named = (f"{name}={value!r}" for name, value in zip(known, args, strict=False))
+            named = (  # a table is not printed
+                f"{name}={'...' if hasattr(value, 'columns') else repr(value)}"
+                for name, value in zip(known, args, strict=False)
+            )
             raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
         if unknown := next((name for name in arguments if name not in known), None):
             raise UsageError(f"unknown argument {unknown}", fix=suggest_argument(unknown, known))
@@ -272,14 +275,16 @@ def check_argument_types(arguments: Mapping[str, object], settings: object) -> N
     """Raise a UsageError if a path or `settings` has a type that `finetune` does not accept."""
     for name in ("data", "weights", "out", "recipe", "classes", "like", "fixes", "cache"):
         if not isinstance(value := arguments[name], str | os.PathLike | None):
+            fix = 'pass one path or name, e.g. data="photos"'
+            if hasattr(value, "to_csv"):
+                fix = f'write a table with {name}.to_csv("{name}.csv", index=False), and pass '
+                fix += f'{name}="{name}.csv"'
             raise UsageError(
-                f"invalid {name}={value!r}: expected a string or a path, got "
-                f"{type(value).__name__}",
-                fix='pass one path or name, e.g. data="photos"',
+                f"invalid {name}: expected a string or a path, got {type(value).__name__}", fix=fix
             )
     if not isinstance(settings, Mapping | None):
         raise UsageError(
-            f"invalid settings={settings!r}: expected a mapping, got {type(settings).__name__}",
+            f"invalid settings: expected a mapping, got {type(settings).__name__}",
             fix='pass settings by name, e.g. settings={"optim.ema": 0.9}',
         )
 

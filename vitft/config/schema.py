@@ -40,8 +40,11 @@ class SettingType:
         accepted = (int, float) if self.type is float else (self.type,)
         if value is None and self.is_optional:
             return None
+        if hasattr(value, "tolist"):  # a number or an array of NumPy or torch
+            value = value.tolist()
         if self.length is not None:
             items = [*value] if isinstance(value, (list, tuple)) else [value] * (self.length or 1)
+            items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
             fits = len(items) == self.length or not self.length
             if fits and all(type(item) in accepted for item in items):
                 return tuple(items)

@@ -188,6 +188,19 @@ class EvalTransform:
         ratio = min(height / tall, width / wide)  # both sides are covered
         return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
+    def __call__(self, image: Image.Image) -> "Tensor":
+        """Return the model's input for a PIL image, float32 (channels, H, W), as datasets use it.
+
+        Raises:
+            ImageError: The image was opened from a damaged file.
+        """
+        from torch import from_numpy
+
+        from vitft.data.pictures import upright_rgb
+
+        upright = upright_rgb(image, "image", self.grey_range)
+        return self.normalise(from_numpy(self.pixels(upright)[None]))[0]
+
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """Convert uint8 (B, H, W, 3) to float32 (B, channels, H, W) on the same device."""
         planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels-last memory format

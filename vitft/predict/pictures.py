@@ -1,9 +1,10 @@
 """Images that a program passes to `vitft.load(...)`: their types, names and batches."""
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, cast
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -12,44 +13,74 @@ from PIL import Image
 from vitft.data.images import read_bytes
 from vitft.system.errors import ImageError, UsageError
 
-Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
-"""A path, the bytes of an image file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
+Picture = (
+    str
+    | os.PathLike[str]
+    | bytes
+    | bytearray
+    | memoryview
+    | IO[bytes]
+    | Image.Image
+    | np.ndarray[Any, Any]
+    | torch.Tensor
+)
+"""A path, the bytes of an image file, an open file, a PIL image, an array or a tensor.
 
-A tensor has the shape (3, H, W), (1, H, W), (H, W, 3) or (H, W) and contains uint8 values, or
-floats from 0 to 1 without mean and std normalisation. If the shape is ambiguous, the first
-dimension is assumed to be the channels.
+An array is uint8 of shape (H, W, 3) or (H, W). A tensor has the shape (3, H, W), (1, H, W),
+(H, W, 3) or (H, W) and contains uint8 values, or floats from 0 to 1 without mean and std
+normalisation. If the shape is ambiguous, the first dimension is assumed to be the channels.
 """
 
 
 PICTURE_TYPES = (
-    "a path, the bytes of an image file, a PIL image, a uint8 array or a tensor, or a list of these"
+    "a path, the bytes of an image file, an open file, a PIL image, a uint8 array or a tensor, or "
+    "a list of these"
 )
+BASE64 = ("data:", "iVBOR", "/9j/", "R0lGOD", "UklGR")
+"""Beginnings of PNG, JPEG, GIF and WebP files in base64."""
 
 
-def read_picture(path: str | os.PathLike[str]) -> bytes:
-    """Read an image file.
+def read_picture(picture: Picture) -> Picture:
+    """Return the bytes of an image file, given its path, its bytes or the open file.
+
+    Any other image is returned unchanged.
 
     Raises:
-        ImageError: The path is that of a folder or a pattern, or the file cannot be read.
+        ImageError: There is no image at the path, or the file cannot be read.
+        UsageError: The file is open in text mode.
     """
-    name = os.fspath(path)
+    source: Any = getattr(picture, "file", picture)  # an upload of FastAPI has its file there
+    if hasattr(source, "read"):
+        with contextlib.suppress(AttributeError, OSError):  # a stream cannot go back
+            source.seek(0)  # as PIL does: a buffer that was just written is at its end
+        if not isinstance(data := source.read(), bytes):
+            raise UsageError("an image file is open in text mode", fix='use open(path, "rb")')
+        return data
+    if isinstance(picture, bytearray | memoryview):
+        return bytes(picture)
+    if not isinstance(picture, str | os.PathLike):
+        return picture
+    name, reason = os.fspath(picture), ""
     if os.path.isdir(name):  # noqa: PTH112 - the name may contain a null character
         reason = 'a folder; pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
-        raise ImageError(name, reason, fix="pass the path of an image, or a list of paths")
-    try:
-        return read_bytes(path)
-    except ImageError as error:
-        if "*" not in name:
-            raise
+    elif name.startswith(BASE64):
+        reason = "base64 text; pass the bytes, base64.b64decode(text)"
+        reason = reason.replace("text)", 'text.partition(",")[2])') if name[0] == "d" else reason
+    elif "://" in name:
+        reason = "an address; pass the bytes of the image"
+        reason += f", or use `vitft predict {name}`" if name.startswith("http") else ""
+    elif "*" in name:
         reason = 'a pattern; pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
-        raise ImageError(
-            name, reason, fix="pass the path of an image, or a list of paths"
-        ) from error
+    if reason and not os.path.isfile(name):  # noqa: PTH113
+        fix = "pass the path of an image, or a list of paths"
+        raise ImageError(name[:200], reason, fix=fix)
+    return read_bytes(picture)
 
 
 def picture_name(index: int, picture: Picture) -> str:
     """Return the path of an image, or its index if it has no path."""
-    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(index)
+    name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
+    return str(index) if not name or name.startswith(BASE64) else name
 
 
 def numbered_batches(
@@ -58,16 +89,38 @@ def numbered_batches(
     """Yield batches of `size` images with their indices; `images` may also be a single image.
 
     Raises:
-        UsageError: `images` is neither an image nor iterable.
+        UsageError: `images` is neither an image nor iterable, or is a table or a dictionary.
     """
-    is_stack = isinstance(images, np.ndarray | torch.Tensor) and images.ndim > 3
-    single = (str, os.PathLike, bytes, Image.Image, np.ndarray, torch.Tensor)
-    if isinstance(images, single) and not is_stack:
-        images = [images]
-    if not isinstance(images, Iterable):
+    given: Any = images
+    if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
+        given = given.tolist()  # paths or images; a single one without dimensions
+    if isinstance(given, Mapping) or hasattr(given, "columns"):  # a table of pandas or polars
+        names = getattr(given, "columns", given)
+        name = "path" if "path" in names else next(iter(names), "path")
+        one = f'{"df" if hasattr(given, "columns") else "images"}["{name}"]'
+        is_one = name not in names or isinstance(given[name], str | bytes | Image.Image)
         raise UsageError(
-            f"images have unsupported type {type(images).__name__}", fix=f"pass {PICTURE_TYPES}"
+            f"images have unsupported type {type(given).__name__}",
+            fix=f"pass its images, e.g. {one if is_one else f'list({one})'}",
         )
-    numbered = enumerate(cast("Iterable[Picture]", images))
+    is_stack = isinstance(given, np.ndarray | torch.Tensor) and given.ndim > 3
+    is_single = isinstance(
+        given,
+        str
+        | os.PathLike
+        | bytes
+        | bytearray
+        | memoryview
+        | Image.Image
+        | np.ndarray
+        | torch.Tensor,
+    )
+    if (is_single and not is_stack) or hasattr(given, "read") or hasattr(given, "file"):
+        given = [given]
+    if not isinstance(given, Iterable):
+        raise UsageError(
+            f"images have unsupported type {type(given).__name__}", fix=f"pass {PICTURE_TYPES}"
+        )
+    numbered = enumerate(given)
     while batch := list(islice(numbered, size)):
         yield batch
