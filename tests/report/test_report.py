@@ -558,11 +558,8 @@ def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
 
     (step,) = (a for a in advise(run) if "rose" in a.what)
 
-    more, spread = (int(n) for n in re.findall(r"(\d+) (?:of|images)", step.what))
-    assert more == 12  # a quarter of the 48 that it learned from
-    assert spread > 1.3 * more
+    assert step.what == "If you collect more images, start with rose."
     assert "Its recall is 60% on 60 images in cross-validation, clearly below" in step.why
-    assert "is an extrapolation" in step.why
 
 
 @pytest.mark.parametrize(("left", "named"), [(8, True), (19, True), (20, False)])

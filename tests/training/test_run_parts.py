@@ -99,7 +99,7 @@ def context_of(run: Path, model: Any, **more: Any) -> Any:
 
 def saved_state(run: Path, *, stage: int, step: int, epochs: int) -> None:
     tally = {"first_loss": 1.0, "steps": 1, "images": 8, "correct": 4, "total": 9.0, "lr": 0.1}
-    best = {"epochs": 2, "since": 1, "figures": None, "extra": None}
+    best = {"epochs": 2, "since": 1, "highest": 0.0, "figures": None, "extra": None}
     facts = {
         "step": step, "micro_batch": 4, "scaler": {}, "stage": stage, "epochs": epochs,
         "tally": tally, "best": best, "best_file": "", "log_bytes": 0,

@@ -45,7 +45,7 @@ def state(step: int, best_file: str = "") -> State:
 
 def facts_of_step(step: int, best_file: str = "") -> dict[str, Any]:
     tally = {"first_loss": 1.0, "steps": 1, "images": 8, "correct": 4, "total": 9.0, "lr": 0.1}
-    best = {"epochs": 0, "since": 0, "figures": None, "extra": None}
+    best = {"epochs": 0, "since": 0, "highest": 0.0, "figures": None, "extra": None}
     return {
         "step": step, "micro_batch": 4, "scaler": {}, "stage": 0, "epochs": 0, "tally": tally,
         "best": best, "best_file": best_file, "log_bytes": 0,

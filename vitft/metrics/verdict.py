@@ -18,8 +18,8 @@ from vitft.metrics.values import Interval
 from vitft.system.text import count, format_size, interval, percent
 
 BEST_RULE = (
-    "the one with the highest accuracy or, where accuracies differ by no more than one standard "
-    "error, the lowest loss"
+    "the lowest loss among the epochs whose accuracy is at most one standard error below the "
+    "highest"
 )
 """How the best epoch is selected; the rule is that of `training.best.is_better`."""
 

@@ -5,7 +5,6 @@ wrong comes before advice on how to improve them.
 """
 
 import itertools
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -136,7 +135,7 @@ def confused_pair(run: Run) -> Advice | None:
 
 
 def weakest_class(run: Run) -> Advice | None:
-    """Advise collecting images of the weakest class, and estimate the benefit if possible.
+    """Advise collecting images of the weakest class.
 
     Classes with too few images come before those with a low recall.
     """
@@ -144,24 +143,14 @@ def weakest_class(run: Run) -> Advice | None:
         return advice
     if run.several:
         return weakest_label_advice(run)
-    recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
-    train = training_images(run)
+    recalls, train = cross_validated_recalls(run) or validation_recalls(run), training_images(run)
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
         return None
     worst = min(known, key=lambda one: one.recall)
     found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, "
     found += compared_with_accuracy(worst, measured_classes(run))
-    more = max(10, round(train[worst.name] / 4))
-    spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
-    if spread < 1.3 * more:
-        return Advice(f"If you collect more images, start with {worst.name}.", found)
-    return Advice(
-        f"Collect images of {worst.name} first: {more} of them should raise the accuracy about as "
-        f"much as {spread:,.0f} images of all classes.",
-        f"{found} The estimate is an extrapolation: it assumes that every class follows the "
-        "overall learning curve.",
-    )
+    return Advice(f"If you collect more images, start with {worst.name}.", found)
 
 
 def measured_classes(run: Run) -> int:
@@ -281,46 +270,6 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
             taken_for = most_frequent(confused.get(name, {})) or ""
             recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
     return sorted(recalls, key=lambda one: one.recall)
-
-
-def error_exponent(run: Run) -> float | None:
-    """Return the exponent b of the power law error = a * images^-b, or None if it is unknown.
-
-    The exponent is derived from the gain that `gain_from_twice` computed with this law.
-    """
-    more = model_cross_validation(run.results)
-    if not more:
-        return None
-    gain, curve = more.get("gain_from_twice"), more.get("curve") or []
-    if not gain or not curve or curve[-1]["top1"] >= 1:
-        return None
-    left = 1 - gain / (1 - curve[-1]["top1"])  # fraction of the error left with twice the images
-    return -math.log2(left) if 0 < left < 1 else None
-
-
-def equivalent_images(
-    run: Run, worst: ClassRecall, train: int, more: int, exponent: float
-) -> float:
-    """Return how many images of all classes help as much as `more` images of the worst class.
-
-    The result is infinite if no number of images helps as much. Two correct and two wrong
-    predictions are added for the worst class to limit the influence of individual images in small
-    classes (Agresti & Coull 1998).
-
-    Args:
-        run: Run with a learning curve.
-        worst: Recall of the worst class.
-        train: Number of training images of the worst class.
-        more: Number of additional images of the worst class.
-        exponent: Exponent of the learning curve, from `error_exponent`.
-    """
-    fraction = sum(run.split.names(row) == (worst.name,) for row in run.rows) / len(run.rows)
-    missed = (1 - worst.recall) * worst.images
-    error = (missed + 2) / (worst.images + 4) * fraction  # contribution to the overall error
-    gain = error * (1 - (1 + more / train) ** -exponent)
-    total = sum(row.split == "train" for row in run.rows)
-    left = 1 - gain / (1 - worst.accuracy)
-    return float(total * (left ** (-1 / exponent) - 1)) if left > 0 else math.inf
 
 
 def more_images(run: Run) -> Advice | None:

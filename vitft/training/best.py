@@ -12,7 +12,7 @@ from torch import Tensor
 from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.system.errors import RunError
-from vitft.system.structure import Natural
+from vitft.system.structure import Natural, Share
 from vitft.training.loop import StepResult
 
 
@@ -32,6 +32,7 @@ class BestFacts(TypedDict):
 
     epochs: Natural
     since: Natural
+    highest: Share  # highest validation accuracy of an epoch
     figures: RunResults | None  # None before the end of the first epoch
     extra: SolvedHeadResults | None
 
@@ -47,6 +48,8 @@ class BestWeights:
         self.epochs = 0
         """Number of validated epochs."""
         self.epochs_since_best = 0
+        self.highest = 0.0
+        """Highest validation accuracy so far."""
         self.weights: dict[str, Tensor] = {}
         self.file = ""
         """Name of the file in `resume/` that contains `weights`; empty if they are not on disk."""
@@ -64,12 +67,14 @@ class BestWeights:
     def update(self, metrics: Metrics) -> None:
         """Count an epoch, and copy the model's weights if the metrics are the best so far.
 
-        The first epoch always counts as the best so far; `is_better` compares later epochs with the
-        best one. If `selects` is false, every epoch counts as the best.
+        The first epoch always counts as the best so far, later ones by `is_better`. If `selects` is
+        false, every epoch counts as the best.
         """
         self.epochs += 1
         self.epochs_since_best += 1
-        if self.epochs == 1 or not self.selects or is_better(metrics, self._validated):
+        self.highest = max(self.highest, metrics["top1"])
+        first = self.epochs == 1 or not self.selects
+        if first or is_better(metrics, self._validated, self.highest):
             found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
             weights = self.copy_weights()
             self._validated, self.weights = found, weights  # signals cannot interrupt this line
@@ -109,6 +114,7 @@ class BestWeights:
         return {
             "epochs": self.epochs,
             "since": self.epochs_since_best,
+            "highest": self.highest,
             "figures": self._validated or None,
             "extra": self.head_results,
         }
@@ -116,24 +122,23 @@ class BestWeights:
     def load(self, facts: BestFacts, weights: Mapping[str, Tensor], file: str) -> None:
         """Restore the fields and weights saved by an earlier process."""
         self.epochs, self.epochs_since_best = facts["epochs"], facts["since"]
+        self.highest = facts["highest"]
         self._validated = facts["figures"] or cast("RunResults", {})
         self.head_results = facts["extra"] or None
         self.weights, self.file = dict(weights), file
 
 
-def is_better(new: Metrics, best: Metrics) -> bool:
+def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
     """Return whether the metrics `new` are better than `best` on the same validation images.
 
-    `metrics.verdict.BEST_RULE` states this rule in words.
-
-    If the accuracies differ by more than one standard error, the higher accuracy is better;
-    otherwise, the lower loss is better. With few images, the accuracy stays the same for many
-    epochs or changes by chance, while the loss keeps changing.
+    Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
+    lowest loss is the best. With few images, the accuracy stays the same for many epochs or changes
+    by chance, while the loss keeps changing. `metrics.verdict.BEST_RULE` states this rule in words.
     """
-    difference = new["top1"] - best["top1"]
-    if abs(difference) > accuracy_noise(min(new["top1"], best["top1"]), best["images"]):
-        return difference > 0
-    return new["loss"] < best["loss"]
+    new_fits, best_fits = (
+        highest - one["top1"] <= accuracy_noise(one["top1"], one["images"]) for one in (new, best)
+    )
+    return new_fits if new_fits != best_fits else new["loss"] < best["loss"]
 
 
 def accuracy_noise(top1: float, images: int) -> float:
