@@ -385,7 +385,7 @@ class Trained:
         name = picture_name(index, picture)
         try:
             picture = read_picture(picture)
-            notes = notes_on(picture) if isinstance(picture, bytes) else ()
+            notes = notes_on(picture, self.transform) if isinstance(picture, bytes) else ()
             return LoadedImage(name, self.view(name, picture), notes=notes)
         except ImageError as error:
             return LoadedImage(name, None, error.reason)

@@ -1,5 +1,8 @@
 """The drawn flowers and the bundled weights, which were not trained on them."""
 
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.limits import HANG_S
 from vitft.config.sections import DataSpec
 from vitft.data.demo import (
     FLOWERS_BY_KIND,
@@ -142,6 +146,36 @@ def test_a_dry_run_leaves_no_drawn_folder(tmp_path: Path, monkeypatch: pytest.Mo
     with temporary_demo_data(DataSpec(path="demo")) as spec:
         assert spec.path == "demo_flowers"
     assert demo_data(DataSpec(path="other")).path == "other"
+
+
+def drawing(folder: Path) -> "subprocess.Popen[bytes]":
+    """A process that draws the flowers in a folder."""
+    code = (
+        "from vitft.config.sections import DataSpec\nfrom vitft.data.demo import demo_data\n"
+        "demo_data(DataSpec(path='demo'))"
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env)
+
+
+def test_two_commands_draw_the_flowers_at_once(tmp_path: Path) -> None:
+    both = [drawing(tmp_path), drawing(tmp_path)]
+
+    assert [process.wait(HANG_S) for process in both] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["demo_flowers"]
+    assert len([*tmp_path.glob("demo_flowers/*/*.jpg")]) == 300
+
+
+def test_a_killed_command_leaves_no_partly_drawn_flowers(tmp_path: Path) -> None:
+    process = drawing(tmp_path)
+    while not [*tmp_path.rglob("*.jpg")]:
+        time.sleep(0.05)
+        assert process.poll() is None
+
+    process.kill()
+
+    assert process.wait(HANG_S) != 0
+    assert not (tmp_path / "demo_flowers").exists()
 
 
 def test_a_drawn_folder_that_was_changed_is_named(

@@ -1,8 +1,6 @@
-"""More than 8 bits per pixel: one range for the data set, kept in the transform of the model."""
+"""More than 8 bits per channel: one range for the data set, kept in the transform of the model."""
 
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_images import chunk, encoded, gradient
+from tests.data.test_images import encoded, gradient
 from tests.support.reference_run import make_reference_run
 from tests.support.serving import serving
 from vitft.cli.main import main
@@ -18,9 +16,8 @@ from vitft.data import grey_range
 from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import ValueFacts, grey_levels, to_rgb, value_facts
 from vitft.data.grey_range import has_wide_header, measure_grey_range, range_of
-from vitft.data.images import decode, read_image
+from vitft.data.images import decode, has_more_pages, read_image
 from vitft.data.scan import scan
-from vitft.data.signatures import has_more_pages
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.models.card import Card, parse_card
 from vitft.models.checkpoint_file import open_checkpoint
@@ -95,7 +92,7 @@ def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert measured(fill(tmp_path, images)) == (100, 4000)
     assert capsys.readouterr().err == (
-        "3 images with more than 8 bits per pixel: values from 100 to 4,000 (the range of the "
+        "3 images with more than 8 bits per channel: values from 100 to 4,000 (the range of the "
         "dataset) are scaled to 8 bits\n"
     )
 
@@ -286,7 +283,7 @@ def test_a_run_learns_and_predicts_with_the_range_of_its_data(
     assert main(["finetune", *given, "--group-duplicates"]) == 0
     shown = capsys.readouterr()
 
-    assert "24 images with more than 8 bits per pixel: values from 0 to 209" in shown.err
+    assert "24 images with more than 8 bits per channel: values from 0 to 209" in shown.err
     card = open_checkpoint(run / "model.safetensors").card
     assert card.transform.grey_range == (0, 209)
     files = [str(scans / name / "00.png") for name in ("dark", "light")]
@@ -397,15 +394,6 @@ def test_explanations_and_servers_note_the_first_of_several_pages(
         files = [(path.name, path.read_bytes()) for path in (plain, scanned)]
         rows = client.form("/predict", *files).json["results"]
     assert [FIRST_PAGE_NOTE in row.get("notes", []) for row in rows] == [False, True]
-
-
-def test_colour_of_16_bits_is_noted() -> None:
-    size = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
-    pixels = zlib.compress(b"\0" + struct.pack(">6H", *range(0, 60000, 10000)))
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", pixels)
-
-    assert decode(data + chunk(b"IEND", b""), "x").odd == ("16-bit colour reduced to 8 bits",)
-    assert decode(encoded(gradient(8, 8), "PNG"), "x").odd == ()
 
 
 @pytest.mark.parametrize(

@@ -142,30 +142,6 @@ def test_12_bit_greys_of_a_tiff_keep_their_upper_8_bits() -> None:
     assert [pixel(image, x)[0] for x in range(4)] == [0x00, 0x80, 0xFF, 0x12]
 
 
-def png_of_16_bits(colour: int, channels: int) -> bytes:
-    size = struct.pack(">IIBBBBB", 1, 1, 16, colour, 0, 0, 0)
-    data = zlib.compress(b"\0" + b"\xff\xff" * channels)
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size)
-    return start + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
-@pytest.mark.parametrize(
-    ("data", "is_reduced"),
-    [
-        pytest.param(png_of_16_bits(2, 3), True, id="PNG, RGB"),
-        pytest.param(png_of_16_bits(4, 2), True, id="PNG, grey with alpha"),
-        pytest.param(png_of_16_bits(6, 4), True, id="PNG, RGB with alpha"),
-        pytest.param(png_of_16_bits(0, 1), False, id="PNG, grey"),
-        pytest.param(encoded(gradient(8, 8), "PNG"), False, id="PNG, 8 bits"),
-        pytest.param(tiff(1, 1, bytes(6), bits=(16, 16, 16)), True, id="TIFF"),
-        pytest.param(tiff(1, 1, bytes(3), bits=(8, 8, 8)), False, id="TIFF, 8 bits"),
-        pytest.param(tiff(1, 1, bytes(2), bits=(16,)), False, id="TIFF, grey"),
-    ],
-)
-def test_colour_of_more_than_8_bits_is_remarked(data: bytes, is_reduced: bool) -> None:
-    assert ("16-bit colour reduced to 8 bits" in decode(data, "x").odd) == is_reduced
-
-
 def wide(values: Iterable[int], dtype: str = "uint16") -> Image.Image:
     return Image.fromarray(np.array([list(values)], dtype))
 
@@ -495,8 +471,10 @@ def test_a_truncated_file_is_an_error_and_never_half_an_image(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        pytest.param(bytes(99) + b"\xff\xd9", "damaged JPEG (broken)", id="at the end"),
-        pytest.param(bytes(99) + b"\xff\xd9" + bytes(62), "damaged JPEG (broken)", id="near it"),
+        pytest.param(bytes(99) + b"\xff\xd9", "damaged JPEG (broken data)", id="at the end"),
+        pytest.param(
+            bytes(99) + b"\xff\xd9" + bytes(62), "damaged JPEG (broken data)", id="near it"
+        ),
         pytest.param(
             bytes(99) + b"\xff\xd9" + bytes(63), "truncated (ends after 164 bytes)", id="before it"
         ),
@@ -506,7 +484,7 @@ def test_a_truncated_file_is_an_error_and_never_half_an_image(
 def test_a_jpeg_without_its_end_marker_in_the_last_64_bytes_is_truncated(
     data: bytes, reason: str
 ) -> None:
-    assert reason_for(OSError("broken"), "JPEG", data) == reason
+    assert reason_for(OSError("broken data"), "JPEG", data) == reason
 
 
 @pytest.mark.parametrize(("length", "reason"), [(99, "damaged"), (100, "damaged"), (101, "trunc")])
@@ -687,16 +665,16 @@ def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10**10)
 
-    with pytest.raises(ImageError, match=r"file too large: 10\.0 GB"):
+    with pytest.raises(ImageError, match=r"it has 10,000,000,000 bytes, more than the limit"):
         read_bytes(path)
     with path.open("r+b") as file:
         file.truncate(8 * 1000 + 2**26)
     assert len(read_bytes(path, max_pixels=1000)) == 8 * 1000 + 2**26
-    with pytest.raises(ImageError, match=r"file too large"):
+    with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=999)
     with path.open("r+b") as file:
         file.truncate(8 * 1000 + 2**26 + 1)
-    with pytest.raises(ImageError, match=r"file too large"):
+    with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=1000)
 
 

@@ -7,7 +7,6 @@ import pytest
 from vitft.data.signatures import (
     declared_length,
     declared_size,
-    has_more_pages,
     identify_format,
     length_of_boxes,
     looks_like,
@@ -157,29 +156,3 @@ def test_gif_and_webp_declare_their_size(
     kind: str, data: bytes, size: tuple[int, int] | None
 ) -> None:
     assert declared_size(kind, data) == size
-
-
-def tiff(entries: int, following: int, *, order: str = "<", big: bool = False) -> bytes:
-    """A TIFF whose only page has so many entries, with the place of the next page."""
-    mark = b"II" if order == "<" else b"MM"
-    if big:
-        head = mark + struct.pack(f"{order}HHHQ", 43, 8, 0, 16)
-        return (
-            head
-            + struct.pack(f"{order}Q", entries)
-            + bytes(20 * entries)
-            + struct.pack(f"{order}Q", following)
-        )
-    head = mark + struct.pack(f"{order}HI", 42, 8)
-    page = struct.pack(f"{order}H", entries) + b"\xff" * 12 * entries
-    return head + page + struct.pack(f"{order}I", following)
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("big", [False, True])
-@pytest.mark.parametrize("entries", [1, 3])
-def test_the_place_of_the_next_page_follows_the_entries(
-    order: str, big: bool, entries: int
-) -> None:
-    assert has_more_pages(tiff(entries, 1, order=order, big=big))
-    assert not has_more_pages(tiff(entries, 0, order=order, big=big))

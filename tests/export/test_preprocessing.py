@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from tests.contract.built.images import png
 from tests.data.test_images import tiff
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
@@ -61,7 +62,7 @@ def exported(root: Path, **transform: Any) -> Path:
 
 @pytest.fixture(scope="module", params=[*TRANSFORMS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported folder with 24 more vectors of random shapes in a folder of their own."""
+    """An exported folder with 25 more vectors of random shapes in a folder of their own."""
     root = tmp_path_factory.mktemp(request.param)
     found = exported(root, **TRANSFORMS[request.param])
     transform = EvalTransform.from_json(
@@ -75,6 +76,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def random_vectors() -> Iterator[Vector]:
     random = np.random.default_rng(1)
+    wide = drawn(random, 21, 33, 3).astype(np.uint16) * 257
+    yield Vector("wide_colour.png", "", png(wide), pixel_file(wide, "RGB", depth="16"))
     modes = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
     for i in range(24):
         mode = [*modes][i % 5]
@@ -134,7 +137,7 @@ def test_every_language_gives_the_bytes_and_floats_of_vitft(folder: Path, langua
     vectors, more = (checked(*command, name, cwd=folder) for name in ("vectors", "more"))
 
     assert vectors == (0, "5 of 5 vectors equal")
-    assert more == (0, "24 of 24 vectors equal")
+    assert more == (0, "25 of 25 vectors equal")
 
 
 @pytest.mark.parametrize("folder", ["photos"], indirect=True)
@@ -169,9 +172,13 @@ def reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_python_program_reproduces_decoded_vectors_and_their_files(
     folder: Path, reference: ModuleType
 ) -> None:
-    for part, count in (("vectors", 5), ("more", 24)):
+    for part, count in (("vectors", 5), ("more", 25)):
         assert reference.unequal_vectors(folder / part) == (count, [])
         for path in (folder / part).glob("*.[pt][ni][gf]"):
+            if path.stem == "wide_colour" and reference.GREY_RANGE:
+                with pytest.raises(ValueError, match="16-bit colour, which Pillow reduces"):
+                    reference.read_file(path)
+                continue
             found = reference.preprocess(reference.read_file(path))
             assert found.tobytes() == path.with_suffix(".tensor").read_bytes(), path.name
 
@@ -394,7 +401,7 @@ def test_the_specification_has_the_formula_of_the_filter(interpolation: Any) -> 
 
 def test_the_specification_has_the_grey_levels_of_the_run() -> None:
     plain, ranged = steps_of(), steps_of(grey_range=(120.0, 3900.0))
-    name = "one channel of more than 8 bits"
+    name = "channels of more than 8 bits"
 
     assert plain["mode"][name]["unsigned"] == "keep the upper 8 bits: value >> (depth - 8)"
     assert plain["mode"][name]["signed 32-bit"] == "clip to 0..65535, then value >> 8"

@@ -190,8 +190,8 @@ def test_only_a_file_of_several_pages_is_noted() -> None:
     pages = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in (0, 200)]
     pages[0].save(buffer, format="TIFF", save_all=True, append_images=pages[1:])
 
-    assert notes_on(buffer.getvalue()) == ("first of several pages",)
-    assert notes_on(png(3)) == ()
+    assert notes_on(buffer.getvalue(), EvalTransform()) == ("first of several pages",)
+    assert notes_on(png(3), EvalTransform()) == ()
 
 
 def test_a_loaded_image_has_its_view_or_the_reason_why_not(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class CheckResult:
     folder: Folder
     """The images that were checked, including unreadable ones."""
     grey_range: GreyRange
-    """Range of grey levels of images with more than 8 bits per pixel."""
+    """Range of grey levels of images with more than 8 bits per channel."""
 
     @property
     def fixes(self) -> Sequence[Fix]:

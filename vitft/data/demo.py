@@ -21,6 +21,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from vitft.config.sections import DataSpec
+from vitft.system.errors import RunError
+from vitft.system.files import atomic_folder
 
 log = logging.getLogger(__name__)
 
@@ -358,7 +360,12 @@ def demo_data(spec: DataSpec) -> DataSpec:
         return spec
     if not DEMO_FOLDER.exists():
         log.info(f"creating flower images in {DEMO_FOLDER}/")
-        draw_demo(DEMO_FOLDER)
+        try:
+            with atomic_folder(DEMO_FOLDER) as unfinished:
+                draw_demo(unfinished)
+        except RunError:
+            if not DEMO_FOLDER.exists():  # otherwise, another command was faster
+                raise
     elif is_changed(DEMO_FOLDER):
         log.warning(
             f"images were added to {DEMO_FOLDER}/ or removed since it was drawn, so results differ "

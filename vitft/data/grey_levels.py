@@ -1,11 +1,11 @@
-"""Conversion of decoded images to RGB, including images with more than 8 bits per pixel.
+"""Conversion of decoded images to RGB, including images with more than 8 bits per channel.
 
 The conversion depends on the image mode:
 
 1, L, P            black and white, equal channels, palette lookup
-more than 8 bits   linear from the dataset's grey range to 0..255, rounded and clipped;
-                   without a range, by file type:
-  16-bit grey      the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
+more than 8 bits   linear from the dataset's grey range to 0..255, rounded and clipped, with one
+                   range for all three colours; without a range, by file type:
+  16-bit values    the upper 8 bits: 65535 -> 255
   12-bit grey TIFF the upper 8 bits: 4095 -> 255
   I (32-bit grey)  clipped to 0..65535, then treated as 16-bit grey
   F (float grey)   0..1 -> 0..255 if no value is above 1, else unchanged; rounded and clipped
@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 
 GreyRange = tuple[float, ...]
-"""Values shown as black and as white in images with more than 8 bits per pixel. If empty, each file
-type has its own fixed range."""
+"""Values shown as black and as white in images with more than 8 bits per channel. If empty, each
+file type has its own fixed range."""
 Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
 BITS_PER_SAMPLE = 0x0102
@@ -31,7 +31,7 @@ TAIL_PERCENT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """Value statistics of one image with more than 8 bits per pixel."""
+    """Value statistics of one image with more than 8 bits per channel."""
 
     kind: str
     """Type of the values, e.g. `16-bit` or `float`."""
@@ -43,16 +43,37 @@ class ValueFacts:
     highest: float
 
 
-def to_rgb(image: Image.Image, grey_range: GreyRange = ()) -> Image.Image:
-    """Convert an image of any mode to RGB as described in the module docstring."""
+def to_rgb(
+    image: Image.Image, grey_range: GreyRange = (), lower: Image.Image | None = None
+) -> Image.Image:
+    """Convert an image of any mode to RGB as described in the module docstring.
+
+    In 16-bit colour, `image` has the upper 8 bits of each value and `lower` the lower 8 bits.
+    """
     if is_wide(image):
         return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
+    if image.mode == "La":
+        image = image.convert("LA")
+    if lower is not None:
+        colours, clear = wide_colours(image, lower), image.info.get("transparency")
+        levels = [scaled(colours, *grey_range) if grey_range else colours >> 8]
+        if image.mode == "RGBA":
+            levels.append(np.asarray(image)[:, :, 3:])
+        elif isinstance(clear, tuple):
+            levels.append(255 * (colours != clear).any(axis=2, keepdims=True))
+        image = Image.fromarray(np.concatenate(levels, axis=2).astype(np.uint8))
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         white = Image.new("RGB", image.size, "white")
         white.paste(layers, mask=layers.getchannel("A"))
         return white
     return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def wide_colours(image: Image.Image, lower: Image.Image) -> np.ndarray[Any, Any]:
+    """Return the colours (height, width, 3) of 16-bit colour, without its alpha channel."""
+    upper, rest = (np.asarray(part)[:, :, :3] for part in (image, lower))
+    return upper.astype(np.uint16) << 8 | rest
 
 
 def is_wide(image: Image.Image) -> bool:
@@ -100,9 +121,9 @@ def bits_of(image: Image.Image) -> int:
     return min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
 
 
-def value_facts(image: Image.Image) -> ValueFacts | None:
-    """Return an image's value statistics, or None if no value is finite."""
-    values = np.asarray(image).ravel()
+def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
+    """Return an image's value statistics, or None if no value is finite (for `lower`: `to_rgb`)."""
+    values = (np.asarray(image) if lower is None else wide_colours(image, lower)).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]
     if not len(values):

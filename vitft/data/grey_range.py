@@ -1,7 +1,7 @@
-"""Value range of a dataset's images with more than 8 bits per pixel.
+"""Value range of a dataset's images with more than 8 bits per channel.
 
 The range is measured once, before any image is used, and stored in the model's transform. Without
-it, 12-bit values in 16-bit files would use only 16 of 256 grey levels, and equal values in two
+it, 12-bit values in 16-bit files would use only 16 of 256 levels, and equal values in two
 float files could differ in brightness.
 """
 
@@ -18,12 +18,14 @@ from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import TIFF, GreyRange, ValueFacts, is_wide, value_facts
 from vitft.data.images import (
     DECODER_ERRORS,
+    MAX_PIXELS,
     decode_with,
     read_bytes,
     silence_libtiff,
     silence_pillow,
 )
 from vitft.data.loading import in_order
+from vitft.data.raw_modes import correct_raw_mode
 from vitft.data.remote.members import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, identify_format
 from vitft.system.errors import ImageError
@@ -48,7 +50,7 @@ def measure_grey_range(
     own: Sequence[File] | None = None,
     gather: Callable[[list[Any]], list[Any]] = list,
 ) -> GreyRange:
-    """Return the value range of the training images with more than 8 bits per pixel, and log it.
+    """Return the value range of the training images with more than 8 bits per channel, and log it.
 
     The range is empty if there are no such images, if all their values are equal, or if their
     values have different types. Different types are reported in a warning. Only files with a PNG
@@ -79,7 +81,7 @@ def measure_grey_range(
 def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
     """Return the range of the measured values without outliers, and log it.
 
-    `images` is the number of images with more than 8 bits per pixel; it is only used in the log.
+    `images` is the number of images with more than 8 bits per channel; it is only used in the log.
     The range is empty if there are no values, if all values are equal, or if they have different
     types. Different types are reported in a warning.
     """
@@ -104,32 +106,40 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
     if not low < high:
         return ()
     log.info(
-        f"{count(images, 'image')} with more than 8 bits per pixel: values from {low:,.6g} to "
+        f"{count(images, 'image')} with more than 8 bits per channel: values from {low:,.6g} to "
         f"{high:,.6g} (the range of the dataset) are scaled to 8 bits{clips}"
     )
     return low, high
 
 
 def has_wide_header(path: str) -> bool:
-    """Return whether a file's header declares a single-channel PNG or TIFF of more than 8 bits.
+    """Return whether a file's header declares a PNG or TIFF with more than 8 bits per channel.
 
     The result is False for damaged and unreadable files, which are reported when the images are
     inspected.
     """
-    silence_pillow()
     try:
         with contextlib.closing(open_header(path)) as file:
-            head = file.read(32)
-            kind = identify_format(head)
-            if kind == "PNG":
-                return head[24:26] == b"\x10\0"  # bit depth 16, greyscale
-            if kind != "TIFF":
-                return False
-            silence_libtiff()
-            file.seek(0)
-            with TIFF(file) as image:
-                return is_wide(image)
-    except (*DECODER_ERRORS, ImageError):
+            return is_wide_file(file)
+    except (OSError, ImageError):
+        return False
+
+
+def is_wide_file(file: BinaryIO) -> bool:
+    """Return what `has_wide_header` does, given the file."""
+    silence_pillow()
+    try:
+        head = file.read(32)
+        kind = identify_format(head)
+        if kind == "PNG":
+            return head[24] == 16  # bit depth
+        if kind != "TIFF":
+            return False
+        silence_libtiff()
+        file.seek(0)
+        with TIFF(file) as image:
+            return is_wide(image) or correct_raw_mode(image)
+    except DECODER_ERRORS:
         return False
 
 
@@ -150,16 +160,30 @@ def open_header(path: str) -> BinaryIO:
 
 
 def read_facts(path: str, max_pixels: int) -> ValueFacts | None:
-    """Return statistics of a file's values, or None if it is unreadable or `is_wide` is False."""
+    """Return statistics of a file's values, or None if it is unreadable or has 8 bits."""
+    try:
+        return facts_of(read_bytes(path, max_pixels=max_pixels), max_pixels)
+    except ImageError:
+        return None
+
+
+def facts_of(data: bytes, max_pixels: int) -> ValueFacts | None:
+    """Return statistics of the values in the bytes of a file, or None as `read_facts` does."""
     found: list[ValueFacts | None] = []
 
-    def collect(image: Image.Image) -> Image.Image:
-        found.append(value_facts(image) if is_wide(image) else None)
+    def collect(image: Image.Image, lower: Image.Image | None) -> Image.Image:
+        if lower is not None or is_wide(image):
+            found.append(value_facts(image, lower))
         return Image.new("RGB", (1, 1))
 
     try:
-        data = read_bytes(path, max_pixels=max_pixels)
-        decode_with(collect, data, path, max_pixels=max_pixels)
+        decode_with(collect, data, "", max_pixels=max_pixels)
     except ImageError:
         return None
     return found[0] if found else None
+
+
+def is_dark(data: bytes) -> bool:
+    """Return whether an image has 16-bit values of which at most 14 bits are used."""
+    facts = facts_of(data, MAX_PIXELS) if is_wide_file(io.BytesIO(data)) else None
+    return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

@@ -15,6 +15,7 @@ import errno
 import functools
 import hashlib
 import io
+import logging
 import os
 import re
 import struct
@@ -32,13 +33,15 @@ from PIL import (
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
+    TiffImagePlugin,
     WebPImagePlugin,
     _imaging,
     features,
 )
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
-from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, to_rgb
+from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, bits_of, is_wide, to_rgb
+from vitft.data.raw_modes import EXTRA_SAMPLES, correct_raw_mode, read_lower_bits
 from vitft.data.remote.members import copy_member
 from vitft.data.signatures import (
     END_MARKERS,
@@ -49,14 +52,15 @@ from vitft.data.signatures import (
     identify_format,
 )
 from vitft.system.errors import ImageError, UsageError
-from vitft.system.files import open_regular
+from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
-from vitft.system.text import describe_os_error
+from vitft.system.text import count, describe_os_error
 
 MAX_PIXELS = 100_000_000
 Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
-Convert = Callable[[Image.Image], Image.Image]
-"""Function that converts a decoded image of any mode to RGB."""
+Convert = Callable[[Image.Image, Image.Image | None], Image.Image]
+"""Function that converts a decoded image of any mode to RGB, given the lower bits of 16-bit colour.
+"""
 DECODERS: Mapping[str, Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
@@ -82,8 +86,16 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+UNKNOWN_SAMPLES = (
+    "unknown pixel mode", "Invalid value for samples per pixel", "string index out of range"
+)  # fmt: skip
+"""Messages of Pillow about the number or kind of the samples of a TIFF file."""
+UNSUPPORTED = re.compile(
+    "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown raw", re.I
+)
+"""Messages of Pillow and its libraries about sound files of a kind that they do not read."""
 MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-ORIENTATION = 0x0112
+ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 0x0112, 0x0115, 0x0153
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
@@ -144,10 +156,7 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
         raise ImageError(name, reason)
     limit = 8 * max_pixels + 2**26  # bytes: four uncompressed 16-bit channels and ample metadata
     try:
-        with open(name, "rb", opener=open_regular) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= limit:
-                return file.read()
+        return read_regular(name, limit=limit)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             inside = copy_member(name)
@@ -156,12 +165,11 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
                 return inside
             if reason := wrong_member_reason(name):
                 raise ImageError(name, reason) from error
-        reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({describe_os_error(error)})")
+        reason = OPEN_ERRORS.get(error.errno, f"cannot be read: {describe_os_error(error)}")
         fix = "check the path" if error.errno == errno.ENOENT else "replace or remove the file"
         raise ImageError(name, reason, fix=fix) from error
     except ValueError as error:  # NUL or surrogate in the file name
         raise ImageError(name, "not found") from error
-    raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
 
 
 def decode(
@@ -173,14 +181,15 @@ def decode(
         data: Contents of the file.
         name: Name used in messages.
         max_pixels: Maximum number of pixels.
-        grey_range: Values shown as black and as white in images with more than 8 bits per pixel.
+        grey_range: Values shown as black and as white in images with more than 8 bits per channel.
 
     Raises:
         ImageError: The bytes are not a complete image of a supported format, the image is too
             large, or its decoder is not installed.
     """
-    convert = functools.partial(to_rgb, grey_range=grey_range)
-    return decode_with(convert, data, name, max_pixels=max_pixels)
+    return decode_with(
+        lambda image, lower: to_rgb(image, grey_range, lower), data, name, max_pixels=max_pixels
+    )
 
 
 def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) -> Decoded:
@@ -231,11 +240,12 @@ def has_avif() -> bool:
 
 
 def silence_pillow() -> None:
-    """Ignore Pillow's warnings about damaged metadata, even with `-W error`.
+    """Ignore Pillow's messages, and its warnings about damaged metadata, even with `-W error`.
 
     Warning filters are global and `catch_warnings` is not thread-safe, so a filter for Pillow's
     modules is put first in the list and left there.
     """
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file
     wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
     if not warnings.filters or warnings.filters[0][:4] != wanted:
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -266,12 +276,16 @@ def decode_as(
     image = decoder(io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
+    lower = None
+    if correct_raw_mode(image):
+        correct_raw_mode(again := decoder(io.BytesIO(data), ""))
+        lower = read_lower_bits(again)
     image.load()
 
     odd = decoding_remarks(kind, image, name)
-    if has_wide_colour(kind, image, data):
+    if lower is None and isinstance(image, TIFF) and not is_wide(image) and bits_of(image) > 8:
         odd.append("16-bit colour reduced to 8 bits")
-    upright = convert(image)
+    upright = convert(image, lower)
     orientation = orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
     if orientation in ORIENTATIONS:
         upright = upright.transpose(ORIENTATIONS[orientation])
@@ -294,15 +308,13 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
         )
     if orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
+    if isinstance(image, TIFF):
+        bands, used = image.tag_v2.get(SAMPLES_PER_PIXEL, 1), len(image.getbands())
+        if bands > used:
+            odd.append(f"{bands} bands, {used} used")
+        elif image.mode == "RGBA" and EXTRA_SAMPLES not in image.tag_v2:
+            odd.append("4 bands, the last one used as transparency")
     return odd
-
-
-def has_wide_colour(kind: str, image: ImageFile.ImageFile, data: bytes) -> bool:
-    """Return whether Pillow has reduced an image with several channels to 8 bits per channel."""
-    if kind == "PNG":
-        return data[24] == 16 and data[25] in (2, 4, 6)  # colour, or grey with alpha
-    bits = image.tag_v2.get(BITS_PER_SAMPLE, 8) if isinstance(image, TIFF) else 8
-    return isinstance(bits, tuple) and len(bits) > 1 and max(bits) > 8
 
 
 def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
@@ -320,6 +332,15 @@ def has_more_frames(image: ImageFile.ImageFile) -> bool:
         return bool(getattr(image, "is_animated", False)) or "mp" in image.info
     except DECODER_ERRORS:
         return True
+
+
+def has_more_pages(data: bytes) -> bool:
+    """Return whether the bytes are a TIFF file with more than one page."""
+    silence_pillow()
+    try:
+        return identify_format(data) == "TIFF" and has_more_frames(TIFF(io.BytesIO(data)))
+    except DECODER_ERRORS:
+        return False
 
 
 def orientation_of(image: Image.Image) -> int | None:
@@ -341,4 +362,27 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     text = " ".join(str(error).split())
     if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
-    return f"damaged {kind} ({text[:80] or type(error).__name__})"
+    what = "the image"
+    if kind == "TIFF" and text in UNKNOWN_SAMPLES:
+        bands, text = describe_samples(data)
+        what = "three bands" if bands > 3 else what
+    elif kind == "TIFF" and text.isdigit():
+        text = f"unsupported compression {text}"
+    if UNSUPPORTED.search(text):
+        text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
+        return f"unsupported {kind} ({text[:60]}): save {what} as 8-bit PNG"
+    return f"damaged {kind} ({text[:80]})" if " " in text else f"damaged {kind}"
+
+
+def describe_samples(data: bytes) -> tuple[int, str]:
+    """Return the number of bands of a TIFF file, and why its samples are unsupported."""
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if 43 in data[2:4] else 8])
+        stream = io.BytesIO(data)
+        stream.seek(tags.next)
+        tags.load(stream)
+        bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[BITS_PER_SAMPLE][0]
+        kind = {2: "signed integers", 3: "floats"}.get(tags.get(SAMPLE_FORMAT, (1,))[0], "integers")
+    except DECODER_ERRORS:
+        return 1, "unsupported samples"
+    return bands, f"unsupported: {count(bands, 'band')} of {bits}-bit {kind}"

@@ -215,8 +215,12 @@ def merge_inspections(
 def remedy(bad: Iterable[tuple[str, str]]) -> str:
     """Return the fix to suggest for unreadable files, given their paths and the reasons."""
     usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
-    command = next(filter(None, (missing_library_command(reason) for _, reason in bad)), "")
-    return f"run {command}, or {usual}" if command else usual
+    for _, reason in bad:
+        if command := missing_library_command(reason):
+            return f"run {command}, or {usual}"
+        if reason.startswith("unsupported") and "): " in reason:
+            return f"{reason.rpartition('): ')[2]}, or {usual}"
+    return usual
 
 
 def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> list[str]:

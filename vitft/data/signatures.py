@@ -6,7 +6,6 @@ that messages can name them.
 
 import struct
 from collections.abc import Mapping
-from typing import Literal
 
 ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
@@ -32,7 +31,7 @@ FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"SIMPLE  =": "FITS",
     b"DDS ": "DDS",
     b"\0\0\1\0": "ICO",
-    b"\0\0\2\0": "CUR",
+    **{b"\0\0\2\0%c" % images: "CUR" for images in range(1, 256)},  # TGA goes on with zeros
     b"icns": "ICNS",
     b"\0\0\0\x0cjP  ": "JPEG 2000",
     b"\xff\x4f\xff\x51": "JPEG 2000",
@@ -52,6 +51,9 @@ FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"\x93NUMPY": "NumPy",
     b"\x89HDF": "HDF5",
     b"\x1aE\xdf\xa3": "Matroska",
+    b"id=ImageMagick": "MIFF",
+    **dict.fromkeys((b"PG ML", b"PG LM"), "PGX"),
+    **{b"\x0a%c\1" % version: "PCX" for version in (0, 2, 3, 4, 5)},
     **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
 }
 TEXT_SIGNATURES: Mapping[bytes, str] = {
@@ -89,19 +91,24 @@ def foreign_kind(data: bytes) -> str:
     for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
-    return ""
+    if data[128:132] == b"DICM":
+        return "DICOM"
+    # A TGA file has no signature: colour map or none, kind of image, and bits per pixel
+    is_tga = data[1:2] in (b"\0", b"\1") and data[2:3] in b"\1\2\3\t\n\x0b" and len(data) > 18
+    return "TGA" if is_tga and data[16] in (8, 15, 16, 24, 32) and data[12:16] != bytes(4) else ""
 
 
 def media_kind(data: bytes) -> str:
     """Return the format of an ISO media file, identified by its brands (ISO/IEC 14496-12, 4.3)."""
     end = min(int.from_bytes(data[:4]), 256)
     major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
-    if major[:3] in (b"mif", b"msf"):  # any image: the compatible brands name the codec
-        is_avif = bool({b"avif", b"avis"} & {*brands})
-        return "AVIF" if is_avif else "HEIC"
-    if major in (b"avif", b"avis"):
-        return "AVIF"
-    return "HEIC" if major[:3] in (b"hei", b"hev") else "MP4"
+    families = {brand[:3] for brand in (major, *brands)}
+    if major[:3] in (b"hei", b"hev"):
+        return "HEIC"
+    is_image = major[:3] in (b"avi", b"mif", b"msf") or not {b"iso", b"mp4"} & families
+    if is_image and {b"avi", b"mif", b"msf"} & families:  # the brands name the codec
+        return "AVIF" if b"avi" in families else "HEIC"
+    return "CR3" if major == b"crx " else "MP4"
 
 
 def looks_like(data: bytes) -> str:
@@ -145,24 +152,6 @@ def length_of_boxes(data: bytes) -> int:
             return len(data)
         place += max(size, start)
     return place
-
-
-def has_more_pages(data: bytes) -> bool:
-    """Return whether the bytes are a TIFF with more than one page.
-
-    Source: TIFF 6.0, section 2. In BigTIFF, offsets and counts take 8 bytes, and entries take 20.
-    """
-    order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
-    if identify_format(data) != "TIFF":
-        return False
-    is_big = data[2:4] in (b"+\0", b"\0+")
-    width, counter, entry = (8, 8, 20) if is_big else (4, 2, 12)
-
-    def number(place: int, size: int) -> int:
-        return int.from_bytes(data[place : place + size], order)
-
-    page = number(8 if is_big else 4, width)
-    return number(page + counter + entry * number(page, counter), width) > 0
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:

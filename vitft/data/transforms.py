@@ -64,7 +64,7 @@ class EvalTransform:
     aspect ratio, and `pad` keeps it and adds borders in the mean colour."""
 
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
-    """Values shown as black and as white in images with more than 8 bits per pixel (see
+    """Values shown as black and as white in images with more than 8 bits per channel (see
     `data.grey_levels`). If empty, each file type has its own fixed range."""
 
     def __post_init__(self) -> None:

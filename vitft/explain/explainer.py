@@ -107,7 +107,7 @@ class Explainer:
             number, path = numbered
             try:
                 data = read_bytes(path)
-                notes[number] = notes_on(data)
+                notes[number] = notes_on(data, self.model.transform)
                 return decode_view(data, path, self.model.transform)
             except ImageError as error:
                 reason = error.reason

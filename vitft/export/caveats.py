@@ -11,8 +11,9 @@ def caveat(transform: EvalTransform) -> str:
     if transform.grey_range:
         low, high = transform.grey_range
         rest = (
-            "in images with more than 8 bits per pixel, `open_rgb` scales the range of the "
-            f"training images ({low:,.6g} to {high:,.6g}) to 0..255."
+            "in grey images with more than 8 bits, `open_rgb` scales the range of the training "
+            f"images ({low:,.6g} to {high:,.6g}) to 0..255. 16-bit colour can only be opened by "
+            "vitft itself."
         )
     return (
         "Other libraries ignore the EXIF rotation, render transparency in arbitrary colours and "
@@ -23,13 +24,14 @@ def caveat(transform: EvalTransform) -> str:
 
 def javascript_caveat(transform: EvalTransform) -> str:
     """Return a paragraph on files that transformers.js opens differently from vitft."""
-    wide, page = "keeps the upper 8 bits of 16-bit grey images", ""
+    wide, colour, page = "keeps the upper 8 bits of 16-bit grey images", "", ""
     if transform.grey_range:
         low, high = transform.grey_range
         wide = (
             f"scales the range of the training images ({low:,.6g} to {high:,.6g}) to 0..255 in "
             "16-bit grey images"
         )
+        colour = "16-bit colour, "
         page = (
             " Web pages open images themselves and do not scale 16-bit images in this way; convert "
             "such images first."
@@ -37,5 +39,5 @@ def javascript_caveat(transform: EvalTransform) -> str:
     return (
         "`openRgb` converts images as vitft did when it trained the model: it rotates them "
         "according to EXIF, composites them on white, converts CMYK without a colour profile and "
-        f"{wide}; {ONLY_VITFT}{page}"
+        f"{wide}; {colour}{ONLY_VITFT}{page}"
     )

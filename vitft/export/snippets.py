@@ -46,14 +46,20 @@ if image.mode == "F" or image.mode.startswith("I"):  # scale the training range 
     greys = np.rint(values * (255 / (high - low)))
     image = Image.fromarray(np.where(source == transparent, 255, greys).astype(np.uint8))
 """
-"""Code that converts images with more than 8 bits per pixel for a model with a grey range.
+"""Code that converts grey images with more than 8 bits for a model with a grey range.
 
 For other models, `UPPER_BITS` is used.
 """
+OPENED = "image = ImageOps.exif_transpose(Image.open(path))"
+OPENED_WITH_RANGE = """image = Image.open(path)
+    if image.mode in ("RGB", "RGBA") and ";16" in str(image.tile):
+        raise ValueError("16-bit colour can only be opened by vitft itself")
+    image = ImageOps.exif_transpose(image)"""
 
 
 JS_RANGE = """
   const {{ space, channels }} = await sharp(file).metadata();
+  if (space === "rgb16") throw new Error("16-bit colour can only be opened by vitft itself");
   if (space === "grey16" && channels === 1) {{  // scale the training range to 0..255
     const [low, high] = [{low!r}, {high!r}];
     const scale = Math.fround(255 / (high - low));
@@ -102,11 +108,11 @@ class Snippet(NamedTuple):
 
 def open_code(transform: EvalTransform) -> str:
     """Return the code of the function `open_rgb`, which opens an image as the transform expects."""
-    wide = UPPER_BITS
+    code, wide = OPEN, UPPER_BITS
     if transform.grey_range:
         low, high = transform.grey_range
-        wide = RANGE.format(low=low, high=high)
-    return OPEN.replace("    WIDE\n", textwrap.indent(wide.lstrip(), "    "))
+        code, wide = OPEN.replace(OPENED, OPENED_WITH_RANGE), RANGE.format(low=low, high=high)
+    return code.replace("    WIDE\n", textwrap.indent(wide.lstrip(), "    "))
 
 
 def command_line(run: str) -> Snippet:

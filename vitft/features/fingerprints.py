@@ -184,7 +184,7 @@ def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
     """
     if cache == "none":
         return None
-    space = {"vitft": "1", "what": "sketches of images"}  # version, incremented if rows change
+    space = {"vitft": "2", "what": "sketches of images"}  # version, incremented if rows change
     if grey_range:
         space["grey_range"] = str(grey_range)
     try:

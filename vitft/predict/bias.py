@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vitft.data.labelled import LabelledImages
 from vitft.metrics.results import EvaluationResults
-from vitft.predict.engine import FIRST_PAGE_NOTE
+from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE
 from vitft.predict.labelled_prediction import LabelledPrediction
 from vitft.system.text import count
 
@@ -39,9 +39,11 @@ def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPred
 
 
 def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
-    """Log the number of images of which only the first page was used."""
+    """Log the numbers of images of which only the first page or the upper bits were used."""
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
+    if dark := sum(DARK_NOTE in row.prediction.notes for row in predictions):
+        log.warning(f"{count(dark, 'image')} {DARK_NOTE}; scale such images to 8 bits")
 
 
 def warn_of_bias(results: EvaluationResults) -> None:

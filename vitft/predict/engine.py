@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from vitft.data.download.web_image import WebLimits
-from vitft.data.images import MAX_PIXELS, read_image
+from vitft.data.grey_range import is_dark
+from vitft.data.images import MAX_PIXELS, has_more_pages, read_image
 from vitft.data.loading import in_chunks, in_order, overlapped
-from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
@@ -30,6 +30,7 @@ from vitft.system.text import count
 STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
+DARK_NOTE = "nearly black to this model: at most 14 of 16 bits are used"
 """Note on a file with several pages; only the first one is used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
 """Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""
@@ -193,14 +194,19 @@ def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
     """Read and preprocess one image; return it, or the reason it could not be loaded."""
     try:
         data = source_bytes(source, max_pixels=MAX_PIXELS)
-        return LoadedImage(source.name, engine.view(data, source.name), notes=notes_on(data))
+        view = engine.view(data, source.name)
+        return LoadedImage(source.name, view, notes=notes_on(data, engine.transform))
     except ImageError as error:
         return LoadedImage(source.name, None, error.reason)
 
 
-def notes_on(data: bytes) -> tuple[str, ...]:
-    """Return a note if an image file has several pages, because only the first one is used."""
-    return (FIRST_PAGE_NOTE,) if has_more_pages(data) else ()
+def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
+    """Return notes on an image file of which only the first page or the upper bits are used."""
+    found = {
+        FIRST_PAGE_NOTE: has_more_pages(data),
+        DARK_NOTE: not transform.grey_range and is_dark(data),
+    }
+    return tuple(note for note, holds in found.items() if holds)
 
 
 def decode_view(

@@ -331,7 +331,7 @@ def image_groups(
             if found.note:
                 return HashedImage(path, label, digest, notes=(found.note,))
             view, is_validation = engine.view(content, path), found.split == "val"
-            notes = notes_on(content)
+            notes = notes_on(content, engine.transform)
             return HashedImage(
                 path, label, digest, view, notes, is_validation=is_validation, group=group
             )

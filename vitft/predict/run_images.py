@@ -81,7 +81,7 @@ class RunImages:
             folder: The run directory.
             split: Digest of the manifest with which the model was trained.
             grey_range: Grey range of the model's transform. Without it, copies of images with more
-                than 8 bits per pixel may not be recognised.
+                than 8 bits per channel may not be recognised.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.

@@ -141,14 +141,15 @@ class BatchQueue:
         try:
             if self.max_batch == 1:  # views may be large images, so only one is decoded at a time
                 answer = await self.model_thread.run(self.predict_one, data, name)
-                return with_notes(answer.top(top_k), notes_on(data))
+                return with_notes(answer.top(top_k), notes_on(data, self.transform))
             view = await self.decoders.run(self.view, data, name)
+            notes = await self.decoders.run(notes_on, data, self.transform)
         except ImageError as error:
             return Prediction(path=name, error=error.reason, run=self.pipeline.postprocess.run_name)
         image = PendingImage(name, view, asyncio.get_running_loop().create_future())
         self.pending.append(image)
         self.has_pending.set()
-        return with_notes((await image.prediction).top(top_k), notes_on(data))
+        return with_notes((await image.prediction).top(top_k), notes)
 
     def predict_one(self, data: bytes, name: str) -> Prediction:
         """Return the prediction for an image file, without a batch.

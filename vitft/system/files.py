@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     raise OSError(errno.EISDIR, "not a regular file")
 
 
-def read_regular(path: Path, *, limit: int) -> bytes:
+def read_regular(path: str | Path, *, limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes.
 
     Raises:
@@ -82,7 +82,10 @@ def read_regular(path: Path, *, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {limit:,}")
-        return file.read()
+        content: bytes | None = file.read(size or 1)
+        if content is None or len(content) > size:  # a file of the kernel, e.g. in /proc
+            raise OSError(errno.EISDIR, "not a regular file")
+        return content
 
 
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:

@@ -237,7 +237,7 @@ def colour_steps(transform: EvalTransform) -> list[dict[str, Any]]:
             "div255(x) = (((x + 128) >> 8) + x + 128) >> 8; the inks of JPEG files with an Adobe "
             "marker are inverted first",
             "alpha": "on white: channel = div255(255 * (255 - alpha) + channel * alpha)",
-            "one channel of more than 8 bits": wide,
+            "channels of more than 8 bits": wide,
             "transparent value of grey with more than 8 bits": "255",
         },
     ]

@@ -46,7 +46,7 @@ using Bytes = std::vector<uint8_t>;
 struct Pixels {
     std::vector<double> samples;  // holds every depth exactly
     int width = 0, height = 0;
-    std::string mode = "RGB";  // L, LA, RGB, RGBA or CMYK
+    std::string mode = "RGB";  // L, LA, RGB, RGBA or CMYK; L or RGB if the depth is not 8
     std::string depth = "8";   // 8, 12 or 16: unsigned bits; i32: signed; f32: floating point
     int orientation = 1;       // EXIF, 1 to 8
     double transparent = -1;   // value of L pixels with more than 8 bits that is shown as white
@@ -68,8 +68,8 @@ inline int div255(int product) {
     return ((shifted >> 8) + shifted) >> 8;
 }
 
-// Convert one channel with more than 8 bits to bytes.
-inline Bytes grey_bytes_of(const Pixels& pixels) {
+// Convert grey or RGB with more than 8 bits to bytes.
+inline Bytes bytes_of(const Pixels& pixels) {
     const auto& values = pixels.samples;
     const bool has_range = !GREY_RANGE.empty(), is_float = pixels.depth == "f32";
     const bool is_unit = std::none_of(values.begin(), values.end(), [](double v) { return v > 1; });
@@ -105,10 +105,10 @@ inline Bytes grey_bytes_of(const Pixels& pixels) {
 
 // Convert pixels to RGB bytes composited on white; grey for a model with one channel.
 inline Image rgb_bytes_of(const Pixels& pixels) {
-    const bool is_wide = pixels.depth != "8";
-    const std::string mode = is_wide ? "L" : pixels.mode;
-    const Bytes samples =
-        is_wide ? grey_bytes_of(pixels) : Bytes(pixels.samples.begin(), pixels.samples.end());
+    const std::string& mode = pixels.mode;
+    const Bytes samples = pixels.depth == "8"
+        ? Bytes(pixels.samples.begin(), pixels.samples.end())
+        : bytes_of(pixels);
     const int channels = channels_of(mode);
     Image image{Bytes(3 * size_t(pixels.width) * pixels.height), pixels.width, pixels.height};
     for (size_t i = 0; i < image.data.size() / 3; i++) {

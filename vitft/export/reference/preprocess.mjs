@@ -26,8 +26,8 @@ const FIXED_POINT = 2 ** 22;
 /** Return the model's input, a Float32Array of (1, channels, HEIGHT, WIDTH).
  *
  * `pixels` has the fields samples (row by row, channels interleaved), width, height, mode (L, LA,
- * RGB, RGBA or CMYK), depth (8, 12 or 16: unsigned bits per sample; i32: signed; f32: floating
- * point), orientation (EXIF, 1 to 8; default 1) and transparent (the value of L pixels with more
+ * RGB, RGBA or CMYK; L or RGB if the depth is not 8), depth (8, 12 or 16: unsigned bits per sample;
+ * i32: signed; f32: floating point), orientation (EXIF, 1 to 8; default 1) and transparent (the value of L pixels with more
  * than 8 bits that is shown as white; default none). */
 export function preprocess(pixels) {
   return tensorOf(viewOf(turned(rgbBytesOf(pixels), pixels.orientation ?? 1)));
@@ -35,7 +35,7 @@ export function preprocess(pixels) {
 
 /** Convert pixels to RGB bytes composited on white; grey for a model with one channel. */
 export function rgbBytesOf({ samples, width, height, mode, depth, transparent = -1 }) {
-  if (depth !== "8") [samples, mode] = [greyBytesOf(samples, depth, transparent), "L"];
+  if (depth !== "8") samples = bytesOf(samples, depth, transparent);
   const channels = MODES[mode], data = new Uint8Array(3 * width * height);
   for (let i = 0; i < width * height; i++) {
     const pixel = samples.subarray(i * channels, (i + 1) * channels);
@@ -64,8 +64,8 @@ function div255(product) {
   return ((shifted >> 8) + shifted) >> 8;
 }
 
-/** Convert one channel with more than 8 bits to bytes. */
-function greyBytesOf(samples, depth, transparent) {
+/** Convert grey or RGB with more than 8 bits to bytes. */
+function bytesOf(samples, depth, transparent) {
   const grey = new Uint8Array(samples.length), single = Math.fround;
   const unit = depth === "f32" && !GREY_RANGE.length && samples.every((v) => !(v > 1)) ? 255 : 1;
   samples.forEach((value, i) => {

@@ -43,6 +43,7 @@ class DecodedPixels(NamedTuple):
     samples: Values
     """Sample values (h, w, channels of the mode)."""
     mode: str
+    """Name in `MODES`: L or RGB if the depth is not `8`."""
     depth: str
     """Bits per sample: `8`, `12` or `16` (unsigned), `i32` (signed) or `f32` (floating point)."""
     orientation: int = 1
@@ -59,7 +60,10 @@ def preprocess(pixels: DecodedPixels) -> Values:
 def read_file(path: str | Path) -> DecodedPixels:
     """Decode an image file with Pillow; if it has several frames, only the first one is used."""
     image: Any = Image.open(path, formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"))
+    layout = str(image.tile)
     image.load()
+    if GREY_RANGE and image.mode in ("RGB", "RGBA") and ";16" in layout:
+        raise ValueError("16-bit colour, which Pillow reduces: fill DecodedPixels with its samples")
     orientation, transparent = image.getexif().get(0x0112, 1), image.info.get("transparency")
     if image.mode == "F" or image.mode.startswith("I"):
         depth = "16" if image.mode.startswith("I;") else {"F": "f32", "I": "i32"}[image.mode]
@@ -78,9 +82,8 @@ def read_file(path: str | Path) -> DecodedPixels:
 
 def rgb_bytes_of(pixels: DecodedPixels) -> Values:
     """Convert pixels to RGB composited on white, uint8 (h, w, 3); grey if C is 1."""
-    samples, mode = pixels.samples, pixels.mode
-    if pixels.depth != "8":
-        samples, mode = grey_bytes_of(pixels), "L"
+    mode = pixels.mode
+    samples = pixels.samples if pixels.depth == "8" else bytes_of(pixels)
     levels = samples.astype(np.int64)
     if mode in ("LA", "RGBA"):
         alpha, levels = levels[:, :, -1:], levels[:, :, :-1]
@@ -102,8 +105,8 @@ def div255(products: Values) -> Values:
     return ((shifted >> 8) + shifted) >> 8
 
 
-def grey_bytes_of(pixels: DecodedPixels) -> Values:
-    """Convert a single channel with more than 8 bits per value to 8 bits."""
+def bytes_of(pixels: DecodedPixels) -> Values:
+    """Convert grey or RGB with more than 8 bits per value to 8 bits."""
     values, depth = pixels.samples, pixels.depth
     if GREY_RANGE:
         low, high = GREY_RANGE

@@ -69,7 +69,7 @@ class SidecarFacts:
     interpolation: str | None = None
     fit: Fit = "crop"
     grey_range: GreyRange = ()
-    """Values shown as black and as white in images with more than 8 bits per pixel."""
+    """Values shown as black and as white in images with more than 8 bits per channel."""
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
     activation: Activation | None = None

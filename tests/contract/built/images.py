@@ -1,0 +1,224 @@
+"""Images that Pillow cannot write: 16-bit colour, TIFF files of many kinds, and other formats."""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+Samples = np.ndarray[Any, np.dtype[Any]]
+SIDE = 16
+
+
+def tiff(
+    samples: Samples,
+    *,
+    order: str = "<",
+    separate: bool = False,
+    packed: bool = False,
+    extra: Sequence[int] = (),
+    kind: int = 2,
+    compression: int = 1,
+) -> bytes:
+    """Return a TIFF file with samples (height, width, bands); `kind` is the photometric one."""
+    height, width, bands = samples.shape
+    values = samples.astype(f"{order}{samples.dtype.str[1:]}")
+    planes = [values[:, :, i] for i in range(bands)] if separate else [values]
+    strips = [zlib.compress(p.tobytes()) if packed else p.tobytes() for p in planes]
+    tags: list[tuple[int, str, Sequence[int]]] = [
+        (256, "I", [width]),
+        (257, "I", [height]),
+        (258, "H", [8 * samples.dtype.itemsize] * bands),
+        (259, "H", [8 if packed else compression]),
+        (262, "H", [kind]),
+        (273, "I", [0] * len(strips)),
+        (277, "H", [bands]),
+        (278, "I", [height]),
+        (279, "I", [len(strip) for strip in strips]),
+        (284, "H", [2 if separate else 1]),
+        *([(338, "H", extra)] if extra else []),
+        (339, "H", [{"u": 1, "i": 2, "f": 3}[samples.dtype.kind]] * bands),
+    ]
+    place = 8 + 2 + 12 * len(tags) + 4
+    offsets = [place + sum(map(len, strips[:i])) for i in range(len(strips))]
+    entries, body = b"", b"".join(strips)
+    for tag, letter, numbers in tags:
+        found = offsets if tag == 273 else numbers
+        value = struct.pack(f"{order}{len(found)}{letter}", *found)
+        if len(value) > 4:
+            body, value = body + value, struct.pack(f"{order}I", place + len(body))
+        number = {"H": 3, "I": 4}[letter]
+        entries += struct.pack(f"{order}HHI", tag, number, len(found)) + value.ljust(4, b"\0")
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    return head + struct.pack(f"{order}IH", 8, len(tags)) + entries + bytes(4) + body
+
+
+def png(samples: Samples) -> bytes:
+    """Return a 16-bit PNG file: grey, grey with alpha, RGB or RGB with alpha."""
+    height, width, channels = samples.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def draw(folder: Path, suffix: str, file: Callable[[Samples], bytes], *, bands: int = 3) -> None:
+    """Write 12 images each of the classes cat and dog, which differ below the upper 8 of 16 bits.
+
+    The function `file` gets values (SIDE, SIDE, bands) from 0 to 249 in uint16.
+    """
+    random = np.random.default_rng(0)
+    for name, level in (("cat", 0), ("dog", 190)):
+        (folder / name).mkdir(exist_ok=True)
+        for i in range(12):
+            values = random.integers(0, 60, (SIDE, SIDE, bands)) + level
+            (folder / name / f"{i}.{suffix}").write_bytes(file(values.astype(np.uint16)))
+
+
+def opaque(values: Samples) -> Samples:
+    """Return the values with an opaque alpha channel of 16 bits."""
+    return np.concatenate([values, np.full_like(values[:, :, :1], 65535)], axis=2)
+
+
+def png_colour(folder: Path) -> None:
+    draw(folder, "png", png)
+
+
+def png_alpha(folder: Path) -> None:
+    draw(folder, "png", lambda values: png(opaque(values)))
+
+
+def png_grey_alpha(folder: Path) -> None:
+    draw(folder, "png", lambda values: png(opaque(values)), bands=1)
+
+
+def png_grey_and_colour(folder: Path) -> None:
+    draw(folder, "png", png)
+    draw(folder, "grey.png", png, bands=1)
+
+
+def png_full_range(folder: Path) -> None:
+    draw(folder, "png", lambda values: png(values * 257))
+
+
+def tiff_colour(folder: Path) -> None:
+    draw(folder, "tif", tiff)
+
+
+def tiff_big_endian(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(values, order=">", packed=True))
+
+
+def tiff_separate(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(values, separate=True))
+
+
+def tiff_big_endian_floats(folder: Path) -> None:
+    draw(
+        folder,
+        "tif",
+        lambda values: tiff(values.astype(np.float32) / 249, order=">", packed=True, kind=1),
+        bands=1,
+    )
+
+
+def tiff_premultiplied_grey(folder: Path) -> None:
+    draw(
+        folder,
+        "tif",
+        lambda values: tiff(opaque(values).astype(np.uint8), kind=1, extra=[1]),
+        bands=1,
+    )
+
+
+def bytes_of(values: Samples) -> Samples:
+    return values.astype(np.uint8)
+
+
+def four_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(bytes_of(values), extra=[0]), bands=4)
+
+
+def five_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(bytes_of(values), extra=[0, 0]), bands=5)
+
+
+def two_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(bytes_of(values), kind=1, extra=[0]), bands=2)
+
+
+def four_unnamed_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(bytes_of(values)), bands=4)
+
+
+def wide_four_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(values, extra=[0]), bands=4)
+
+
+def three_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(bytes_of(values)))
+
+
+def thirteen_bands(folder: Path) -> None:
+    draw(folder, "tif", lambda values: tiff(values, kind=1, extra=[0] * 12), bands=13)
+
+
+def unsupported(folder: Path) -> None:
+    """Write one file of each kind that is sound but not read, beside 24 images that are."""
+    draw(folder, "png", png)
+    values = np.random.default_rng(1).integers(0, 200, (SIDE, SIDE, 13))
+    bmp, grey = io.BytesIO(), values[:, :, :1]
+    Image.new("RGB", (SIDE, SIDE)).save(bmp, "BMP")
+    files = {
+        "float64.tif": tiff(grey.astype(np.float64), kind=1),
+        "float16.tif": tiff(grey.astype(np.float16), kind=1),
+        "colour.tif": tiff(values[:, :, :3].astype(np.float32)),
+        "signed.tif": tiff(values[:, :, :3].astype(np.int16)),
+        "planes.tif": tiff(
+            bytes_of(values[:, :, :2]), kind=1, extra=[2], separate=True, packed=True
+        ),
+        "floats.tif": tiff(grey.astype(np.float32), kind=1, separate=True),
+        "lerc.tif": tiff(bytes_of(grey), kind=1, compression=34887),
+        "depth.bmp": bmp.getvalue()[:28] + b"\7" + bmp.getvalue()[29:],
+    }
+    for name, data in files.items():
+        (folder / "cat" / name).write_bytes(data)
+
+
+def box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", 8 + len(content)) + kind + content
+
+
+def other_formats(folder: Path) -> None:
+    """Write files of other formats as .jpg beside 24 images."""
+    draw(folder, "png", png)
+    tga, pcx = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (SIDE, SIDE), "red").save(tga, "TGA")
+    Image.new("RGB", (SIDE, SIDE), "red").save(pcx, "PCX")
+    files = {
+        "tga": tga.getvalue(),
+        "pcx": pcx.getvalue(),
+        "cur": b"\0\0\2\0\1\0" + bytes(60),
+        "miff": b"id=ImageMagick  version=1.0\n",
+        "pgx": b"PG ML + 8 16 16\n",
+        "dicom": bytes(128) + b"DICM" + bytes(60),
+        "heif": box(b"ftyp", b"1pic" + bytes(4) + b"mif1unif") + bytes(60),
+        "cr3": box(b"ftyp", b"crx " + bytes(4) + b"crx isom") + bytes(60),
+        "mp4": box(b"ftyp", b"isom" + bytes(4) + b"isommp42") + bytes(60),
+    }
+    for name, data in files.items():
+        (folder / "cat" / f"{name}.jpg").write_bytes(data)
+
+
+def kernel_files(folder: Path) -> None:
+    """Write links to files of the kernel beside 24 images."""
+    draw(folder, "png", png)
+    (folder / "cat" / "endless.jpg").symlink_to("/proc/self/pagemap")
+    (folder / "cat" / "waiting.jpg").symlink_to("/proc/kmsg")
