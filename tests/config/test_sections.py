@@ -22,15 +22,8 @@ def test_the_settings_page_is_current() -> None:
 @pytest.mark.parametrize(
     ("section", "accepted", "change", "message"),
     [
-        ("data", {"separator": ";"}, {"separator": " "}, "data.separator is empty"),
+        ("data", {"separator": " "}, {"separator": ""}, "data.separator is empty"),
         ("data", {"separator": "", "labels": "one"}, {"labels": "auto"}, "separator is empty"),
-        (
-            "data",
-            {"label": "a,b", "labels": "several"},
-            {"labels": "one"},
-            r"labels=one cannot be used with several label columns \(a,b\)",
-        ),
-        ("data", {"label": "a", "labels": "one"}, {"label": "*"}, "several label columns"),
         (
             "data",
             {"group_duplicates": True, "split": "random"},

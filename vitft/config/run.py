@@ -317,7 +317,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key.strip(), tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), raw.strip()
+        return key.strip(), raw.strip() or raw  # data.separator may be a blank
 
 
 def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitft.config.schema import check_pattern, check_values, invalid, is_several, multiples, require
+from vitft.config.schema import check_pattern, check_values, invalid, multiples, require
 from vitft.config.stages import is_valid, meant_stages
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
@@ -39,10 +39,11 @@ class DataSpec:
     e.g. `label`, `class` or `labels`."""
     labels: Literal["auto", "one", "several"] = "auto"
     """Whether each image in a table has exactly `one` class, or any number of labels (`several`).
-    `auto` means `several` if a cell of the label column contains `data.separator`, if the column is
-    named `labels` or `tags`, or if `data.label` names several columns; otherwise, `one`."""
+    `auto` means `several` if a cell of the label column contains `data.separator` or a list, if the
+    column is named `labels` or `tags`, or if `data.label` names several columns, unless each image
+    has exactly one label; otherwise, `one`."""
     separator: str = "|"
-    """Text between the labels in a cell of a table."""
+    """Text between the labels in a cell of a table, e.g. `,` or a blank."""
     path_column: str = ""
     """Column of a table that contains the image paths; default: a column with a common name."""
     split_column: str = ""
@@ -97,14 +98,9 @@ class DataSpec:
     def __post_init__(self) -> None:
         check_values(self, "data")
         require(
-            bool(self.separator.strip()) or self.labels == "one",
+            bool(self.separator) or self.labels == "one",
             "data.separator is empty",
             fix="set it to the text between the labels in a cell, e.g. |",
-        )
-        require(
-            not (self.labels == "one" and is_several(self.label)),
-            f"data.labels=one cannot be used with several label columns ({self.label})",
-            fix="name one column with data.label, or remove data.labels=one",
         )
         require(
             not (self.group_duplicates and self.split == "reference"),

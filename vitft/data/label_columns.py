@@ -1,38 +1,65 @@
 """Labels in the cells of a table: one class per row or, for multi-label data, any number of labels.
 
-The labels of a multi-label image are written as `a|b` in one cell, as one 0/1 column per label, or
-as attributes: in a column such as `colour`, the cell `red` becomes the label `colour=red`.
+The labels of a multi-label image are written as `a|b` or as a list in one cell, as one column of
+flags (1 or 0, yes or no) per label, or as attributes: in a column such as `colour`, the cell `red`
+becomes the label `colour=red`. If each image has exactly one label, the labels are classes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress
+import ast
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
-from vitft.data.label_sets import JOINER, join_labels
+from vitft.data.label_sets import JOINER, normal_form
+from vitft.data.parts import Part
 from vitft.data.table import TableReader
 from vitft.system.errors import DataError, RunError
+from vitft.system.structure import parse_json
 from vitft.system.text import listing, shell_quote
 
 SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
+SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
+GROUP_COLUMNS = (
+    "group", "group_id", "patient", "patient_id", "subject", "subject_id", "video", "video_id",
+    "camera", "camera_id",
+)  # fmt: skip
 WEIGHT_COLUMNS = ("weight", "sample_weight")
-YES, NO = ("1", "true"), ("0", "false")
+YES, NO = ("1", "true", "yes", "y", "x"), ("0", "-1", "false", "no", "n")
+SEPARATORS: Mapping[str, str] = {",": "commas", ";": "semicolons", " ": "blanks"}
+SPLIT = re.compile(
+    "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
+    re.IGNORECASE,
+)
+"""Names of columns that may contain a split, but are not used for it without a setting."""
+BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
+"""Names of columns that contain the boxes of objects."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelCells:
-    """The label cells of a row."""
+class LabelledRow(NamedTuple):
+    """A row of a table of labels."""
 
-    cells: tuple[str, ...]
+    path: str
+    """Path relative to the base folder, or as given if it leads outside the base folder."""
+    label: str
+    """Class of the image, or its labels as text (see `label_sets`)."""
+    part: Part
+    group: str
+    """Name of the group; empty if the image belongs to none."""
     line: int
+    cells: tuple[str, ...] = ()
+    """Cells of the label columns."""
 
 
 def label_places(
     reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
 ) -> tuple[int, ...]:
-    """Return the indices of the label columns.
+    """Return the indices of the label columns or, for `*`, of those that may be one by their name.
 
     Raises:
         DataError: `data.label` names a column that does not exist or already has another role.
@@ -41,10 +68,13 @@ def label_places(
         return (roles["label"],)
     names, used = [cell.strip() for cell in header], {*roles.values()}
     if spec.label == "*":
-        rest = [i for i, name in enumerate(names) if name.lower() not in WEIGHT_COLUMNS]
-        if places := tuple(i for i in rest if i not in used):
-            return places
-        raise reader.error("no column is left for data.label=*", fix="add label columns")
+        others = (*SPLIT_COLUMNS, *GROUP_COLUMNS, *WEIGHT_COLUMNS)
+        return tuple(
+            place
+            for place, name in enumerate(names)
+            if place not in used
+            and not (SPLIT.fullmatch(name) or BOX.search(name) or name.lower() in others)
+        )
     found: list[int] = []
     for wanted in (part.strip() for part in spec.label.split(",")):
         if names.count(wanted) != 1 or names.index(wanted) in {*used, *found}:
@@ -59,22 +89,15 @@ def label_places(
 
 
 def missing_column(
-    reader: TableReader, header: Sequence[str], role: str, setting: str, *, has_names: bool
+    reader: TableReader, header: Sequence[str], role: str, setting: str
 ) -> DataError | RunError:
-    """Return the error for a table without a column for a role.
-
-    `setting` names the column, and `has_names` is whether any column has a usual name.
-    """
+    """Return the error for a table without a column for a role, which `setting` can name."""
     shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
     sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
-    choose = f"choose it with --set {setting}=NAME"
-    first = f"the first {reader.unit} of the {'first worksheet' if sheet else 'table'}"
     return reader.error(
         f"no {role} column{sheet}; columns found: {shown}",
-        fix=f"rename the column that contains the {role} to {role}, or {choose}"
-        if has_names
-        else f"write the names of the columns, such as path and label, into {first}; if the "
-        f"column of the {role} has another name there, {choose}",
+        fix=f"write the name {role} above the column, in the first {reader.unit}, or choose the "
+        f"column with --set {setting}=NAME",
     )
 
 
@@ -100,77 +123,239 @@ def refuse_decisions(reader: TableReader, header: Sequence[str]) -> None:
         )
 
 
-def has_several(names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec) -> bool:
-    """Return whether a table contains multi-label data.
-
-    `names` are the names of the label columns.
-    """
-    if spec.labels != "auto":
-        return spec.labels == "several"
-    if is_several(spec.label) or names[0].lower() in SEVERAL_NAMES:
-        return True
-    return any(spec.separator in row.cells[0] for row in rows)
+def box_columns(header: Sequence[str]) -> list[str]:
+    """Return the names of the columns that contain the boxes of objects, if any."""
+    names = [cell.strip() for cell in header]
+    plain = [name for name in names if name.lower() in ("x", "y", "w", "h", "width", "height")]
+    return [name for name in names if BOX.search(name)] or plain * (len(plain) == 4)
 
 
-def label_texts(
-    reader: TableReader, names: Sequence[str], rows: Sequence[LabelCells], spec: DataSpec
-) -> list[str]:
-    """Return the label set of each row as text; an image without labels has an empty set.
+def read_labels(
+    reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
+) -> "LabelParser":
+    """Read the labels of each row.
 
-    `names` are the names of the label columns. A single column contains the labels of each image in
-    one cell. If there are several columns, each 0/1 column represents one label, and the cells of
-    any other column contain values that become labels of the form `name=value`.
+    `names` are the names of the label columns. A single column contains the class or the labels of
+    each image in one cell. Of several columns, each column of flags represents one label, and the
+    cells of any other column contain values that become labels of the form `name=value`.
 
     Raises:
         DataError: A name or a cell is invalid; the message names the line and the column.
     """
-    flags = [len(names) > 1 and is_flag(row.cells[i] for row in rows) for i in range(len(names))]
-    for name in compress(names, flags):
-        check_label(reader, name, column=name, line=1)
-    texts = []
-    for row in rows:
-        found: list[str] = []
-        for name, cell, flag in zip(names, row.cells, flags, strict=True):
-            if flag:
-                found += [name] * flag_of(reader, cell, column=name, line=row.line)
-                continue
-            labels = [part.strip() for part in cell.split(spec.separator)]
-            prefix = f"{name}=" if len(names) > 1 else ""
-            found += [f"{prefix}{label}" for label in labels if label]
-        for label in found:
-            check_label(reader, label, column=names[0], line=row.line)
-        texts.append(join_labels(found))
-    return texts
+    columns = [
+        LabelColumn(name, [row.cells[i].strip() for row in rows]) for i, name in enumerate(names)
+    ]
+    if spec.label == "*":
+        images = len({row.path for row in rows})
+        columns = [one for one in columns if one.name and not one.is_index(images)]
+    if not columns:
+        raise reader.error("no column is left for data.label=*", line=1, fix="add label columns")
+    names = [column.name for column in columns]
+    parser = LabelParser(reader=reader, spec=spec, names=names, lines=[row.line for row in rows])
+    if len(columns) > 1:
+        parser.read_columns(columns)
+    else:
+        parser.read_cells(columns[0])
+    parser.check_sets()
+    return parser
 
 
-def is_flag(cells: Iterable[str]) -> bool:
-    """Return whether the nonempty cells of a column are all 0 or 1 (or true or false)."""
-    values = {cell.strip().lower() for cell in cells}
-    return bool(values - {""}) and values <= {*YES, *NO, ""}
+class LabelColumn:
+    """A column of labels; its cells have no blanks around them."""
+
+    def __init__(self, name: str, cells: Sequence[str]) -> None:
+        self.name, self.cells = name, cells
+        self.values = {cell: flag_in(cell) for cell in dict.fromkeys(cells) if cell}
+        """Mapping from the nonempty cells to their meaning as flags, if any."""
+        self.is_flag = bool(self.values) and None not in self.values.values()
+        numbers = [n for cell in self.values if (n := number_in(cell)) is not None]
+        self.has_numbers, self.has_fractions = bool(numbers), any(n % 1 for n in numbers)
+        self.has_minus = -1 in numbers
+
+    def is_index(self, images: int) -> bool:
+        """Return whether the column has another value for each image, like an index or a remark."""
+        differs = len(self.values) >= max(2, images) and "" not in self.cells
+        return differs and not self.is_flag and not self.has_fractions
 
 
-def flag_of(reader: TableReader, cell: str, *, column: str, line: int) -> bool:
-    """Return whether an image has a label, given its cell in the 0/1 column of the label.
+@dataclass(slots=True, kw_only=True)
+class LabelParser:
+    """Parser for the label columns of a table."""
 
-    Raises:
-        DataError: The cell is empty.
+    reader: TableReader
+    spec: DataSpec
+    names: Sequence[str]
+    """Names of the label columns."""
+    lines: Sequence[int]
+    """Line of each row."""
+    sets: list[list[str]] = field(default_factory=list)
+    """Labels of each row."""
+    several: bool = True
+    """Whether an image may have any number of labels."""
+    notes: list[str] = field(default_factory=list)
+
+    def read_cells(self, column: LabelColumn) -> None:
+        """Read a single column, which contains all labels of an image in one cell."""
+        labels, separator = self.spec.labels, self.spec.separator
+        usual = is_several(self.spec.label) or column.name.lower() in SEVERAL_NAMES
+        split = labels != "one" and any(separator in cell for cell in column.values)
+        lists = any(map(is_list, column.values))
+        self.several = labels == "several" or (labels == "auto" and (usual or split or lists))
+        if labels == "auto" and split and separator == JOINER and not usual:
+            one = "to read each cell as one class, use --set data.labels=one"
+            self.notes.append(f"cells with {JOINER} contain several labels ({one})")
+        if labels != "one" and not split and not lists:
+            self.notes += note_on_separator(column.values, several=self.several)
+        self.add(column)
+
+    def read_columns(self, columns: Sequence[LabelColumn]) -> None:
+        """Read several columns: flags, of which each represents a label, and attributes.
+
+        Raises:
+            DataError: A cell is neither, or may be either.
+        """
+        flags = [column for column in columns if column.is_flag]
+        texts = [column for column in columns if column.values and not column.is_flag]
+        fix = "write 1 if the image has the label, otherwise 0"
+        if numbers := [column for column in texts if column.has_numbers]:
+            cell = next(cell for cell, flag in numbers[0].values.items() if flag is None)
+            problem = f"the cell is {cell[:40]!r}, but a label column has 0 or 1"
+            if rest := ",".join(column.name for column in columns if column not in numbers):
+                fix += f", or use --set {shell_quote(f'data.label={rest}')}"
+            raise self.error(problem, numbers[0], cell, fix=fix)
+        blank = [column for column in flags if "" in column.cells]
+        if blank and any(False in column.values.values() for column in flags):
+            problem = "the cell is empty, but the other cells of the label columns are 0 or 1"
+            raise self.error(problem, blank[0], "", fix=fix)
+        for column in columns:
+            self.add(column)
+        example = next((label for row in self.sets for label in row if label not in self.names), "")
+        remarks = {
+            "-1 is read as no in": [column for column in flags if column.has_minus],
+            "an empty cell is read as no in": blank,
+            f"labels such as {example} are read from": texts,
+            "no image has the label": [c for c in columns if not ({*c.values.values()} - {False})],
+        }
+        names = {text: [column.name for column in some] for text, some in remarks.items() if some}
+        self.notes += [f"{text} {listing(some)}" for text, some in names.items()]
+
+    def add(self, column: LabelColumn) -> None:
+        """Add the labels in a column to those of the rows."""
+        has_name = len(self.names) > 1
+        prefix = f"{column.name}=" if has_name else ""
+        found = {
+            cell: [column.name] * bool(flag)
+            if has_name and column.is_flag
+            else [normal_form(prefix + label) for label in self.labels_in(column, cell)]
+            for cell, flag in column.values.items()
+        }
+        self.sets = self.sets or [[] for _ in self.lines]
+        for labels, cell in zip(self.sets, column.cells, strict=True):
+            labels += found.get(cell, ())
+
+    def labels_in(self, column: LabelColumn, cell: str) -> list[str]:
+        """Return the labels in a cell.
+
+        Raises:
+            DataError: The cell contains an invalid list.
+        """
+        if is_list(cell):
+            if (found := list_in(cell)) is not None:
+                return found
+            if self.spec.labels != "one":
+                fix = "write the labels as a|b, or read the cells as text: --set data.labels=one"
+                raise self.error(f"{cell[:40]} is not a list of labels", column, cell, fix=fix)
+        parts = cell.split(self.spec.separator) if self.several else [cell]
+        return [part for part in map(str.strip, parts) if part]
+
+    def check_sets(self) -> None:
+        """Check the labels of all rows, which are classes if each row has exactly one.
+
+        Raises:
+            DataError: Each image must have one class, but one has more or none; or a label contains
+                the character that joins the labels of a set.
+        """
+        if self.spec.labels == "auto" and self.several and all(len(own) == 1 for own in self.sets):
+            self.several = False
+            self.notes.append(
+                "each image has exactly one label, so the labels are classes (if images may have "
+                "several or none, use --set data.labels=several)"
+            )
+        self.several = self.several and self.spec.labels != "one"
+        for line, own in zip(self.lines, self.sets, strict=True):
+            problem, fix = "", ""
+            if self.several and (label := next((one for one in own if JOINER in one), "")):
+                problem = f"the label {label[:40]!r} contains the character {JOINER}"
+                fix = f"rename the label, or separate labels with {JOINER}"
+            elif not self.several and len(own) != 1:
+                problem = f"one class is expected, but found {listing(own)}"
+                problem = problem if own else "the label is empty"
+                fix = "correct the cell, or remove the line. If images may have several labels or "
+                fix += "none, use --set data.labels=several"
+            if problem:
+                raise self.reader.error(problem, line=line, column=self.names[0], fix=fix)
+
+    def error(
+        self, problem: str, column: LabelColumn, cell: str, *, fix: str
+    ) -> DataError | RunError:
+        """Return the error for the first row with a cell."""
+        line = self.lines[column.cells.index(cell)]
+        return self.reader.error(problem, line=line, column=column.name, fix=fix)
+
+
+def number_in(cell: str) -> float | None:
+    """Return the number in a cell, or None if it contains other text."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def flag_in(cell: str) -> bool | None:
+    """Return what a cell means as a flag, or None if it is not one; 1.0 means the same as 1."""
+    number = number_in(cell)
+    text = cell.lower() if number is None else f"{number:g}"
+    return True if text in YES else False if text in NO else None
+
+
+def is_list(cell: str) -> bool:
+    """Return whether a cell looks like a list, or like an object in JSON."""
+    return cell[:1] + cell[-1:] in ("[]", "{}")
+
+
+def list_in(cell: str) -> list[str] | None:
+    """Return the labels in a list in JSON, Python or NumPy, or None if it is no list of labels.
+
+    In an object with a single value, as Label Studio writes it, the value is the list.
     """
-    if not cell.strip():
-        raise reader.error(
-            "the cell is empty, but the other cells of the column are 0 or 1",
-            line=line,
-            column=column,
-            fix="write 1 if the image has the label, otherwise 0",
-        )
-    return cell.strip().lower() in YES
+    value: Any = None
+    text = re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", cell)  # NumPy omits the commas
+    for parse in (parse_json, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = parse(text)
+            break
+    if isinstance(value, dict) and len(value) == 1:
+        value = next(iter(value.values()))
+    if not isinstance(value, list) or any(type(label) not in (str, int) for label in value):
+        return None
+    labels = [str(label).strip() for label in value]
+    return labels if len({*labels}) == len(labels) and "" not in labels else None
 
 
-def check_label(reader: TableReader, label: str, *, column: str, line: int) -> None:
-    """Raise a DataError if a label contains the character that joins the labels of a set."""
-    if JOINER in label:
-        raise reader.error(
-            f"the label {label[:40]!r} contains the character {JOINER}",
-            line=line,
-            column=column,
-            fix=f"rename the label, or separate labels with {JOINER} (the default data.separator)",
-        )
+def note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
+    """Return a note if cells seem to contain several labels that are not separated.
+
+    This is the case if all parts of a cell also occur alone or in other cells. Blanks also separate
+    the words of a class name, so then all words must occur in several cells.
+    """
+    for separator, name in SEPARATORS.items():
+        parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
+        uses = Counter(part for own in parts.values() for part in own)
+        few = several or separator != " " or min(uses.values(), default=0) > 1
+        for cell, own in parts.items():
+            if len(own) > 1 and all(part in parts or (few and uses[part] > 1) for part in own):
+                setting = shell_quote(f"data.separator={separator}")
+                return [
+                    f"{cell[:40]!r} is read as one label (to split at {name}, use --set {setting})"
+                ]
+    return []

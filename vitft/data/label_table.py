@@ -8,30 +8,32 @@ class or, in multi-label data, any number of labels (see `label_columns`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.chosen import CHOSEN, CHOSEN_PARTS, SKIPPED, note_on_chosen
 from vitft.data.label_columns import (
+    GROUP_COLUMNS,
     SEVERAL_NAMES,
+    SPLIT,
+    SPLIT_COLUMNS,
     WEIGHT_COLUMNS,
-    LabelCells,
-    has_several,
+    LabelledRow,
+    box_columns,
     is_predicted,
     label_places,
-    label_texts,
     missing_column,
+    read_labels,
     refuse_decisions,
 )
-from vitft.data.label_sets import label_names, normal_form
+from vitft.data.label_sets import join_labels, label_names
 from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
 from vitft.data.table import NotText, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
-from vitft.system.text import count, listing
+from vitft.system.text import count, listing, shell_quote
 
 PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
@@ -41,12 +43,9 @@ ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "path": PATH_COLUMNS,
     "label": ("label", "class", "class_name", "category", "target"),
-    "split": ("split", "subset", "set", "part", "partition"),
-    "group": (
-        "group", "group_id", "patient", "patient_id", "subject", "subject_id", "video", "video_id",
-        "camera", "camera_id",
-    ),
-}  # fmt: skip
+    "split": SPLIT_COLUMNS,
+    "group": GROUP_COLUMNS,
+}
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 SHARD_NAMES = ("cls", "txt")
 """Names of the column of the class if there is no usual one, in WebDataset's convention."""
@@ -61,21 +60,6 @@ FIX = (
     "use a table with the columns path and label, one image per row, and paths relative to the "
     "table"
 )
-
-
-class LabelledRow(NamedTuple):
-    """A row of a table of labels."""
-
-    path: str
-    """Path relative to the base folder, or as given if it leads outside the base folder."""
-    label: str
-    """Class of the image, or its labels as text (see `label_sets`)."""
-    part: Part
-    group: str
-    """Name of the group; empty if the image belongs to none."""
-    line: int
-    cells: tuple[str, ...] = ()
-    """Cells of the label columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,61 +131,41 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     roles = find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
     root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
-    rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root)
+    rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec)
     for cells in filter(any, lines):
         rows.add(cells)
-    found = tuple(rows.by_path.values())
-    if not found:
+    if not rows.by_path:
         raise DataError(
             f"the table {source} lists no images", fix="add rows with a path and a label"
         )
-    columns.setdefault("label", header[places[0]])
-    found, several = with_labels(reader, [header[i].strip() for i in places], found, spec)
+    notes = [*(copy.notes if copy else ()), *rows.leave_out_unlabelled()]
+    labels = read_labels(reader, [header[i].strip() for i in places], rows.listed, spec)
+    sets: dict[str, set[str]] = {}
+    for row, own in zip(rows.listed, labels.sets, strict=True):
+        sets.setdefault(row.path, set()).update(own)
+    if not any(sets.values()):
+        raise DataError(
+            f"no image in {source} has a label", fix="fill in the label of at least one image"
+        )
+    columns.setdefault("label", labels.names[0])
     table = LabelTable(
         source=source,
         root=root,
-        rows=found,
+        rows=tuple(r._replace(label=join_labels(sets[r.path])) for r in rows.by_path.values()),
         columns=columns,
         reader=reader,
         copy=copy,
-        several=several,
+        several=labels.several,
         predicted=is_predicted(header, places),
-        notes=(*(copy.notes if copy else ()), *notes_on_table(rows, columns)),
+        notes=(
+            *notes,
+            *labels.notes,
+            *notes_on_table(rows, columns),
+            *notes_on_columns(rows, labels.names),
+        ),
     )
     check_split_cells(table)
     return table
-
-
-def with_labels(
-    reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
-) -> tuple[tuple[LabelledRow, ...], bool]:
-    """Return the rows with their classes or label sets, and whether the data is multi-label.
-
-    `names` are the names of the label columns.
-
-    Raises:
-        DataError: A cell is invalid, or no image has a label.
-    """
-    cells = [LabelCells(cells=row.cells, line=row.line) for row in rows]
-    if has_several(names, cells, spec):
-        texts = label_texts(reader, names, cells, spec)
-        if not any(texts):
-            raise DataError(
-                f"no image in {reader.path} has a label",
-                fix="fill in the label of at least one image",
-            )
-        named = (row._replace(label=text) for row, text in zip(rows, texts, strict=True))
-        return tuple(named), True
-    for row in rows:
-        if not row.cells[0].strip():
-            raise reader.error(
-                "the label is empty",
-                line=row.line,
-                column=names[0],
-                fix="fill in the cell, or remove the line; if images may have several labels or "
-                "none, use --set data.labels=several",
-            )
-    return tuple(row._replace(label=normal_form(row.cells[0].strip())) for row in rows), False
 
 
 def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
@@ -249,8 +213,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix=f"choose one with --set {setting}=NAME",
             )
         if not places and role in ("path", "label"):
-            known = any(cell in usual for usual in USUAL_NAMES.values() for cell in names)
-            raise missing_column(reader, header, role, setting, has_names=known)
+            raise missing_column(reader, header, role, setting)
         if places:
             found[role] = places[0]
     return found
@@ -266,8 +229,12 @@ class RowParser:
     """Mapping from roles to column indices."""
     labels: Sequence[int]
     """Indices of the label columns."""
+    spec: DataSpec
     root: Path
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
+    """First row of each image."""
+    listed: list[LabelledRow] = field(default_factory=list)
+    """All rows that do not repeat an earlier row."""
     repeated: int = 0
     """Number of rows that repeat an earlier row."""
     skipped: int = 0
@@ -289,11 +256,13 @@ class RowParser:
             )
         path = path_in(self.root, self.cell(cells, "path"))
         labels = tuple(self.text(cells[i], i) for i in self.labels)
-        label, chosen = " ".join(cell.strip() for cell in labels), self.how_chosen(cells)
+        label = " ".join(cell.strip() for cell in labels).strip()
+        chosen = self.cell_named(CHOSEN, cells)
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
-        if path and not label and (reason := self.reason_without_prediction(cells)):
+        reason = "" if label else self.cell_named("error", cells)
+        if path and reason and is_predicted(self.header, self.labels):
             raise self.reader.error(
                 f"vitft predict could not read {path} ({reason}), so it has no class",
                 column=self.header[self.labels[0]],
@@ -317,39 +286,50 @@ class RowParser:
         first = self.by_path.setdefault(path, row)
         if first is not row:
             self.check_same(first, row)
+        if first is not row and first.label == row.label:
             self.repeated += 1
         else:
+            self.listed.append(row)
             self.chosen.append((label, chosen))
 
-    def how_chosen(self, cells: Sequence[str]) -> str:
-        """Return how `vitft label` chose the image of a row, or an empty string if it did not."""
+    def cell_named(self, name: str, cells: Sequence[str]) -> str:
+        """Return the cell in the column of a name in lower case, or "" if there is none."""
         pairs = zip(self.header, cells, strict=True)
-        return next((cell for name, cell in pairs if name.strip().lower() == CHOSEN), "")
-
-    def reason_without_prediction(self, cells: Sequence[str]) -> str:
-        """Return the error in a row of a table that `vitft predict` wrote, or an empty string."""
-        if not is_predicted(self.header, self.labels):
-            return ""
-        pairs = zip(self.header, cells, strict=True)
-        return next((str(cell) for name, cell in pairs if name.strip().lower() == "error"), "")
+        return next((str(cell) for title, cell in pairs if title.strip().lower() == name), "")
 
     def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
         """Raise a DataError if two rows for the same path differ."""
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
-            if old != new:
-                raise self.error(
+            if old != new and (role != "label" or self.spec.labels != "several"):
+                place = self.labels[0] if role == "label" else self.roles[role]
+                raise self.reader.error(
                     f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                     f"{first.line}) and {new or 'nothing'} (here)",
-                    role,
-                    fix=self.fix_of_repeated(row.path),
+                    column=self.header[place],
+                    fix=self.fix_of_repeated(row.path, role),
                 )
 
-    def fix_of_repeated(self, path: str) -> str:
+    def fix_of_repeated(self, path: str, role: str) -> str:
         """Return the fix for a path with different rows; it may stand for different files."""
-        if len(found := same_names_below(self.root, path)) < 2:
-            return "keep one of the two lines"
-        return f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
+        if len(found := same_names_below(self.root, path)) > 1:
+            return f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
+        ways = ["keep one of the two lines"]
+        if role == "label":
+            ways.append("give the image both labels with --set data.labels=several")
+        if role == "label" and box_columns(self.header):
+            ways.append("crop each box to an image of its own")
+        return ", or ".join(ways)
+
+    def leave_out_unlabelled(self) -> list[str]:
+        """Leave out the test part if none of its images has a label, and return a note on it."""
+        test = {row.path for row in self.listed if row.part == "test"}
+        labelled = {row.path for row in self.listed if row.label}
+        if not test or test & labelled or not labelled:
+            return []
+        self.listed = [row for row in self.listed if row.path not in test]
+        self.by_path = {path: row for path, row in self.by_path.items() if path not in test}
+        return [f"not used: the test part ({count(len(test), 'image')} without a label)"]
 
     def cell(self, cells: Sequence[str], role: str) -> str:
         """Return the checked cell of a role, or an empty string if the role has no column."""
@@ -399,19 +379,41 @@ def check_split_cells(table: LabelTable) -> None:
 
 
 def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
-    """Return notes on groups, on rows that are left out, and on columns that are not used."""
+    """Return notes on groups and on rows that are left out."""
     notes = []
     if groups := len({row.group for row in rows.by_path.values() if row.group}):
         notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")
     if rows.repeated:
         notes.append(f"{count(rows.repeated, 'repeated line')} of the table left out")
+    if united := len({row.path for row in rows.listed if row is not rows.by_path[row.path]}):
+        notes.append(f"{count(united, 'image')} with labels from more than one line")
     if rows.skipped:
         notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
     if "split" not in columns and (note := note_on_chosen(rows.chosen)):
         notes.append(note)
-    weights = [cell for cell in rows.header if cell.strip().lower() in WEIGHT_COLUMNS]
-    if weights and weights[0] not in columns.values():
+    return notes
+
+
+def notes_on_columns(rows: RowParser, labels: Sequence[str]) -> list[str]:
+    """Return notes on columns that are not used, given the names of the label columns."""
+    notes, spec, header = [], rows.spec, [cell.strip() for cell in rows.header]
+    used = {*(header[place] for place in rows.roles.values()), *labels}
+    rest = [name for name in header if name and name not in used]
+    if spec.label == "*" and rest:
         notes.append(
-            f"not used: the column {weights[0].strip()} (sample weights are not supported)"
+            f"not read as labels: {listing(rest)} (to use other columns, list all in data.label)"
         )
+    if "split" not in rows.roles and spec.split_column != "none":
+        notes += [
+            f"not used: the column {name} (to split by it, write train, val or test in its cells, "
+            f"and use --set {shell_quote(f'data.split_column={name}')})"
+            for name in rest
+            if SPLIT.fullmatch(name)
+        ]
+    if (boxes := box_columns(header)) and {*boxes} <= {*rest}:
+        notes.append(
+            f"not used: the boxes in {listing(boxes)} (vitft classifies whole images: crop first)"
+        )
+    if weights := [name for name in rest if name.lower() in WEIGHT_COLUMNS]:
+        notes.append(f"not used: the column {weights[0]} (sample weights are not supported)")
     return notes

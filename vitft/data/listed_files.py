@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from vitft.data.label_table import LabelledRow, LabelTable
+from vitft.data.label_columns import LabelledRow
+from vitft.data.label_table import LabelTable
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import is_utf8, leads_outside, path_in
 from vitft.data.walk import Walk

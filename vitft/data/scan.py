@@ -75,13 +75,14 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
     refuse_reference(table, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
-    if len(classes) < 2 and not table.several:
-        raise table.error(
-            f"need at least 2 classes, found 1 ({classes[0]})",
-            rows[0],
-            "label",
-            fix="add images of other classes",
+    if len(classes) < 2:
+        same = (
+            "every image has the same labels"
+            if table.several
+            else "need at least 2 classes, found 1"
         )
+        problem, fix = f"{same} ({classes[0]})", "add images of other classes"
+        raise table.error(problem, rows[0], "label", fix=fix)
     if parts and "train" not in parts:
         raise table.error(
             f"no line is assigned to train, only to {' and '.join(parts)}",

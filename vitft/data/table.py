@@ -5,6 +5,7 @@ Cells may contain any file name, and error messages name the line.
 
 import csv
 import io
+import json
 import os
 import re
 import zipfile
@@ -312,6 +313,8 @@ def has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is im
     from pyarrow import types
 
     value = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_list(kind):  # a list of labels or of class indices
+        return any(is_kind(kind.value_type) for is_kind in (types.is_string, types.is_int64))
     binary = types.is_binary(value) or types.is_large_binary(value) or types.is_binary_view(value)
     return not (types.is_nested(value) or types.is_fixed_size_binary(value) or binary)
 
@@ -326,6 +329,8 @@ def cell_text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # pandas turns integers with gaps into floats
+    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+        return json.dumps(value, ensure_ascii=False)  # such as a list of labels
     if isinstance(value, list | dict | bytes):
         return NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
     return str(value)
