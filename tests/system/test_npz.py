@@ -67,20 +67,19 @@ def test_both_versions_of_the_header_are_read(version: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "kinds", "reason"),
+    ("array", "reason"),
     [
-        (np.array(["x"]), "fiub", "which is not a numeric type"),
-        (np.ones(2, np.complex64), "fiub", "which is not a numeric type"),
-        (np.ones(2, np.longdouble), "fiub", "which is not a numeric type"),
-        (np.ones(2, np.int32), "f", "which is not a floating-point type"),
-        (np.ones(2, ">f4"), "fiub", "big-endian numbers are not supported"),
+        (np.array(["x"]), "which is not a numeric type"),
+        (np.ones(2, np.complex64), "which is not a numeric type"),
+        (np.ones(2, np.longdouble), "which is not a numeric type"),
+        (np.ones(2, ">f4"), "big-endian numbers are not supported"),
     ],
 )
-def test_other_types_are_refused(array: Any, kinds: str, reason: str) -> None:
+def test_other_types_are_refused(array: Any, reason: str) -> None:
     file = npy(array)
 
     with pytest.raises(ValueError, match=reason):
-        read_npy(file, size_of(file), kinds=kinds)
+        read_npy(file, size_of(file))
 
 
 def test_eight_bytes_are_the_largest_number() -> None:

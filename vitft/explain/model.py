@@ -12,7 +12,7 @@ from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference, read_reference
 from vitft.models.checkpoint import build_model, holds_timm
-from vitft.models.classifier import load_classifier, log_label_set
+from vitft.models.classifier import load_classifier, log_assumptions
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
@@ -120,7 +120,7 @@ def load_weights_model(
             "without the timm: prefix",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
-    log_label_set(source)
+    log_assumptions(source)
     tensors, config = source.tensors, source.architecture
     if source.unusable_head:  # its input is not the feature computed by this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}

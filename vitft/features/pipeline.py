@@ -111,6 +111,7 @@ def load_pipeline(
         max_pixels=max_pixels,
         drop_path=train.drop_path,
         seed=train.seed,
+        keep_head=stage != "head",
         announce=announce,
     )
     return build_pipeline(

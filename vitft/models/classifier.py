@@ -45,7 +45,7 @@ def load_classifier(
     reason = weights.unusable_head
     if not weights.classes:
         reason = "vitft did not write it, and no config.json next to it lists the classes"
-    log_label_set(weights)
+    log_assumptions(weights)
     if reason:
         raise RunError(
             f"cannot classify with {path}: {reason}",
@@ -64,8 +64,10 @@ def load_classifier(
     return weights.tensors, card
 
 
-def log_label_set(weights: PretrainedWeights) -> None:
-    """Log why the classes have the names of ImageNet, if the weights do not name them."""
+def log_assumptions(weights: PretrainedWeights) -> None:
+    """Log what was assumed, and why the classes have the names of ImageNet if they are unnamed."""
+    for note in weights.notes:
+        log.info(f"{'note:':<12}{note}")
     if weights.label_set:
         log.info(
             f"note:       the class names are those of {weights.label_set} in timm, because the "

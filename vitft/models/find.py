@@ -8,7 +8,7 @@ from pathlib import Path
 from vitft.data.mistaken import MistakenData, mistaken_data
 from vitft.models.pretrained.catalog import entries_by_name
 from vitft.models.pretrained.fetch import fetch
-from vitft.models.pretrained.locate import parse_hub_name
+from vitft.models.pretrained.locate import canonical_name, parse_hub_name
 from vitft.system.errors import RunError
 from vitft.system.files import PICKLE_SUFFIXES
 from vitft.system.near_paths import near_paths
@@ -80,8 +80,8 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
             be fetched.
         ResourceError: The disk is full.
     """
-    if run is not None and run.startswith("hf:"):
-        return fetch_model(run)
+    if run is not None and (name := canonical_name(run)).startswith("hf:"):
+        return fetch_model(name)
     path = run_path(run)
     if path.is_dir():
         graphs_inside = (ONNX_FILE, f"onnx/{ONNX_FILE}")

@@ -37,9 +37,13 @@ def load_initial_model(
     max_pixels: int,
     drop_path: float,
     seed: int,
+    keep_head: bool = False,
     announce: bool = True,
 ) -> tuple[Model, LoadReport]:
-    """Return the initial model, with a zero-initialised head, and its load report.
+    """Return the initial model and its load report.
+
+    The head is initialised to zero. With `keep_head`, a head in the file for the same classes is
+    kept.
 
     If the name of the weights is `none`, `shape` describes the architecture of a new model;
     otherwise, `shape` is ignored. If the name is `random:NAME`, the model has the architecture and
@@ -62,6 +66,7 @@ def load_initial_model(
         model, report = load_backbone(
             weights.name,
             num_classes=len(folder.outputs),
+            classes=folder.outputs if keep_head else (),
             image_size=weights.image_size,
             pre_logits=weights.pre_logits,
             pos_embed=weights.pos_embed,
@@ -85,13 +90,18 @@ def log_model(weights: WeightsSpec, report: LoadReport) -> None:
         log.info(random.headline())
         return
     log.info(report.headline())
-    for line in report.lines():
-        log.debug(line)
+    log_lines(report)
     if report.statistics_source == UNSTATED:
         log.info(
             "note:       the weights do not state mean and std; assuming 0.5 (to set them, use "
             "--mean and --std of finetune)"
         )
+
+
+def log_lines(report: LoadReport) -> None:
+    """Log what was loaded, and at once what was chosen or assumed."""
+    for line in report.lines():
+        log.log(logging.INFO if line.startswith("note:") else logging.DEBUG, line)
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:

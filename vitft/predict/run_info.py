@@ -25,6 +25,7 @@ from vitft.metrics.estimate import (
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.values import Interval
 from vitft.models.find import model_files
+from vitft.models.pretrained.locate import canonical_name
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, RunEnvironment, read_environment, run_path
@@ -226,8 +227,8 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     For a hub repository, the name is `hf:owner/name`; for any other checkpoint, it is the stem of
     its path.
     """
-    if run is not None and run.startswith("hf:"):
-        return run
+    if run is not None and (name := canonical_name(run)).startswith("hf:"):
+        return name
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
 
 

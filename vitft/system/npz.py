@@ -53,21 +53,18 @@ def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
         raise ValueError(f"its {packed:,} bytes would unpack to {unpacked:,}")
 
 
-def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
+def read_npy(file: IO[bytes], size: int) -> AnyArray:
     """Read a .npy file of `size` bytes; check the shape in its header before allocating memory.
 
-    Each letter of `kinds` is an accepted `dtype.kind`.
-
     Raises:
-        ValueError: The file is damaged, or does not contain plain numbers of an accepted kind.
+        ValueError: The file is damaged, or does not contain plain numbers.
     """
     npy = np.lib.format
     is_first = npy.read_magic(file) == (1, 0)
     header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
     shape, fortran, dtype = header(file)
-    if dtype.kind not in kinds or dtype.itemsize > 8:
-        what = "a floating-point type" if kinds == "f" else "a numeric type"
-        raise ValueError(f"an array has type {dtype}, which is not {what}")
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise ValueError(f"an array has type {dtype}, which is not a numeric type")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
         raise ValueError(f"an array of {dtype} with shape {shape} does not match its {size} bytes")
     content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))

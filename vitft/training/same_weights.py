@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitft.config.sections import WeightsSpec
 from vitft.models.card import Provenance
+from vitft.models.pretrained.locate import canonical_name
 from vitft.models.pretrained.report import LoadReport
 from vitft.system.errors import RunError
 from vitft.system.files import write_json, writing
@@ -38,10 +39,10 @@ def recorded_weights(folder: Path) -> Provenance:
 
 def at_recorded_commit(spec: WeightsSpec, recorded: Provenance) -> WeightsSpec:
     """Return the settings, with the commit of a hub repository that the run began with."""
-    commit = recorded.get("revision", "")
-    if not (spec.name.startswith("hf:") and commit):
+    name, commit = canonical_name(spec.name), recorded.get("revision", "")
+    if not (name.startswith("hf:") and commit):
         return spec
-    return replace(spec, name=f"{spec.name.partition('@')[0]}@{commit}")
+    return replace(spec, name=f"{name.partition('@')[0]}@{commit}")
 
 
 def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadReport:

@@ -13,10 +13,11 @@ from vitft.models.pretrained.convert import (
     fuse_qkv,
     in_float32,
     our_name,
+    patch_kernels,
     rename_all,
+    tower_layout,
     unstacked,
 )
-from vitft.models.pretrained.hf_towers import patch_kernels, tower_layout
 from vitft.models.pretrained.read import one_model
 from vitft.system.errors import WeightsError
 

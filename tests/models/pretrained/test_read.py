@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
-from vitft.models.pretrained.read import check_storage, open_archive, read_weights
+from vitft.models.pretrained.read import check_storage, read_weights
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -123,12 +123,15 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
         pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),
         pytest.param("a.pth", pickled({"a": torch.ones(9)})[:-40], "damaged", id="cut pickle"),
         pytest.param(
-            "a.pth", pickled([1, 2]), "no named tensors, but a value of type list", id="a list"
+            "a.pth",
+            pickled([1, 2]),
+            "no named torch tensors, but a value of type list",
+            id="a list",
         ),
-        pytest.param("a.pth", pickled({"lr": 0.1}), "no named tensors, but a", id="settings"),
-        pytest.param("a.pth", npz(bomb=bytes(10**7)), "refused.*unpacks", id="pickle bomb"),
+        pytest.param("a.pth", pickled({"lr": 0.1}), "no named torch tensors, but a", id="settings"),
+        pytest.param("a.pth", npz(bomb=bytes(10**8)), "damaged.*would unpack", id="pickle bomb"),
         pytest.param("a.npz", b"PK\x05\x06", "damaged .npz", id="broken npz"),
-        pytest.param("a.npz", npz(bomb=bytes(10**7)), "refused.*unpacks", id="npz bomb"),
+        pytest.param("a.npz", npz(bomb=bytes(10**8)), "damaged.*would unpack", id="npz bomb"),
         pytest.param("a.npz", npz(a=HUGE_NPY), "does not match its", id="vast array"),
         pytest.param("a.npz", npz(a=OPEN_NPY), "damaged .npz", id="bracket left open"),
         pytest.param("a.npz", npz(a=b"no array"), "damaged .npz", id="not an array"),
@@ -187,9 +190,17 @@ def test_pickles_are_read_from_torch_2_10_on(
 @pytest.mark.parametrize(
     ("content", "problem", "fix"),
     [
-        (torch.ones(2), "no named tensors, but a value of type Tensor", "save model.state_dict()"),
-        ({}, "no named tensors, but a value of type dict", "save model.state_dict() instead"),
-        ({"model": {}}, "no named tensors, but a value of type dict", "save model.state_dict()"),
+        (
+            torch.ones(2),
+            "no named torch tensors, but a value of type Tensor",
+            "save model.state_dict()",
+        ),
+        ({}, "no named torch tensors, but a value of type dict", "save model.state_dict() instead"),
+        (
+            {"model": {}},
+            "no named torch tensors, but a value of type dict",
+            "save model.state_dict()",
+        ),
         (
             {"a": torch.ones(1, device="meta")},
             "tensor a has no data or is not a dense array",
@@ -469,40 +480,6 @@ def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
         read_weights(tmp_path / name, allow_pickle=True)
 
     assert time.process_time() - started < 2
-
-
-@pytest.mark.parametrize(
-    ("before", "limit"),
-    [
-        pytest.param(0, 20, id="20 times the size of a small file"),
-        pytest.param(2**30, 16, id="16 GiB for a large file"),
-    ],
-)
-def test_an_archive_that_unpacks_to_too_much_is_refused_and_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, limit: int
-) -> None:
-    path, opened = tmp_path / "a.npz", list[zipfile.ZipFile]()
-    with path.open("wb") as file:
-        file.seek(before)  # a hole, which takes no disk space
-        file.write(npz(a=b""))
-    most = limit * (before or path.stat().st_size)
-
-    class Archive(zipfile.ZipFile):
-        def infolist(self) -> list[zipfile.ZipInfo]:
-            opened.append(self)
-            half, rest = zipfile.ZipInfo("a"), zipfile.ZipInfo("b")
-            half.file_size, rest.file_size = most // 2, unpacked - most // 2
-            return [half, rest]
-
-    monkeypatch.setattr(zipfile, "ZipFile", Archive)
-
-    unpacked = most
-    with open_archive(path, ".npz file") as archive:
-        assert archive.fp is not None
-    unpacked = most + 1
-    with pytest.raises(WeightsError, match=f"refused: .* unpacks to {unpacked:,}"):
-        open_archive(path, ".npz file")
-    assert opened[-1].fp is None
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])

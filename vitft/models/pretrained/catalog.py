@@ -153,7 +153,8 @@ def find_entry(name: str) -> CatalogEntry:
         near = [*similar_models(name, rows)[:3], *more[:2]]
         fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
         is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
-        if re.fullmatch(REPOSITORY, name, re.ASCII) and not is_path:
+        is_size = re.match(r"(?i)(vit|deit)-[a-z]{1,2}/\d", name)  # as in papers, e.g. ViT-B/16
+        if re.fullmatch(REPOSITORY, name, re.ASCII) and not (is_path or is_size):
             fix = f"for a repository on the hub, use hf:{name}; otherwise, {fix}"
         raise WeightsError(f"unknown weights {name!r}", fix=fix)
     return rows[name]

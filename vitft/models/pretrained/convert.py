@@ -13,6 +13,7 @@ Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py`
 names).
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.pretrained.hf_towers import is_naflex, tower_layout
 from vitft.models.timm_names import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
@@ -154,8 +154,9 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         names, heads = convert_npz(names)
     elif flavour != "timm":
         names = rename_all(names, our_name)
-        flexible = is_naflex(names)
-        names = fuse_qkv(from_timm_names(tower_layout(names)))
+        # SigLIP 2 NaFlex projects patches by a linear layer; images may have any number of them
+        flexible = names.get("patch_embed.proj.weight", torch.empty(())).ndim == 2
+        names = fuse_qkv(from_timm_names(tower_layout(names, is_naflex=flexible)))
     else:
         rotates = may_rotate(names)
         names = from_timm_names(names)
@@ -281,6 +282,38 @@ def from_flax(name: str, array: Tensor) -> Tensor:
     if name.endswith("weight") and array.ndim == 2:
         return array.T  # (inputs, outputs) -> (outputs, inputs)
     return array
+
+
+def patch_kernels(weight: Tensor) -> Tensor:
+    """Return a linear projection of RGB patches (D, h*w*3) as kernels (D, 3, h, w) with h = w.
+
+    The weight is returned unchanged if the patches are not square.
+    """
+    side = math.isqrt(weight.shape[1] // 3)
+    if 3 * side**2 != weight.shape[1]:
+        return weight
+    return weight.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+
+
+def tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a vision tower (CLIP, SigLIP, DINOv3), or of any ViT, as in timm."""
+    result = dict(tensors)
+    for name in {"cls_token", "pos_embed"} & result.keys():  # (D,) or (N, D) in CLIP and SigLIP
+        result[name] = result[name][(None,) * (3 - result[name].ndim)]
+    if is_naflex:
+        result["patch_embed.proj.weight"] = patch_kernels(result["patch_embed.proj.weight"])
+    for leaf in ("weight", "bias"):
+        fused = result.pop(f"attn_pool.qkv.{leaf}", None)
+        if fused is not None:
+            width = fused.shape[0] // 3
+            result[f"attn_pool.q.{leaf}"] = fused[:width]
+            result[f"attn_pool.kv.{leaf}"] = fused[width:]
+    if not any(".mlp.fc1_g." in name for name in result):
+        result = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): t for name, t in result.items()}
+    if "pos_embed" not in result:  # the keys have no biases in DINOv3
+        for name in [n for n in result if n.endswith(".attn.q.bias")]:
+            result.setdefault(name.replace(".q.", ".k."), torch.zeros_like(result[name]))
+    return result
 
 
 def rename_all(

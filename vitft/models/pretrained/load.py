@@ -3,6 +3,7 @@
 `load_pretrained` builds vitft's own Vision Transformer; `load_backbone` also builds timm models.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import Pool, ViTConfig, as_pair
 from vitft.system.errors import UsageError, WeightsError
+from vitft.system.text import listing
 
 PreLogits = Literal["keep", "drop"]
 
@@ -38,6 +40,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     name_or_path: str | Path,
     *,
     num_classes: int | None = None,
+    classes: Sequence[str] = (),
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
     in_channels: int | None = None,
@@ -58,6 +61,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
             that contains model.safetensors.
         num_classes: Number of classes of a new, zero-initialised head; 0 for no head; None to keep
             the head in the file.
+        classes: Names of the classes. A head in the file for exactly these classes is kept, even if
+            `num_classes` is given.
         image_size: Side or (height, width) of the images in pixels (default: as trained).
         patch_size: Side or (height, width) of a patch in pixels (default: as trained).
         in_channels: Number of channels of the images (default: as trained).
@@ -82,6 +87,9 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
+    if classes and weights.stated_classes:
+        weights, is_kept = with_last_head(weights, classes)
+        num_classes = None if is_kept else num_classes
     check_head(weights, pre_logits, num_classes)
     source = weights.architecture
     target = target_config(
@@ -149,7 +157,7 @@ def load_backbone(
         known: Any = {key: options.get(key) for key in ("mean", "std")}
         is_allowed = bool(options.get("allow_pickle"))
         return load_timm(found, **sizes, **known, allow_pickle=is_allowed)
-    return reload_timm(found, **sizes)
+    return reload_timm(found, **sizes, classes=options.get("classes", ()))
 
 
 def inspect_timm(
@@ -190,6 +198,25 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
         model = untrained(pretrained.config, drop_path=drop_path)
     provenance: Provenance = {"name": name}
     return model.eval(), replace(report, provenance=provenance, positions="random")
+
+
+def with_last_head(
+    weights: PretrainedWeights, classes: Sequence[str]
+) -> tuple[PretrainedWeights, bool]:
+    """Return the weights, with a note on their head, and whether it is kept for the classes.
+
+    Of a head that reads several blocks, the part that reads only the last block is kept.
+    """
+    shape, tensors = weights.architecture, dict(weights.tensors)
+    is_usable = not (weights.unusable_head or shape.distilled or shape.pre_logits)
+    is_kept = is_usable and weights.stated_classes == tuple(classes)
+    how = "kept" if is_kept else f"not used: it is for {listing(weights.stated_classes)}"
+    if is_kept and shape.read_blocks > 1:
+        for part in ("weight", "bias"):
+            tensors[f"head.{part}"] = tensors.pop(f"last_head.{part}")
+        weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
+    note = f"the head of {weights.name} is {how}"
+    return replace(weights, notes=(*weights.notes, note)), is_kept
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:

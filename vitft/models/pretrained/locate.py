@@ -63,10 +63,16 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     if isinstance(name_or_path, str):
+        name = canonical_name(name)
         if name in entries_by_name():
             return find_entry(name)
         if entry := parse_prefixed_name(name):
             return entry
+    if "://" in name:
+        raise WeightsError(
+            f"{name} is an address, and weights are fetched only from huggingface.co",
+            fix="download the file, and pass its path",
+        )
     if not name.strip():
         raise WeightsError(
             "the name of the weights is empty",
@@ -133,6 +139,19 @@ def file_and_part(path: Path) -> tuple[Path, str | None]:
 def may_be_weights(entry: "os.DirEntry[str]") -> bool:
     """Return whether an entry is a folder or, by its suffix, a weight file."""
     return entry.is_dir() or entry.name.lower().endswith(WEIGHT_SUFFIXES)
+
+
+def canonical_name(name: str) -> str:
+    """Return hf:owner/name[@revision] for an address on the hub or timm's `hf-hub:`, or `name`."""
+    found = re.fullmatch(
+        r"(?:hf[-_]hub:|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)"
+        rf"({REPOSITORY})(?:/(?:tree|blob|resolve)/([^/?]+))?(?:[/?].*)?",
+        name.strip(),
+        re.ASCII,
+    )
+    if found is None:
+        return name
+    return f"hf:{found[1]}" + (f"@{found[2]}" if found[2] not in (None, "main") else "")
 
 
 def parse_prefixed_name(name: str) -> CatalogEntry | None:
@@ -213,7 +232,10 @@ def check_weight_file(path: Path) -> Path:
     """
     file, _ = file_and_part(path)
     if not file.is_file():
-        raise WeightsError(f"{file} is not a regular file", fix="pass the path of a weight file")
+        raise WeightsError(
+            f"{file} is {'not a regular file' if file.exists() else 'missing'}",
+            fix="pass the path of a weight file",
+        )
     if file.suffix.lower() in CHECKSUM_SUFFIXES:
         other = file.with_suffix("")
         raise WeightsError(

@@ -5,17 +5,15 @@ only what precedes their names. `convert` interprets these names and the layouts
 """
 
 import hashlib
-import json
 import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -26,9 +24,10 @@ from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file, file_and_part
+from vitft.models.pretrained.sidecar import read_table_file
 from vitft.system.errors import WeightsError
-from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
-from vitft.system.npz import read_npy
+from vitft.system.files import INDEX_SUFFIX, weight_format
+from vitft.system.npz import check_unpacked_size, read_npz
 from vitft.system.safetensors_file import read_header
 from vitft.system.text import count, listing, shell_quote
 
@@ -36,54 +35,32 @@ WRAPPER = re.compile(
     r"(?<![^.:])(_orig_mod|_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module)\."
 )
 """Pattern for the parts of names that torch.compile and sharded training add."""
-AVERAGE = re.compile(r"(?<![a-z])(ema|teacher|averaged_model)(?![a-z])")
+AVERAGE = re.compile(r"(?<![a-z])(ema|averaged_model)(?![a-z])|^teacher:")
 """Pattern for the roots of names of averaged weights (EMA), which are the better ones."""
-OTHER = re.compile(r"(?<![a-z])(student|momentum)(?![a-z])")
+OTHER = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
 """Pattern for the roots of names of a model that is not meant to be used afterwards."""
 OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
-"""Pattern for the roots of names of an optimiser's tensors, which may repeat those of the model."""
-BESIDE = (
-    *("argparse.Namespace", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath"),
-    *("pathlib._local.WindowsPath", "collections.defaultdict", "yacs.config.CfgNode"),
-    "pytorch_lightning.utilities.parsing.AttributeDict",
-    *("lightning.pytorch.utilities.parsing.AttributeDict", "numpy.dtype", "numpy.ndarray"),
-    *(
-        f"numpy.{c}.multiarray.{name}"
-        for c in ("core", "_core")
-        for name in ("scalar", "_reconstruct")
-    ),
-)
-"""Names in pickles for which a `StandIn` is created: settings, paths, and numbers of NumPy."""
-
-
+"""Pattern for the names of an optimiser's tensors, which may repeat those of the model."""
 MAX_DEPTH = 8
 """Maximum number of dictionaries around a tensor."""
+BESIDE = (
+    *("argparse.Namespace", "collections.defaultdict", "yacs.config.CfgNode"),
+    *(f"pathlib{m}.{kind}Path" for m in ("", "._local") for kind in ("Posix", "Windows")),
+    *(f"{m}.utilities.parsing.AttributeDict" for m in ("pytorch_lightning", "lightning.pytorch")),
+    *("numpy.dtype", "numpy.ndarray"),
+    *(f"numpy.{m}.multiarray.{f}" for m in ("core", "_core") for f in ("scalar", "_reconstruct")),
+)
+"""Names in pickles that are allowed because a `StandIn` is created for them."""
 
 
 class StandIn(dict[Any, Any]):
-    """Inert object in place of one that is stored beside the weights or is a NumPy array."""
+    """Inert object in place of settings, paths or numbers that are stored beside the weights."""
 
-    args: tuple[Any, ...] = ()
-    state: Any = None
-
-    def __init__(self, *args: Any) -> None:  # noqa: ANN401
+    def __init__(self, *_: object) -> None:
         super().__init__()
-        self.args = args
 
-    def __setstate__(self, state: Any) -> None:  # noqa: ANN401
-        self.state = state
-
-    def tensor(self) -> Tensor | None:
-        """Return the tensor if this stands for an array of plain numbers, otherwise None."""
-        if not isinstance(self.state, tuple) or len(self.state) != 5:
-            return None
-        _, shape, kind, is_fortran, content = self.state
-        code = kind.args[0] if isinstance(kind, StandIn) and kind.args else ""
-        if not re.fullmatch(r"[fiu][1248]|b1", code) or not isinstance(content, bytes):
-            return None
-        order = ">" if kind.state and kind.state[1] == ">" else "<"
-        array = np.frombuffer(content, order + code).astype(code)
-        return torch.from_numpy(array.reshape(shape, order="F" if is_fortran else "C"))
+    def __setstate__(self, _: object) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +85,7 @@ def read_weights(
     allow_pickle: bool = False,
     sha256: str | None = None,
     digest: str | None = None,
-    names: Collection[str] = (),
+    names: Sequence[str] = (),
 ) -> RawWeights:
     """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
@@ -127,10 +104,12 @@ def read_weights(
     file, part = file_and_part(path)
     if not file.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
-    check_weight_file(file)
-    files = shards(file) if file.name.endswith(INDEX_SUFFIX) else [file]
+    files = [file]
+    if file.name.endswith(INDEX_SUFFIX) and (index := read_table_file(file)):
+        names_of_files = sorted({*map(str, index.table("weight_map").values.values())})
+        files = [file.parent / Path(name).name for name in names_of_files]
     for each in files:
-        check_pickle(each, allowed=allow_pickle)
+        check_pickle(check_weight_file(each), allowed=allow_pickle)
     if len(files) > 1:
         digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
     digest = digest or sha256_of(files[0])
@@ -147,7 +126,7 @@ def read_weights(
         if kind == "safetensors":
             found, metadata = read_safetensors(each)
         else:
-            found = read_npz_weights(each) if kind == "npz" else read_pickle(each)
+            found = read_arrays(each) if kind == "npz" else read_pickle(each)
         every |= found
     tensors, others, notes = one_model(every, file, part, names)
     if "pickle" in formats:
@@ -163,28 +142,8 @@ def read_weights(
     )
 
 
-def shards(index: Path) -> list[Path]:
-    """Return the files that together contain the weights, as listed in their index.
-
-    Raises:
-        WeightsError: The index is damaged, or a file is missing.
-    """
-    try:
-        table = json.loads(read_regular(index, limit=2**26))["weight_map"]
-        files = [index.parent / Path(name).name for name in sorted({*table.values()})]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise damaged_weights("index of weights", index, error) from error
-    for file in files:
-        if not file.is_file():
-            raise WeightsError(
-                f"{index} lists {file.name}, which is missing", fix="copy it to the same folder"
-            )
-        check_weight_file(file)
-    return files
-
-
 def one_model(
-    tensors: Mapping[str, Tensor], file: Path, part: str | None, names: Collection[str] = ()
+    tensors: Mapping[str, Tensor], file: Path, part: str | None, names: Sequence[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors of one model in a file, those that are not used, and notes on the choice.
 
@@ -194,10 +153,11 @@ def one_model(
         WeightsError: The file has no model of this name, or several without one that is an average
             of the others or otherwise meant to be used.
     """
-    tensors = {WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
+    plain = {WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
+    tensors = plain if len(plain) == len(tensors) else tensors
     labels = model_roots(tensors, names)
     ranks = {
-        root: bool(OTHER.search(label)) - bool(AVERAGE.search(label))
+        root: bool(OTHER.search(root)) - bool(AVERAGE.search(root))
         for root, label in labels.items()
         if part in (None, label) or f".{part}." in f".{label}."
     }
@@ -210,20 +170,19 @@ def one_model(
             f"{file} contains no model named {part}" if not ranks else f"{file} contains {several}",
             fix=f"use {' or '.join(choices[:3] if len(labels) > 1 else [str(file)])}",
         )
-    used, unused = dict[str, Tensor](), dict[str, Tensor]()
-    deeper = tuple(other for other in labels if other.startswith(root) and other != root)
-    for name, tensor in tensors.items():
-        inner = name.removeprefix(root)
-        is_used = name.startswith(root) and ":" not in inner and not name.startswith(deeper)
-        if is_used:
-            used[inner] = tensor
-        else:
-            unused[name] = tensor
+    used = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if root == max((r for r in labels if name.startswith(r)), key=len, default=None)
+        and ":" not in name.removeprefix(root)
+    }
+    unused = {name: tensor for name, tensor in tensors.items() if name not in used}
+    used = {name.removeprefix(root): tensor for name, tensor in used.items()}
     note = f"{several}. Of these, {labels[root]} is used. For another, use {' or '.join(choices)}"
     return used, unused, (f"the file contains {note}",) if choices and part is None else ()
 
 
-def model_roots(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
+def model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
     """Return the roots of the names of the models in a file, with the name of each model.
 
     For example, a root is `state_dict:module.`, and the name of the model `state_dict.module`. For
@@ -231,12 +190,9 @@ def model_roots(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[s
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not OPTIMISER.search(name)}
     roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]
-    if names:  # of a timm model
-        first = next(iter(names))
-        ends = [name.removesuffix(first) for name in tensors if name.endswith(first)]
-        hits = {root: sum(root + name in tensors for name in names) for root in ends}
-        most = max([len(names) // 2, *hits.values()])
-        roots = [root for root in hits if hits[root] == most]
+    if names:  # the first and the last one of a timm model
+        ends = [name.removesuffix(names[0]) for name in tensors if name.endswith(names[0])]
+        roots = [root for root in ends if root + names[-1] in tensors]
     if not roots:
         folders = Counter(name.rpartition(":")[0] for name in tensors)
         largest = max(folders, key=folders.__getitem__, default="")
@@ -280,6 +236,18 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
         raise damaged_weights("safetensors file", path, error) from error
 
 
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of a NumPy archive.
+
+    Raises:
+        WeightsError: The archive is damaged, or an array does not contain numbers.
+    """
+    try:
+        return {name: torch.from_numpy(array) for name, array in read_npz(path).items()}
+    except (OSError, ValueError) as error:
+        raise damaged_weights(".npz file", path, error) from error
+
+
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """Return all tensors in a torch pickle, with the keys of nested dictionaries in their names.
 
@@ -292,10 +260,6 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
             fix="update to torch 2.10 or later, or use a .safetensors file",
         )
-    with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # torch's zip format; older files are plain pickles
-    if zipped:
-        open_archive(path, "torch file").close()  # refuses zip bombs
     stand_ins: Any = [(StandIn, name) for name in BESIDE]
     try:
         with (
@@ -304,6 +268,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             torch.serialization.safe_globals(stand_ins),
         ):
             warnings.simplefilter("ignore")  # about tensors that are refused below
+            if file.peek(2).startswith(b"PK"):  # torch's zip format; older files are plain pickles
+                check_unpacked_size(zipfile.ZipFile(file), path.stat().st_size)
+                file.seek(0)
             content = torch.load(file, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
         raise
@@ -319,19 +286,17 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     tensors = nested_tensors(content, set())
     if not tensors or "" in tensors:
         raise WeightsError(
-            f"{path} contains no named tensors, but a value of type {type(content).__name__}",
+            f"{path} contains no named torch tensors, but a value of type {type(content).__name__}",
             fix="save model.state_dict() instead",
         )
     return tensors
 
 
 def nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
-    """Return the tensors and NumPy arrays in nested dictionaries, by their keys joined with `:`.
+    """Return the tensors in nested dictionaries, by their keys joined with `:`.
 
     `seen` contains the ids of dictionaries that were read already: a pickle may repeat them.
     """
-    if isinstance(content, StandIn) and (array := content.tensor()) is not None:
-        content = array
     if isinstance(content, Tensor):
         return {root: content}
     result: dict[str, Tensor] = {}
@@ -377,47 +342,6 @@ def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
         f"{path}: tensor {name[:100]} has unsupported type {kind}",
         fix="use the original weights in float32, float16 or bfloat16",
     )
-
-
-def read_npz_weights(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a NumPy archive, each checked against the archive's directory.
-
-    Raises:
-        WeightsError: The archive is damaged or refused, or an array does not contain numbers.
-    """
-    tensors: dict[str, Tensor] = {}
-    with open_archive(path, ".npz file") as archive:
-        for member in archive.infolist():
-            try:
-                with archive.open(member) as file:
-                    array = read_npy(file, member.file_size, kinds="fiub")
-            except MemoryError:
-                raise
-            except Exception as error:  # zipfile, zlib, tokenize and ast raise different errors
-                raise damaged_weights(".npz file", path, error) from error
-            tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
-    return tensors
-
-
-def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """Open a zip archive, unless the unpacked size given in its directory is implausible.
-
-    Raises:
-        WeightsError: The archive is damaged, or the unpacked size is implausible.
-    """
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise damaged_weights(kind, path, error) from error
-    unpacked = sum(member.file_size for member in archive.infolist())
-    packed = path.stat().st_size
-    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H takes 2.5 GB; weights hardly compress
-        archive.close()
-        raise WeightsError(
-            f"refused: {path} has {packed:,} bytes but unpacks to {unpacked:,}",
-            fix="download the file again from its publisher",
-        )
-    return archive
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:

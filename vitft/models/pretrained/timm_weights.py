@@ -4,12 +4,10 @@ timm builds the network and adapts the weights to the image size.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
-
-from torch import Tensor
 
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
 from vitft.models.card import Provenance
@@ -19,7 +17,7 @@ from vitft.models.model_names import file_name, similar_models
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import fetch
-from vitft.models.pretrained.read import RawWeights, read_weights
+from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import descended, provenance_of
 from vitft.models.timm_config import TimmConfig
@@ -65,27 +63,25 @@ def load_timm(
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    model, old_classes, provenance, raw = pretrained_timm(
-        entry, config, drop_path=drop_path, allow_pickle=allow_pickle
+    model, report = pretrained_timm(
+        entry, config, transform, drop_path=drop_path, allow_pickle=allow_pickle
     )
-    report = timm_report(model, old_classes, transform, provenance)
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
         statistics_source="given by --mean and --std" if mean else "from timm",
-        dropped=(*report.dropped, *(raw.dropped if raw else ())),
-        notes=raw.notes if raw else (),
     )
 
 
 def pretrained_timm(
-    entry: CatalogEntry, config: TimmConfig, *, drop_path: float, allow_pickle: bool
-) -> tuple[TimmModel, int, Provenance, RawWeights | None]:
-    """Return a timm model with weights from the hub or the user's file.
-
-    Returns:
-        The model; the number of classes of the pretrained head, which is dropped, or 0 if there was
-        none; the origin of the weights; and the content of the user's file.
+    entry: CatalogEntry,
+    config: TimmConfig,
+    transform: EvalTransform,
+    *,
+    drop_path: float,
+    allow_pickle: bool,
+) -> tuple[TimmModel, LoadReport]:
+    """Return a timm model with weights from the hub or the user's file, and a report.
 
     Raises:
         WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
@@ -95,20 +91,17 @@ def pretrained_timm(
         ResourceError: The disk is full.
     """
     source: dict[str, Any]
-    raw: RawWeights | None
-    tensors: Mapping[str, Tensor]
     if entry.local:
         path = Path(entry.local)
         names: list[str] = []
         with contextlib.suppress(RunError):  # reported below
             names = [*timm_on_meta(config).net.state_dict()]
         raw = read_weights(path, allow_pickle=allow_pickle, names=names)
-        tensors = raw.tensors
-        source = {"tensors": tensors}
+        source, dropped, notes = {"tensors": raw.tensors}, raw.dropped, raw.notes
         provenance: Provenance = {"name": entry.name, "source": str(path), "sha256": raw.sha256}
     else:
-        fetched, raw, tensors = fetch(entry), None, {}
-        path, source = fetched.path, {"file": fetched.path}
+        fetched = fetch(entry)
+        path, source, dropped, notes = fetched.path, {"file": fetched.path}, (), ()
         provenance = provenance_of(entry, fetched)
     try:
         model = TimmModel(config, **source, drop_path=drop_path)
@@ -120,14 +113,23 @@ def pretrained_timm(
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
             "other weights",
         ) from error
-    head = tensors.get(f"{model.head_name}.weight", ())
-    return model, len(head) if entry.local else entry.num_classes, provenance, raw
+    head = source.get("tensors", {}).get(f"{model.head_name}.weight", ())
+    old_classes = len(head) if entry.local else entry.num_classes
+    report = timm_report(model, old_classes, transform, provenance)
+    return model, replace(report, dropped=(*report.dropped, *dropped), notes=notes)
 
 
 def reload_timm(
-    path: Path, *, num_classes: int, image_size: Sides, drop_path: float = 0.0
+    path: Path,
+    *,
+    num_classes: int,
+    image_size: Sides,
+    drop_path: float = 0.0,
+    classes: Sequence[str] = (),
 ) -> tuple[TimmModel, LoadReport]:
     """Return the timm model of a checkpoint with a new zero-initialised head, and a report.
+
+    If `classes` are those of the checkpoint, its head is kept.
 
     Raises:
         WeightsError: The checkpoint is missing or damaged, or timm cannot build its model.
@@ -149,9 +151,16 @@ def reload_timm(
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes), drop_path=drop_path)
     model.net.load_state_dict(old.net.state_dict())
+    how = "kept" if (is_kept := tuple(classes) == card.classes) else "not used"
+    note = f"the head of {file_name(path)} is {how}"
+    if is_kept:
+        model.head.load_state_dict(old.head.state_dict())
     provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
-    report = timm_report(model, len(card.classes), card.transform, provenance)
-    return model, replace(report, flavour="vitft", statistics_source="from the checkpoint")
+    report = timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
+    report = replace(report, flavour="vitft", statistics_source="from the checkpoint")
+    return model, replace(
+        report, head="kept" if is_kept else report.head, notes=(note,) if classes else ()
+    )
 
 
 def timm_report(

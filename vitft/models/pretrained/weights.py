@@ -327,9 +327,9 @@ def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     if facts.heads is None:
         notes.append(
             "the weights do not state the number of heads and the activation. "
-            f"{config.heads} heads, usual for a width of {config.width}, and {config.activation} are "
-            'assumed. To set them, put {"num_attention_heads": N, "hidden_act": "quick_gelu"} in a '
-            "config.json next to the weights"
+            f"{config.heads} heads, usual for a width of {config.width}, and {config.activation} "
+            'are assumed. To set them, put {"num_attention_heads": N, "hidden_act": "quick_gelu"} '
+            "in a config.json next to the weights"
         )
     stated = facts.image_size
     if stated is not None and stated != config.image_size:
