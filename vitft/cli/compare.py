@@ -81,7 +81,8 @@ def print_comparison(comparison: "RunComparison") -> None:
     """Print the conclusions, the accuracies and a significance test for each pair of runs."""
     for text in comparison.conclusions():
         output.result(text, style="bold")
-    output.result(comparison.next_step())
+    if step := comparison.next_step():
+        output.result(step)
     output.result("")
     columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
     if comparison.cross_validated:
@@ -89,7 +90,7 @@ def print_comparison(comparison: "RunComparison") -> None:
     output.table(
         columns,
         comparison.accuracy_rows(),
-        title=f"validation images compared: {comparison.shared:,}",
+        title=f"{comparison.kind}s compared: {comparison.shared:,}",
         numbers=len(columns) - 1,
     )
     if comparison.pairs:

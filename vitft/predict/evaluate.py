@@ -21,6 +21,7 @@ from vitft.data.images import read_bytes
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
+from vitft.data.split import GROUP_COLUMN
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -86,7 +87,10 @@ class Evaluation:
         """
         run = create_run(folder)
         run.write_json("eval.json", self.results)
-        rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
+        columns: Sequence[str] = (*PREDICTION_COLUMNS, GROUP_COLUMN)
+        if not any(row.group for row in self.predictions):
+            columns = PREDICTION_COLUMNS
+        rows = [csv_line(columns), *(row.to_csv(len(columns)) for row in self.predictions)]
         table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
         write_atomically(run.path / "predictions.csv", table)
         return run.path
@@ -139,7 +143,7 @@ def evaluate(
     chosen = requested_thresholds(threshold, precision, folder, engine)
     postprocess = postprocess_of(run, engine, *chosen)
     log.info(postprocess.describe())
-    predictions, logits, digests, names, validated, relabelled = score_labelled(
+    predictions, logits, digests, validated, relabelled = score_labelled(
         data, engine, known, index, postprocess
     )
     warn_of_other_labels(relabelled)
@@ -147,6 +151,7 @@ def evaluate(
         raise nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
     labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
+    names = [p.group for p in predictions if p.prediction.classes]
     units = [name or f"image {i}" for i, name in enumerate(names)]
     groups = np.unique(units, return_inverse=True)[1] if any(names) else None
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
@@ -198,8 +203,6 @@ class LabelledScores(NamedTuple):
     """Logits (B, C) of each batch, without images that are left out."""
     digests: list[str]
     """Digest of each image that has logits."""
-    groups: list[str]
-    """Name of the group of each image that has logits, or ""."""
     validated: int
     """Number of images with logits that are validation images of the run."""
     relabelled: int
@@ -221,7 +224,6 @@ def score_labelled(
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
-    groups: list[str] = []
     validated = relabelled = 0
     with console.Progress("evaluating", len(data.images)) as progress:
         for group in image_groups(data, engine, known):
@@ -235,7 +237,6 @@ def score_labelled(
                 scored = iter(postprocess(paths, scores, targets, views=[*crops]))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
-                groups += [image.group for image in usable]
                 validated += sum(image.is_validation for image in usable)
             if known is not None:
                 relabelled += sum(known.has_other_label(i.sha256, i.label) for i in group)
@@ -244,9 +245,9 @@ def score_labelled(
                 prediction = (
                     left_out if image.view is None else with_notes(next(scored), image.notes)
                 )
-                predictions.append(LabelledPrediction(image.label, prediction))
+                predictions.append(LabelledPrediction(image.label, prediction, image.group))
             progress.advance(len(group))
-    return LabelledScores(predictions, logits, digests, groups, validated, relabelled)
+    return LabelledScores(predictions, logits, digests, validated, relabelled)
 
 
 def postprocess_of(
@@ -355,7 +356,7 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
             f"{count(total, 'image')} in {data.source}{unread}",
             fix="use images on which the model was not trained",
         )
-    examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
+    examples = "; ".join(f"{p.path}: {p.error}" for _, p, _ in predictions[:3])
     return DataError(
         f"cannot read any image in {data.source} ({examples})",
         fix="replace the files, or choose other data",

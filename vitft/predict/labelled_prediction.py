@@ -21,20 +21,22 @@ class LabelledPrediction(NamedTuple):
 
     label: str
     prediction: Prediction
+    group: str = ""
+    """Name of the image's group (patient, video, ...); empty if there is none."""
 
     @property
     def is_correct(self) -> bool:
         return bool(self.prediction.classes) and self.prediction.answer == self.label
 
-    def to_csv(self) -> str:
-        """Return the prediction as a row of predictions.csv with `PREDICTION_COLUMNS`."""
+    def to_csv(self, columns: int = len(PREDICTION_COLUMNS)) -> str:
+        """Return the prediction as a row of predictions.csv: `PREDICTION_COLUMNS` and the group."""
         one = self.prediction
         found: tuple[str | float | None, ...] = (None, None, None, None)
         if one.classes:
             is_correct = str(int(self.is_correct))
             found = (one.answer, one.probability, one.target_probability, is_correct)
-        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error)
-        return csv_line([format_csv_cell(cell) for cell in cells])
+        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error, self.group)
+        return csv_line([format_csv_cell(cell) for cell in cells[:columns]])
 
 
 def kept_results(

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import cast
 
+from vitft.metrics.results import EvaluationResults
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.run_names import resume_command
@@ -20,6 +22,15 @@ def check_runs(runs: Sequence[Run]) -> None:
         raise UsageError(
             f"cannot compare {len(runs)} runs",
             fix=f"compare at most {len(ascii_uppercase)} runs at a time",
+        )
+    evaluated = [run.is_evaluation for run in runs]
+    if any(evaluated) and not all(evaluated):
+        own, other = str(runs[evaluated.index(False)].path), runs[evaluated.index(True)]
+        data = cast("EvaluationResults", other.results)["data"]["path"]
+        words = ["--data", data, "--run", own, "--out", f"{own}_evaluated"]
+        raise UsageError(
+            f"cannot compare the run {own} with {other.path}, an evaluation of other images",
+            fix=f"evaluate the run too: `vitft evaluate {shell_join(words)}`",
         )
     paths = [run.path.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):

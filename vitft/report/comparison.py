@@ -107,6 +107,11 @@ class RunComparison:
         return len(self.images)
 
     @property
+    def kind(self) -> str:
+        """What the images are: `image` of an evaluation or `validation image`."""
+        return "image" if self.runs[0].is_evaluation else "validation image"
+
+    @property
     def letters(self) -> str:
         """One letter for each run, starting with A."""
         return ascii_uppercase[: len(self.runs)]
@@ -292,10 +297,13 @@ class RunComparison:
         )
 
     def next_step(self) -> str:
-        """Return a sentence with the commands that compare the runs most reliably."""
+        """Return a sentence with the commands that compare the runs most reliably, if needed."""
+        if self.runs[0].is_evaluation:
+            return ""
         return (
             "The surest answer comes from labelled photos that no run has seen: "
             f"{' and '.join(evaluate_commands(self.runs))}{' for each run' * (len(self.runs) != 2)}"
+            ", with --out DIR for `vitft compare`"
         )
 
     @property

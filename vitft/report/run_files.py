@@ -3,6 +3,8 @@
 Files that an older or interrupted run lacks are treated as empty. A damaged file raises an error.
 """
 
+import csv
+import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,15 @@ from vitft.data.table import base_folder
 from vitft.data.thumbnail import jpeg_uri
 from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
-from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
+from vitft.metrics.results import (
+    AuditResults,
+    EvaluationResults,
+    LogLine,
+    RunResults,
+    read_results,
+)
 from vitft.models.card import Card, parse_card
+from vitft.predict.labelled_prediction import PREDICTION_COLUMNS
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
@@ -79,6 +88,8 @@ class Run:
     parameters: int
     notes_unlike: bool
     """Whether the model flags images that are unlike the training images."""
+    is_evaluation: bool = False
+    """Whether the directory was written by `vitft evaluate --out`."""
 
     @property
     def name(self) -> str:
@@ -215,6 +226,51 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     return list(chosen.values())
 
 
+def read_evaluation(path: Path) -> Run:
+    """Read the output of `vitft evaluate --out` as a run whose validation images were evaluated.
+
+    Evaluations share the images that have the same path in the same data.
+
+    Raises:
+        RunError: A file is damaged.
+    """
+    results = read_run_json(path / "eval.json", EvaluationResults)
+    content = read_run_bytes(path / "predictions.csv") or b""
+    table = csv.DictReader(io.StringIO(content.decode("utf-8", "surrogateescape"), newline=""))
+    if results is None or not {*PREDICTION_COLUMNS} <= {*(table.fieldnames or ())}:
+        raise damaged_file(path / "predictions.csv", "it lacks columns of vitft evaluate")
+    source, classes = Path(results["data"]["path"]).resolve(), tuple(results["per_class"])
+    cells = [(f"{source}/{row['path']}", row) for row in table if row["class"]]
+    return Run(
+        path=path,
+        config={},
+        config_text="",
+        classes=classes,
+        rows=tuple(Row(row["path"], 0, "val", key, row.get("group") or "") for key, row in cells),
+        split=Manifest(path, classes, (), classes if "labels" in results else ()),
+        predictions=tuple(
+            ValidationPrediction(
+                path=row["path"],
+                sha256=key,
+                label=row["label"],
+                predicted=row["class"],
+                probability=float(row["probability"]),
+                label_probability=float(row["label_probability"] or "nan"),
+            )
+            for key, row in cells
+        ),
+        results=cast("RunResults", results),
+        log=(),
+        environment=cast("RunEnvironment", {}),
+        audit=cast("AuditResults", {}),
+        card=None,
+        digest="",
+        parameters=0,
+        notes_unlike=False,
+        is_evaluation=True,
+    )
+
+
 def groups_of(digests: Sequence[str], runs: Sequence[Run]) -> Groups | None:
     """Return the numbers (n,) of the user's groups of images, or None if the runs have none."""
     names = {row.sha256: row.group for run in runs for row in run.rows if row.group}
@@ -230,6 +286,8 @@ def read_run(path: Path) -> Run:
     Raises:
         RunError: A file is damaged.
     """
+    if (path / "predictions.csv").is_file() and not (path / "split.csv").exists():
+        return read_evaluation(path)
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
     split = read_split(path, classes)
