@@ -64,32 +64,6 @@ def test_a_recipe_of_more_than_16_mib_is_refused(tmp_path: Path) -> None:
         read_recipe(str(path))
 
 
-RUN_FILE = """[data]
-path = "d"
-split = "random"
-val_rate = 0.2
-seed = 0
-max_pixels = 100
-"""
-
-
-@pytest.mark.parametrize(
-    ("data", "val_from"),
-    [
-        pytest.param(RUN_FILE, "test", id="older than the setting"),
-        pytest.param(RUN_FILE + 'val_from = "auto"\n', "auto", id="with the setting"),
-        pytest.param('[data]\npath = "d"\n', "auto", id="settings that no run wrote"),
-        pytest.param("", "auto", id="nothing"),
-    ],
-)
-def test_runs_older_than_val_from_validated_on_test_images(
-    tmp_path: Path, data: str, val_from: str
-) -> None:
-    (tmp_path / "config.toml").write_text(data)
-
-    assert checked_run_config(tmp_path).data.val_from == val_from
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

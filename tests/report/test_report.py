@@ -28,7 +28,6 @@ from vitft.report.advice import ClassRecall, advise, compared_with_accuracy
 from vitft.report.chart_sections import confidence_section, epochs_section
 from vitft.report.html import digest_source, unbroken_percent
 from vitft.report.reproduce import command_of, digests, environment_rows
-from vitft.report.run_decisions import has_own_split
 from vitft.report.run_files import Run, Thumbnails, find_run, read_run
 from vitft.report.run_page import write_report
 from vitft.system.errors import RunError, VitftError
@@ -305,7 +304,7 @@ def test_the_page_says_how_the_epoch_was_selected(tmp_path: Path, selected: bool
 
     text = check_harmless(write_report(run).read_text()).text
 
-    how = ", the best on the validation images: the one with the highest accuracy or," * selected
+    how = ", the best on the validation images: the lowest loss among" * selected
     assert f"The saved weights come from epoch 2{how or '.'}" in text
 
 
@@ -457,26 +456,6 @@ def test_copies_of_test_images_are_not_reported_as_training_images_in_the_valida
     assert "in training and test" in text
     assert "make the test accuracy too high" in text
     assert "across training and validation" not in text
-
-
-@pytest.mark.parametrize(
-    ("train", "val", "is_own"),
-    [
-        pytest.param("train", "val", True, id="its own validation set"),
-        pytest.param("train", "test", True, id="an older run that was validated on test"),
-        pytest.param("train", "train", False, id="validation images drawn from train"),
-        pytest.param("daisy", "val", False, id="classes"),
-    ],
-)
-def test_folders_of_an_older_run_tell_whether_the_data_has_its_own_validation_set(
-    tmp_path: Path, train: str, val: str, *, is_own: bool
-) -> None:
-    run = read_run(make_run(tmp_path / "run"))
-    rows = tuple(
-        replace(row, path=f"{val if row.split == 'val' else train}/{row.path}") for row in run.rows
-    )
-
-    assert has_own_split(replace(run, rows=rows)) is is_own
 
 
 def test_a_page_says_what_its_audit_left_out(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from tests.conftest import draw_folder
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.config.run import read_recipe, read_toml, with_former_defaults
 from vitft.data.split import Manifest
 from vitft.metrics.results import FinalTestResults
 from vitft.predict.torch_engine import Predictor
@@ -153,39 +151,3 @@ def test_log_summary_and_page_state_the_test(
     run = read_run(out)
     assert any(figure.name == "test accuracy" for figure in key_figures(run))
     assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")
-
-
-def without_val_from(run: Path) -> None:
-    """Make config.toml one of a run from before the setting."""
-    path = run / "config.toml"
-    path.write_text(re.sub(r"(?m)^val_from = .*\n", "", path.read_text()))
-
-
-def test_a_run_from_before_the_setting_is_resumed_with_its_split(
-    parts: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "data": {"val_from": "test"},
-        "optim": {"epochs": 2},
-        "train": {"freeze": "none"},
-    }
-    done = run_it(parts, tiny_weights, tmp_path / "run", **settings)
-    (done.run / "environment.json").unlink()  # as if it had been killed at the end
-    before = (done.run / "split.csv").read_bytes()
-    without_val_from(done.run)
-
-    assert main(["finetune", "--resume", str(done.run)]) == 0
-
-    assert (done.run / "split.csv").read_bytes() == before
-
-
-def test_settings_written_before_the_setting_keep_their_split_as_a_recipe(
-    parts: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
-    without_val_from(done.run)
-    few = {"data": {"path": "x", "val_rate": 0.1}}
-
-    assert read_recipe(str(done.run / "config.toml"))["data"]["val_from"] == "test"
-    assert with_former_defaults(few) == few  # written by hand: today's default
-    assert with_former_defaults(read_toml(done.run / "config.toml")) != few

@@ -23,9 +23,6 @@ from vitft.system.text import describe_os_error
 
 MAX_TOML_BYTES = 2**24
 
-WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
-"""Settings of `[data]` that every version of vitft has written to config.toml."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -243,7 +240,7 @@ def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
     for name, section in table.items():
         if not isinstance(section, dict):
             raise damaged_file(path, f"{name} is not a section")
-    return with_former_defaults(table)
+    return table
 
 
 def checked_run_config(run: Path) -> Config:
@@ -271,7 +268,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         path = folder / f"{name}.toml"
         if not path.exists():
             raise unknown_recipe(name, sorted(p.stem for p in folder.glob("*.toml")))
-    table = with_former_defaults(read_toml(path))
+    table = read_toml(path)
     table.pop("recipe", None)
     return table
 
@@ -287,18 +284,6 @@ def unknown_recipe(name: str, bundled: Sequence[str]) -> UsageError:
         f"unknown recipe {name!r}: there is no such file",
         fix=f"{meant}se a TOML file, or one of the recipes {', '.join(bundled)}",
     )
-
-
-def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's settings, adding `data.val_from` if the run is older than this setting.
-
-    Every run writes all settings known to its version of vitft, so `data.val_from` is missing only
-    from older runs. Those runs validated on the test images if there were no validation images.
-    """
-    data = table.get("data")
-    if not isinstance(data, dict) or "val_from" in data or not data.keys() >= WRITTEN_SETTINGS:
-        return table
-    return {**table, "data": {**data, "val_from": "test"}}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

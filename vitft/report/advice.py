@@ -20,7 +20,7 @@ from vitft.metrics.values import Interval
 from vitft.metrics.verdict import weakest_label
 from vitft.predict.validation import mistakes
 from vitft.report.reproduce import command_of, effective_settings
-from vitft.report.run_decisions import former_fixes, has_own_split
+from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent
 
@@ -91,7 +91,7 @@ def copies_across_split(run: Run) -> Advice | None:
         return None
     remedy = (
         "the option --group-duplicates keeps each group on one side of the split."
-        if not has_own_split(run)
+        if not run.audit.get("own_split", False)
         else "the split is that of your data: drop the copies on one side, or correct the split."
     )
     return Advice(

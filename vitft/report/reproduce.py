@@ -6,7 +6,7 @@ from typing import Any
 
 from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
 from vitft.config.options import setting_words
-from vitft.config.run import config_from_table, merge_settings, with_former_defaults
+from vitft.config.run import config_from_table, merge_settings
 from vitft.models.card import Provenance
 from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import Run
@@ -44,8 +44,7 @@ def command_of(config: Mapping[str, Any]) -> str:
     differ from their defaults.
     """
     try:
-        config = with_former_defaults(dict(config))
-        config_from_table(config)
+        config_from_table(dict(config))
         settings = effective_settings(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shell_quote(str(v))}" for key, v in given.items()]

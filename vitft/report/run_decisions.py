@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from vitft.data.fixes import Fix, read_fixes
-from vitft.data.parts import part_named
 from vitft.data.proposals import propose_fixes
 from vitft.report.decisions import DecisionPart, make_decisions
 from vitft.report.reproduce import command_of
@@ -54,17 +53,6 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
         )
 
 
-def has_own_split(run: Run) -> bool:
-    """Return whether the data of a run divides its images into subsets itself.
-
-    Older runs did not record this; they tell it only of folders such as train/ and val/.
-    """
-    parts = [(row.split, part_named(row.path.split("/")[0])) for row in run.rows]
-    named = all(part for _, part in parts)
-    held_out = {part for split, part in parts if split == "val"}
-    return run.audit.get("own_split", False) or (named and held_out <= {"val", "test"})
-
-
 def next_steps(run: Run) -> list[tuple[str, str]]:
     """Return the commands that repeat a run with the saved decisions and compare both runs."""
     data = {
@@ -76,7 +64,7 @@ def next_steps(run: Run) -> list[tuple[str, str]]:
     if not command:
         return []
     name = shell_quote(str(run.path))
-    is_drawn = data.get("split") == "content" and not has_own_split(run)
+    is_drawn = data.get("split") == "content" and not run.audit.get("own_split", False)
     is_drawn &= not data.get("group_duplicates")
     near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
     together = " --group-duplicates" * (near and is_drawn)
