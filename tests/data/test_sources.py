@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import HANG_S
 from vitft.data import sources as sources_module
 from vitft.data.sources import (
     STDIN,
@@ -374,7 +375,7 @@ def test_eight_images_of_the_web_are_fetched_at_once_and_32_ahead(
         with lock:
             running += 1
             most = max(most, running)
-        free.wait(10)
+        free.wait(HANG_S)
         time.sleep(0.001)
         with lock:
             running -= 1
@@ -387,8 +388,15 @@ def test_eight_images_of_the_web_are_fetched_at_once_and_32_ahead(
             yield ImageSource(str(number), url=f"u{number}")
 
     monkeypatch.setattr(sources_module, "fetch_image", fetch)
+
+    def release() -> None:
+        """Let the first images go on once as many as possible are waiting."""
+        while taken < 32 or running < 8:
+            time.sleep(0.01)
+        free.set()
+
     found = with_fetched(items())
-    threading.Timer(0.2, free.set).start()
+    threading.Thread(target=release, daemon=True).start()
 
     assert next(found).data == b"u0"
     assert taken == 32

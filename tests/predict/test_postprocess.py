@@ -138,7 +138,7 @@ def test_logits_that_are_not_finite_are_refused(
 def test_the_line_of_a_run_says_whether_unlike_images_are_flagged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "flowers")
     known = RunInfo.read(None, run / "model.safetensors", 3)
-    measured = replace(reference(4.0), unknown=0.5)
+    measured = replace(reference(4.0), unknown=(0.1, 0.5))
 
     bare = Postprocess(classes=ABC, run=known)
 
