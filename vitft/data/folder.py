@@ -29,7 +29,7 @@ from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError, VitftError
 from vitft.system.files import WEIGHT_SUFFIXES
-from vitft.system.near_paths import entries_of, path_fix, subfolders
+from vitft.system.near_paths import entries_of, path_fix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 
@@ -85,7 +85,7 @@ def class_table(changes: Iterable[tuple[str, str]]) -> str:
     lines = listing((f"`{','.join(map(quote_cell, row))}`" for row in rows), most=30)
     return (
         f"`--classes classes.csv`, a file with the lines {lines} "
-        "(for `vitft check`: `--set data.classes=classes.csv`)"
+        "(for `check` and `evaluate`: `--set data.classes=classes.csv`)"
     )
 
 
@@ -406,7 +406,7 @@ def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int
     used = [names[i] for i in sorted(filled)]
     if are_parts(used):
         problem = f"{folder}: the folders {listing(used)} do not look like classes"
-    elif len(used) == 1 < len(names) and rest_of(used[0]) == ():
+    elif len(used) == 1 and are_parts(names):
         problem = f"{folder}: only {used[0]}/ contains images, and it does not look like a class"
     else:
         return
@@ -417,55 +417,51 @@ def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int
 
 
 def way_out(folder: Path, parent: Path | None = None) -> str:
-    """Return how to train on a folder without class folders, from what is in and beside it.
+    """Return how to use a folder without class folders, from what is in and beside it.
 
     `parent` is the folder above if this one may be one of its classes.
     """
     if inner := class_folder_in(folder):
         return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+    inside = folders_in(folder)
     above = folder / os.pardir if str(folder) == os.curdir else folder.parent
-    tables = tables_in(folder, *by_rank(subfolders(folder)))
-    found = (options_for(table, folder) for table in (*tables, *tables_in(above)))
-    if options := next(filter(None, found), ""):
-        return f"use {options}, a table that lists the images"
+    tables, roots = tables_in([folder, *inside]), (folder, *inside)
+    for table in (*tables, *tables_in([above])):
+        if (options := options_for(table, roots)) is not None:
+            return f"use --data {shell_quote(str(table))}{options}, a table that lists the images"
     if parent:
         return f"use {parent}: {folder.absolute().name} seems to be one of its classes"
-    best = next(
-        (one for one in by_rank(subfolders(folder)) if not rank(one) and images_below(one)), folder
-    )
-    names = [path.rpartition("/")[2] for path in images_below(best)]
-    begin = Counter(m[1] for name in names if (m := re.match(r"([^\W\d_]+)[\W\d_]", name)))
+    images = {path: Walk(str(path)).images_in("") for path in (*inside, folder)}
+    best = next((path for path in inside if images[path] and not rank(path)), folder)
     fix = f"put each class in its own folder, e.g. {best}/cat/001.jpg and {best}/dog/001.jpg"
-    if 1 < len(begin) <= len(names) / 4:
+    names = (path.rpartition("/")[2] for path in images[best])
+    begin = Counter(m[1] for name in names if (m := re.match(r"([^\W\d_]+)[\W\d_]", name)))
+    if 1 < len(begin) <= len(images[best]) / 4:
         fix += f" (the file names begin with {listing(sorted(begin))}, which may be the classes)"
     for table in tables[:1]:
         fix += f", or use --data {shell_quote(str(table))} if this table lists the images"
-    if names and (best != folder or not subfolders(folder)):
+    if images[best] and (best != folder or not inside):
         fix += f", or label the images with `vitft label {shell_quote(str(best))}`"
     return fix
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return at most `MOST_FOLDERS` folders in a folder, those of training images first."""
+    names = Walk(os.fspath(folder)).folders_of("")[0]
+    return sorted((folder / name for name in names[:MOST_FOLDERS]), key=rank)
 
 
 def rank(path: Path) -> int:
     """Return 0 for a folder or table of training images, 2 for one of others, and 1 if unclear."""
     words = {part_named(word) or word for word in words_of(path.stem)}
-    if words & {"test", "val", "pred", "submission", "augmented"}:
+    if words & {"test", "val", "pred", "predictions", "submission", "augmented"}:
         return 2
     return int(not words & {"train", "image", "images", "img", "imgs", "photos", "jpeg"})
 
 
-def images_below(folder: Path) -> list[str]:
-    """Return the paths of the images in a folder and below it."""
-    return Walk(os.fspath(folder)).images_in("")
-
-
-def by_rank(paths: Iterable[Path]) -> list[Path]:
-    """Return the first paths, those of training images first."""
-    return sorted([*paths][:MOST_FOLDERS], key=rank)
-
-
 def class_folder_in(folder: Path, depth: int = 3) -> Path | None:
     """Return the first folder below `folder` that contains class folders or subsets, or None."""
-    for path in (inside := by_rank(subfolders(folder))):
+    for path in (inside := folders_in(folder)):
         walk = Walk(os.fspath(path))
         names = walk.folders_of("")[0]
         filled = [name for name in names if walk.images_in(name)]
@@ -475,24 +471,26 @@ def class_folder_in(folder: Path, depth: int = 3) -> Path | None:
     return next(filter(None, deeper), None)
 
 
-def tables_in(*folders: Path) -> list[Path]:
+def tables_in(folders: Iterable[Path]) -> list[Path]:
     """Return the tables in some folders, those of training images first, without those of tests."""
     found = (p / entry.name for p in folders for entry in entries_of(p, os.DirEntry.is_file))
-    return by_rank(p for p in found if is_table(p) and 2 not in (rank(p), rank(p.parent)))
+    tables = [p for p in found if is_table(p) and 2 not in (rank(p), rank(p.parent))]
+    return sorted(tables[:MOST_FOLDERS], key=rank)
 
 
-def options_for(table: Path, folder: Path) -> str:
-    """Return the options for reading a table that lists images of `folder`; "" if it does not."""
-    for label, root in product(
-        ("", "*"), dict.fromkeys([table.parent, folder, *by_rank(subfolders(folder))])
-    ):
+def options_for(table: Path, roots: Iterable[Path]) -> str | None:
+    """Return the options for a table of labels of images in one of the roots; None if it is not."""
+    for label, root in product(("", "*"), dict.fromkeys((table.parent, *roots))):
         with contextlib.suppress(VitftError):
-            rows = read_label_table(table, DataSpec(root=str(root), label=label)).rows[:20]
-            if any((root / row.path).exists() for row in rows):
-                columns = " --set 'data.label=*'" * bool(label)
-                place = f" --set data.root={shell_quote(str(root))}" * (root != table.parent)
-                return f"--data {shell_quote(str(table))}{columns}{place}"
-    return ""
+            found = read_label_table(table, DataSpec(root=str(root), label=label))
+            if found.predicted:
+                return None
+            if any((root / row.path).exists() for row in found.rows[:20]):
+                options = " --set 'data.label=*'" * bool(label)
+                return options + f" --set data.root={shell_quote(str(root))}" * (
+                    root != table.parent
+                )
+    return None
 
 
 def parent_of_class(root: Path) -> Path | None:
@@ -521,7 +519,7 @@ def empty_classes(walk: Walk, found: Mapping[str, Sized], classes: int) -> Empty
 
 
 MISSING_LABELS = re.compile(
-    r"\?|#?n/a|<na>|nan|null|nil|tbd|undefined|(un|(no|not|without|to)_?)(label(l?ed|s)?|tagged|annotated)"
+    r"\?|#?n/a|<na>|nan|null|nil|tbd|undefined|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated)"
 )
 """Names that stand for a missing label, as `key_of` returns them."""
 
@@ -542,48 +540,34 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
     for name in names:
         by_key.setdefault(key_of(name), []).append(name)
     same = [twins for twins in by_key.values() if len(twins) > 1]
-    lacking = [
-        name for key, twins in by_key.items() if MISSING_LABELS.fullmatch(key) for name in twins
-    ]
+    lacking = [name for key in filter(MISSING_LABELS.fullmatch, by_key) for name in by_key[key]]
     shown = "; ".join(listing(repr(n) if n != n.strip() else n for n in twins) for twins in same)
     merged = [(other, twins[0]) for twins in same for other in twins[1:]]
-    found = (
-        (
-            merged,
-            f"names that differ only in case, blanks, separators, zeros or Unicode form: {shown}. "
-            "If they mean one class, merge them",
-        ),
-        (
-            [(name, "") for name in lacking],
-            f"{listing(lacking)} looks like a missing label. If so, leave out its images",
-        ),
-    )
-    return tuple(
-        f"{text} {'in the table' if several else f'with {class_table(rows)}'}"
-        for rows, text in found
-        if rows
-    )
+    one = "names that differ only in case, blanks, separators, zeros or Unicode form: "
+    one += f"{shown}. If they mean one class, merge them"
+    none = f"{listing(lacking)} looks like a missing label. If so, leave out its images"
+    found = ((one, merged), (none, [(name, "") for name in lacking]))
+    how = "in the table" if several else ""
+    return tuple(f"{text} {how or f'with {class_table(rows)}'}" for text, rows in found if rows)
 
 
 def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
     """Yield warnings about subfolders of classes whose names may be those of classes or subsets."""
-    inner: dict[str, set[str]] = {name: set() for name in classes}
-    last: dict[str, set[str]] = {name: set() for name in classes}
+    inner: dict[str, set[str]] = {}
     for file in files:
-        if file.part in ("", "train"):
-            between = file.path.split("/")[2 if file.part else 1 : -1]
-            inner[classes[file.label]].update(between)
-            last[classes[file.label]].update(between[-1:])
+        if file.path.count("/") > 1 + bool(file.part) and file.part in ("", "train"):
+            inner.setdefault(classes[file.label], set()).add(file.path.split("/")[-2])
+    same: dict[frozenset[str], list[str]] = {}
     for own, names in inner.items():
+        same.setdefault(frozenset(names), []).append(own)
         if others := sorted(names & {*classes} - {own}):
             yield (
                 f"the class {own} has subfolders named like other classes: {listing(others)}. If "
                 f"it is not a class, leave it out with {class_table([(own, '')])}"
             )
-    for found in {frozenset(names) for names in last.values()}:
-        same = [own for own in classes if last[own] == found]
-        if len(same) > 1 and (len(found) > 1 or any(map(rest_of, found))):
+    for found, owners in same.items():
+        if len(owners) > 1 and (len(found) > 1 or any(map(rest_of, found))):
             yield (
-                f"the subfolders of {listing(same)} have the same names, which are ignored: "
+                f"the subfolders of {listing(owners)} have the same names, which are ignored: "
                 f"{listing(sorted(found))}. If they are classes or subsets, move them up a level"
             )

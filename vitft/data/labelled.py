@@ -14,7 +14,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import describe_changes, read_class_changes
-from vitft.data.folder import check_are_classes, check_is_folder, split_folders
+from vitft.data.folder import check_are_classes, check_is_folder, split_folders, way_out
 from vitft.data.label_table import read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.parts import Part
@@ -153,11 +153,7 @@ def from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[Lab
         if classes:
             content = count(len(classes), "empty class folder")
         loosely = f"; {count(loose, 'image')} outside class folders" if loose else ""
-        raise DataError(
-            f"no labelled images in {where}: {content}{loosely}",
-            fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or use a CSV file "
-            "with the columns path and label",
-        )
+        raise DataError(f"no labelled images in {where}: {content}{loosely}", fix=way_out(where))
     if not any_names:
         check_are_classes(where, classes, {classes.index(name) for _, name in images})
     notes = [f"evaluating the images in {part}/"] if part else []

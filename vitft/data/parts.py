@@ -24,16 +24,13 @@ def part_named(name: str) -> Part:
 FOLDER_WORDS = """
     validate pred preds predict prediction predictions inference submission holdout heldout
     evaluation development fold folds part parts set sets subset split splits batch batches chunk
-    shard data dataset datasets database folder original originals augmented augmentation
-    augmentations aug resized cropped labeled labelled unlabeled unlabelled all extra
-    entrenamiento prueba pruebas validacion validación entrainement entraînement treinamento treino
-    teste testes validacao validação validierung trainingsdaten testdaten
-    训练 训练集 测试 测试集 验证 验证集
-    image images imgs img photo photos picture pictures pics pix samples frames jpg jpeg jpegs png
-    pngs bmp annotation annotations label labels mask masks segmentation segmentations
-    segmentationclass segmentationobject groundtruth gt bbox bboxes meta metadata xml json csv txt
-    input inputs output outputs target targets thumbnail thumbnails thumbs overlays previews
-    imagenes imágenes imagens fotos bilder etiquetas máscaras 图片 图像 标签
+    shard data database folder original originals augmented augmentation aug resized cropped labeled
+    labelled unlabeled unlabelled all extra entrenamiento prueba entrainement entraînement treino
+    teste validacion validación validacao validação validierung 训练 训练集 测试 测试集 验证 验证集
+    image images img imgs photo photos picture pictures pics samples frames jpg jpeg png bmp label
+    labels annotation annotations mask masks segmentation segmentations segmentationclass
+    segmentationobject groundtruth gt bbox bboxes meta metadata xml json csv txt input inputs output
+    outputs target targets thumbnails thumbs overlays imagenes imágenes imagens fotos bilder 图片
 """
 WORD = re.compile(
     f"(?:{'|'.join({*FOLDER_WORDS.split()}.union(*(names for _, names in PART_NAMES)))})+"
