@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import io
 import logging
+import math
 import re
 import socket
 import zipfile
@@ -15,12 +16,15 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitft.data.label_sets import join_labels
 from vitft.system.errors import DataError
+from vitft.system.npz import check_expansion, check_unpacked_size
 from vitft.system.text import shell_quote
 
 log = logging.getLogger(__name__)
@@ -74,7 +78,15 @@ RECORDS: Mapping[str, tuple[int, str]] = {
 of the file that lists the classes.
 """
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
-ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
+ARRAY_ERRORS = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    zlib.error,
+    zipfile.BadZipFile,
+    MemoryError,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -95,6 +107,8 @@ class LoadedArrays:
     classes: tuple[str, ...] = ()
     """Class names in the order of the labels; empty if the files contain no names."""
     notes: tuple[str, ...] = ()
+    several: bool = False
+    """Whether an image may have any number of labels; the classes are then label sets."""
 
 
 def holds_arrays(folder: Path) -> bool:
@@ -123,7 +137,7 @@ def read_arrays(source: Path) -> LoadedArrays:
     except ARRAY_ERRORS as error:
         raise DataError(
             f"cannot read {source}: {' '.join(str(error).split())[:200]}",
-            fix="download or copy the file again",
+            fix="download or copy the file again, or save the arrays without compression",
         ) from error
 
 
@@ -141,6 +155,8 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it contains a single array instead of named arrays")
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked_size(archive, path.stat().st_size)
         by_case = {name.lower(): name for name in file.files}
         parts = [
             ArrayPart(
@@ -160,8 +176,24 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         )
         names = [npz_member(file, by_case[n], path) for n in NPZ_CLASSES if n in by_case]
         classes = tuple(str(name) for array in names[:1] for name in array.ravel())
+    rows = [part.labels for part in parts if part.labels.ndim == 2]
+    several = False
+    if rows and all(np.isin(part.labels, (0, 1)).all() for part in parts):
+        several = any((labels.sum(axis=1) != 1).any() for labels in rows)
+        if several:
+            parts = [part._replace(labels=label_sets(part.labels, classes)) for part in parts]
+        else:
+            parts = [part._replace(labels=part.labels.argmax(axis=1)) for part in parts]
+            notes += ("the labels are one-hot: the class is the column of the 1",)
     numbered, found = number_labels(parts)
-    return LoadedArrays(numbered, found or classes, notes)
+    return LoadedArrays(numbered, found or classes, notes, several)
+
+
+def label_sets(flags: Array, names: Sequence[str]) -> Array:
+    """Return the labels of each image as text, given an array (N, labels) of zeros and ones."""
+    width = len(str(flags.shape[1] - 1))
+    names = names or [f"{i:0{width}}" for i in range(flags.shape[1])]
+    return np.array([join_labels(compress(names, row)) for row in flags.tolist()])
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
@@ -251,12 +283,12 @@ def idx_array(path: Path) -> Array:
     an 8 (for unsigned bytes), the number of axes, the length of each axis (32 bits, big-endian) and
     the values.
     """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    axes = content[3] if content[:3] == b"\0\0\x08" else 0
-    shape = tuple(np.frombuffer(content, ">u4", axes, 4).tolist())
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        start = file.read(4)
+        axes = start[3] if start[:3] == b"\0\0\x08" else 0
+        shape = tuple(np.frombuffer(file.read(4 * axes), ">u4").tolist())
+        check_expansion(math.prod(shape), path.stat().st_size)
+        return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
 
 
 def records_in(folder: Path) -> tuple[Path, int, str] | None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, ArrayPart
+from vitft.data.label_sets import label_names
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError
 from vitft.system.text import count, shell_quote
@@ -42,6 +43,8 @@ class ArraySet:
     parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
     notes: tuple[str, ...]
     """Notes on images that were left out or converted."""
+    labels: tuple[str, ...] = ()
+    """Sorted labels if an image may have several; the classes are then label sets as text."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -68,7 +71,7 @@ class ArraySet:
 
     def path(self, part: ArrayPart, number: int) -> str:
         """Return the path of image `number` of a subset, which contains its class."""
-        return f"{part.name}/{self.classes[part.labels[number]]}/{number:05}.bmp"
+        return f"{part.name}/{self.classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
 
     def part_with(self, name: str, number: int) -> ArrayPart | None:
         """Return the subset of this name, or None if it has no image `number`."""
@@ -244,7 +247,9 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
     names = [
-        re.sub(r"[/\x00]", "_", given[i].rjust(width, "0")).strip() or f"class {i}" for i in present
+        re.sub(r"[/\x00]", "_", given[i].rjust(width, "0")).strip()
+        or ("" if read.several else f"class {i}")
+        for i in present
     ]
     classes = tuple(sorted(names))
     if len({*names}) < len(names) or len(names) < 2:
@@ -256,7 +261,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
     parts = tuple(ArrayPart(part.name, part.images, table[part.labels]) for part in parts)
-    return ArraySet(classes, parts, read.notes)
+    return ArraySet(classes, parts, read.notes, label_names(classes) if read.several else ())
 
 
 def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
@@ -317,10 +322,18 @@ def check_labels_of(part: ArrayPart, source: str) -> None:
     labels, images = part.labels, len(part.images)
     where = f"{source}, subset {part.name}"
     if labels.shape != (images,) or not images:
+        fix = "provide a class index, a class name or a row of zeros and ones for each image"
+        if labels.ndim == 2 and labels.dtype.kind in "fiu" and np.allclose(labels.sum(axis=1), 1):
+            fix = "use the most probable class of each image: labels.argmax(axis=1)"
         raise DataError(
             f"{where}: the labels of the {images} images have an unsupported shape {labels.shape}",
-            fix="provide one class index or class name per image"
-            + ", e.g. labels.argmax(axis=1) of one-hot labels" * (labels.ndim == 2),
+            fix=fix,
+        )
+    if np.issubdtype(labels.dtype, np.floating) and (labels % 1).any():
+        raise DataError(
+            f"{where}: the labels are numbers such as {labels[labels % 1 != 0][0]:g}, but "
+            "regression is not supported",
+            fix="replace them with class indices, e.g. numpy.digitize(labels, limits)",
         )
     if not np.issubdtype(labels.dtype, np.integer):
         kind = "str" if labels.dtype.kind == "S" else "int"

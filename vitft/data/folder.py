@@ -24,8 +24,9 @@ from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import PART_NAMES, Part, are_parts, part_named, rest_of, words_of
 from vitft.data.remote.places import place_of, short_name
+from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, is_table, quote_cell
-from vitft.data.unused import by_suffix, unused_files
+from vitft.data.unused import ARCHIVE_SUFFIXES, by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError, VitftError
 from vitft.system.files import WEIGHT_SUFFIXES
@@ -195,7 +196,25 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
         files=tuple(File(*row) for row in arrays.listing()),
         layout="split" if arrays.splits else "classes",
         notes=arrays.notes,
+        labels=arrays.labels,
     )
+
+
+ARRAY_FIX = "save images and labels together: numpy.savez('data.npz', x=images, y=labels)"
+TABLE_FIX = "write a table {stem}.csv: the line `path,label`, then one like `img/1.jpg,cat` per image"
+IMAGE_FIX = "use the folder that contains its class folder, or classify it: vitft predict {path}"
+WEIGHTS_FIX = "pass it with --weights {path}, and the images with --data"
+OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
+    ({".npy"}, "contains a single array, without labels", ARRAY_FIX),
+    ({".h5", ".hdf5", ".mat", ".pkl", ".pickle"}, "is not a supported file of arrays", ARRAY_FIX),
+    (OTHER_EXCEL, "is in an Excel format that vitft does not read", "save the table as {stem}.xlsx"),
+    (WEIGHT_SUFFIXES, "is a weight file, not a folder of images", WEIGHTS_FIX),
+    ({".txt", ".lst"}, "is a text file, not a table", TABLE_FIX),
+    ({".json", ".xml", ".yaml", ".yml"}, "has annotations that vitft does not read", TABLE_FIX),
+    (ARCHIVE_SUFFIXES, "is an archive, which is not opened", "unpack it, and use the new folder"),
+    (FORMAT_BY_SUFFIX, "is an image, not a folder", IMAGE_FIX),
+)
+"""Suffixes of files that are not data, what is wrong with them, and what to do."""
 
 
 def check_is_folder(root: Path) -> None:
@@ -215,26 +234,13 @@ def check_is_folder(root: Path) -> None:
             f"cannot read the data folder {root}: {describe_os_error(error)}",
             fix="check the path and its permissions",
         ) from error
-    if exists and root.suffix.lower() == ".npy":
-        raise DataError(
-            f"{root} contains a single array, without labels",
-            fix="save images and labels together: numpy.savez('data.npz', x=images, y=labels)",
-        )
-    if exists and root.suffix.lower() in OTHER_EXCEL:
-        raise DataError(
-            f"{root} is in an Excel format that vitft does not read",
-            fix=f"save the table as {root.with_suffix('.xlsx').name}, or as CSV",
-        )
-    if exists and root.suffix.lower() in WEIGHT_SUFFIXES:
-        raise DataError(
-            f"{root} is a weight file, not a folder of images",
-            fix=f"pass it with --weights {shell_quote(str(root))}, and the images with --data",
-        )
     if exists:
-        raise DataError(
-            f"{root} is a file, not a folder",
-            fix=f"use the folder {root.parent}, or a table of labels ({', '.join(TABLE_SUFFIXES)})",
-        )
+        suffix = root.suffix.lower()
+        known = (found for suffixes, *found in OTHER_FILES if suffix in suffixes)
+        usual = f"use a folder, or a table of labels ({', '.join(TABLE_SUFFIXES)})"
+        what, fix = next(known, ["is a file, not a folder", usual])
+        names = {"path": shell_quote(str(root)), "stem": root.stem}
+        raise DataError(f"{root} {what}", fix=fix.format(**names))
     fix = path_fix(root, may_be_data)
     known = {name.lower(): name for name in CLASSES}
     if str(root).lower() in known and "did you mean" not in fix:

@@ -76,10 +76,11 @@ def find_labelled(
                 classes=arrays.classes,
                 images=tuple(rows),
                 notes=arrays.notes,
+                labels=arrays.labels,
             ),
             arrays.splits,
         )
-    elif is_table(source) or (source.is_file() and source.suffix.lower() != ".npy"):
+    elif is_table(source):
         found, parts = from_table(source, subset, spec or DataSpec())
     else:
         check_is_folder(source)

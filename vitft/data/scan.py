@@ -51,6 +51,8 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         folder = scan_folder(
             data, reference=reference, allow_empty=may_be_empty, any_names=bool(spec.classes)
         )
+    if arrays is not None or folder.table:
+        refuse_measured(folder)
     if spec.classes and folder.labels:
         raise one_class_only("data.classes")
     if spec.classes:
@@ -61,6 +63,23 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         folder = with_groups(folder, spec.group_by)
     check_groups(folder)
     return folder
+
+
+def refuse_measured(folder: Folder) -> None:
+    """Raise a DataError if the classes are numbers of which most have few images."""
+    names, images = folder.classes, len(folder.files)
+    if folder.labels or not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?", name) for name in names):
+        return
+    has_fractions = any(re.search(r"[.,]\d*[1-9]", name) for name in names)
+    classes, each = (5, 4) if has_fractions else (10, 2)
+    if len(names) > classes and images < each * len(names):
+        column = "choose a column of classes with --set data.label=NAME, " * bool(folder.table)
+        raise DataError(
+            f"{folder.source}: the labels are {len(names):,} numbers such as {names[0]} and "
+            f"{names[-1]}, and regression is not supported",
+            fix=f"{column}write classes such as low and high, or add images if each number is a "
+            "class",
+        )
 
 
 def scan_table(source: Path, spec: DataSpec) -> Folder:

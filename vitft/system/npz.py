@@ -48,7 +48,11 @@ def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
     Raises:
         ValueError: The unpacked size is implausible.
     """
-    unpacked = sum(member.file_size for member in archive.infolist())
+    check_expansion(sum(member.file_size for member in archive.infolist()), packed)
+
+
+def check_expansion(unpacked: int, packed: int) -> None:
+    """Reject an implausible unpacked size of a file of `packed` bytes, with a ValueError."""
     if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, MAX_EXPANSION * packed)):
         raise ValueError(f"its {packed:,} bytes would unpack to {unpacked:,}")
 
