@@ -157,7 +157,7 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
 
 WRONG = [
     (["finetune", "--data", "nowhere", "--weights", "W"], 3, "data folder not found: nowhere"),
-    (["finetune", "--data", "D/red/000.png", "--weights", "W"], 3, "is a file, not a folder"),
+    (["finetune", "--data", "D/red/000.png", "--weights", "W"], 3, "is an image, not a folder"),
     (["finetune", "--data", "D/red", "--weights", "W"], 3, "no class folders in"),
     (["finetune", "--data", "ONE", "--weights", "W"], 3, "need at least 2 classes, found 1"),
     (["finetune", "--data", "HOLLOW", "--weights", "W"], 3, "no images in 1 of 2 class folders"),

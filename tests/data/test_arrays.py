@@ -470,7 +470,7 @@ def test_a_folder_of_arrays_in_place_of_images_is_named(tmp_path: Path) -> None:
         sources([str(tmp_path / "digits")])
 
     assert "name one, e.g. " in caught.value.fix
-    assert open_image(caught.value.fix.split()[3].rstrip(","))
+    assert open_image(caught.value.fix.split()[3].rstrip(",")).size
 
 
 def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:

@@ -371,7 +371,7 @@ def test_a_relative_name_is_corrected_too(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     touch(tmp_path, "data.zip")
 
-    assert "data.zip is a file, not a folder" in problem(tmp_path / "data.zip")
+    assert "data.zip is an archive" in problem(tmp_path / "data.zip")
 
 
 @pytest.mark.parametrize("name", ["nul\0", "x" * 300, "lone\ud800"], ids=["nul", "long", "lone"])

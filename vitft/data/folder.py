@@ -201,13 +201,16 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 
 
 ARRAY_FIX = "save images and labels together: numpy.savez('data.npz', x=images, y=labels)"
-TABLE_FIX = "write a table {stem}.csv: the line `path,label`, then one like `img/1.jpg,cat` per image"
+TABLE_FIX = (
+    "write a table {stem}.csv: the line `path,label`, then one like `img/1.jpg,cat` per image"
+)
+EXCEL_FIX = "save the table as {stem}.xlsx, or as CSV"
 IMAGE_FIX = "use the folder that contains its class folder, or classify it: vitft predict {path}"
 WEIGHTS_FIX = "pass it with --weights {path}, and the images with --data"
 OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
     ({".npy"}, "contains a single array, without labels", ARRAY_FIX),
     ({".h5", ".hdf5", ".mat", ".pkl", ".pickle"}, "is not a supported file of arrays", ARRAY_FIX),
-    (OTHER_EXCEL, "is in an Excel format that vitft does not read", "save the table as {stem}.xlsx"),
+    (OTHER_EXCEL, "is in an Excel format that vitft does not read", EXCEL_FIX),
     (WEIGHT_SUFFIXES, "is a weight file, not a folder of images", WEIGHTS_FIX),
     ({".txt", ".lst"}, "is a text file, not a table", TABLE_FIX),
     ({".json", ".xml", ".yaml", ".yml"}, "has annotations that vitft does not read", TABLE_FIX),
@@ -236,9 +239,9 @@ def check_is_folder(root: Path) -> None:
         ) from error
     if exists:
         suffix = root.suffix.lower()
-        known = (found for suffixes, *found in OTHER_FILES if suffix in suffixes)
+        found = (entry for suffixes, *entry in OTHER_FILES if suffix in suffixes)
         usual = f"use a folder, or a table of labels ({', '.join(TABLE_SUFFIXES)})"
-        what, fix = next(known, ["is a file, not a folder", usual])
+        what, fix = next(found, ["is a file, not a folder", usual])
         names = {"path": shell_quote(str(root)), "stem": root.stem}
         raise DataError(f"{root} {what}", fix=fix.format(**names))
     fix = path_fix(root, may_be_data)

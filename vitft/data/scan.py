@@ -70,7 +70,10 @@ def refuse_measured(folder: Folder) -> None:
     names, images = folder.classes, len(folder.files)
     if folder.labels or not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?", name) for name in names):
         return
-    has_fractions = any(re.search(r"[.,]\d*[1-9]", name) for name in names)
+    values = [float(name.replace(",", ".")) for name in names]
+    has_fractions = any(value % 1 for value in values)
+    if not has_fractions and max(values) < 2 * len(names):  # numbers of classes
+        return
     classes, each = (5, 4) if has_fractions else (10, 2)
     if len(names) > classes and images < each * len(names):
         column = "choose a column of classes with --set data.label=NAME, " * bool(folder.table)

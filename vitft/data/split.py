@@ -297,8 +297,8 @@ def check_folder_classes(folder: Folder) -> str:
     for file in folder.files:
         for name in names[file.label]:  # of two groups of images, one can be held out
             unit = file.group or file.path
-            part = "train" if first.setdefault(name, unit) == unit else "val"
-            have[name, file.part or part] += 1
+            part = file.part or ("train" if first.setdefault(name, unit) == unit else "val")
+            have[name, part] += 1
     if lacking := lacking_classes(have, folder):
         raise lacking_images(lacking, folder)
     return trained_only_note(have, folder.outputs)
