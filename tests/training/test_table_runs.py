@@ -59,6 +59,25 @@ def test_a_table_gives_the_same_bits_as_its_folder(
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 
+@pytest.mark.parametrize(
+    ("yes", "no"), [("1", "0"), ("1.0", "0.0"), ("1", "-1"), ("True", "False"), ("x", "")]
+)
+def test_one_hot_columns_give_the_same_bits_as_the_folder(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, yes: str, no: str
+) -> None:
+    paths = sorted(path.relative_to(image_folder) for path in image_folder.glob("*/*"))
+    names = sorted({path.parent.name for path in paths})
+    rows = [[str(p), *(yes if p.parent.name == name else no for name in names)] for p in paths]
+    table = image_folder / "t.csv"
+    table.write_text("\n".join(map(",".join, [["path", *names], *rows])))
+
+    one = train(image_folder, tiny_weights, tmp_path / "one").run
+    other = train(table, tiny_weights, tmp_path / "two", data={"label": "*"}).run
+
+    for file in ("model.safetensors", "split.csv", "validation.npz", "class_indices.json"):
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
+
+
 def test_a_split_column_gives_the_same_bits_as_train_and_val_folders(
     tiny_weights: Path, tmp_path: Path
 ) -> None:

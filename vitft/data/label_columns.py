@@ -20,7 +20,7 @@ from vitft.data.parts import Part
 from vitft.data.table import TableReader
 from vitft.system.errors import DataError, RunError
 from vitft.system.structure import parse_json
-from vitft.system.text import listing, shell_quote
+from vitft.system.text import count, listing, shell_quote
 
 SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
@@ -97,7 +97,9 @@ def missing_column(
     return reader.error(
         f"no {role} column{sheet}; columns found: {shown}",
         fix=f"write the name {role} above the column, in the first {reader.unit}, or choose the "
-        f"column with --set {setting}=NAME",
+        f"column with --set {setting}=NAME"
+        + f", or one column per label with --set {shell_quote('data.label=*')}"
+        * (role == "label"),
     )
 
 
@@ -235,6 +237,9 @@ class LabelParser:
             "an empty cell is read as no in": blank,
             f"labels such as {example} are read from": texts,
             "no image has the label": [c for c in columns if not ({*c.values.values()} - {False})],
+            "every image has the label": [
+                c for c in flags if {*map(c.values.get, c.cells)} == {True}
+            ],
         }
         names = {text: [column.name for column in some] for text, some in remarks.items() if some}
         self.notes += [f"{text} {listing(some)}" for text, some in names.items()]
@@ -282,6 +287,12 @@ class LabelParser:
                 "several or none, use --set data.labels=several)"
             )
         self.several = self.several and self.spec.labels != "one"
+        odd = [line for line, own in zip(self.lines, self.sets, strict=True) if len(own) != 1]
+        if self.spec.labels == "auto" and self.several and 20 * len(odd) <= len(self.sets):
+            self.notes.append(
+                f"all but {count(len(odd), 'image')} have exactly one label (the first of them: "
+                f"{self.reader.unit} {odd[0]})"
+            )
         for line, own in zip(self.lines, self.sets, strict=True):
             problem, fix = "", ""
             if self.several and (label := next((one for one in own if JOINER in one), "")):

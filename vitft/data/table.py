@@ -313,8 +313,9 @@ def has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is im
     from pyarrow import types
 
     value = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_list(kind):  # a list of labels or of class indices
-        return any(is_kind(kind.value_type) for is_kind in (types.is_string, types.is_int64))
+    if types.is_list(kind) or types.is_large_list(kind):  # of labels or class indices
+        inner = kind.value_type
+        return types.is_string(inner) or types.is_large_string(inner) or types.is_int64(inner)
     binary = types.is_binary(value) or types.is_large_binary(value) or types.is_binary_view(value)
     return not (types.is_nested(value) or types.is_fixed_size_binary(value) or binary)
 
