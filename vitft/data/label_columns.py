@@ -31,7 +31,7 @@ GROUP_COLUMNS = (
 )  # fmt: skip
 WEIGHT_COLUMNS = ("weight", "sample_weight")
 YES, NO = ("1", "true", "yes", "y", "x"), ("0", "-1", "false", "no", "n")
-SEPARATORS: Mapping[str, str] = {",": "commas", ";": "semicolons", " ": "blanks"}
+SEPARATOR_NAMES: Mapping[str, str] = {",": "commas", ";": "semicolons", " ": "blanks"}
 SPLIT = re.compile(
     "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
     re.IGNORECASE,
@@ -335,7 +335,7 @@ def is_list(cell: str) -> bool:
 
 
 def list_in(cell: str) -> list[str] | None:
-    """Return the labels in a list in JSON, Python or NumPy, or None if it is no list of labels.
+    """Return the labels in a list in JSON, Python or NumPy, or None if it is not a list of labels.
 
     In an object with a single value, as Label Studio writes it, the value is the list.
     """
@@ -359,7 +359,7 @@ def note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
     This is the case if all parts of a cell also occur alone or in other cells. Blanks also separate
     the words of a class name, so then all words must occur in several cells.
     """
-    for separator, name in SEPARATORS.items():
+    for separator, name in SEPARATOR_NAMES.items():
         parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
         uses = Counter(part for own in parts.values() for part in own)
         few = several or separator != " " or min(uses.values(), default=0) > 1
