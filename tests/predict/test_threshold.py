@@ -326,3 +326,17 @@ def test_damaged_training_predictions_are_named(
 
     with pytest.raises(RunError, match=r"validation\.npz"):
         choose_threshold(run, 0.9)
+
+
+def test_groups_count_instead_of_images() -> None:
+    probability, correct = [1.0] * 400, [True] * 400
+    clips = [f"clip {i // 40}" for i in range(400)]
+
+    alone, grouped = (
+        smallest_cover(Answers.sorted(probability, correct, groups), 0.98)
+        for groups in (None, clips)
+    )
+
+    assert (alone, grouped) == (400, 0)  # ten clips cannot show a precision of 98%
+    single = Answers.sorted(probability, correct, [str(i) for i in range(400)])
+    assert smallest_cover(single, 0.98) == 400

@@ -17,10 +17,19 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitft.metrics.intervals import Flags, Floats, binomial_tail, log_factorials, wilson_interval
+from vitft.metrics.intervals import (
+    Flags,
+    Floats,
+    Groups,
+    accuracy_interval,
+    binomial_tail,
+    design_effect,
+    log_factorials,
+)
 from vitft.metrics.results import read_results
 from vitft.metrics.values import Interval
 from vitft.predict.validation import (
+    read_groups,
     read_training_predictions,
     read_validation_predictions,
 )
@@ -46,13 +55,21 @@ class Answers(NamedTuple):
     """Probability of each predicted class (n,)."""
     correct: Flags
     """Whether each prediction is right (n,)."""
+    groups: Groups | None = None
+    """Group of each image (n,); None if there are no groups."""
 
     @classmethod
-    def sorted(cls, probability: Sequence[float], correct: Sequence[bool]) -> Self:
+    def sorted(
+        cls,
+        probability: Sequence[float],
+        correct: Sequence[bool],
+        groups: Sequence[str] | None = None,
+    ) -> Self:
         """Create an instance from predictions in any order."""
         values, flags = np.asarray(probability, np.float64), np.asarray(correct, bool)
         order = np.argsort(-values, kind="stable")
-        return cls(values[order], flags[order])
+        own = None if groups is None else np.unique(groups, return_inverse=True)[1][order]
+        return cls(values[order], flags[order], own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +90,8 @@ class Threshold:
     """Number of validation images."""
     training: int = 0
     """Number of training images with cross-validated predictions."""
+    groups: int = 0
+    """Number of groups of all these images; 0 if they have none."""
     reduced: bool = False
     """Whether the run computed the probabilities in reduced precision."""
 
@@ -81,6 +100,7 @@ class Threshold:
         if self.training:
             total = count(self.validation + self.training, "image")
             images = f"{total} ({self.validation:,} validation, {self.training:,} cross-validated)"
+        images += f" of {count(self.groups, 'group')}" * bool(self.groups)
         beside = (
             ""
             if self.precision >= self.expected
@@ -115,16 +135,18 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
     answers = Answers.sorted(
         [*(p.probability for p in validation), *probability.tolist()],
         [*(p.is_correct for p in validation), *correct.tolist()],
+        read_groups(run, len(validation) + len(correct)),
     )
     covered = smallest_cover(answers, precision)
     if not covered:
         raise unreachable(answers, precision, spell)
-    right = int(answers.correct[:covered].sum())
+    right, groups = answers.correct[:covered], answers.groups
     return Threshold(
         value=float(answers.probability[covered - 1]),
-        precision=right / covered,
+        precision=int(right.sum()) / covered,
         expected=float(answers.probability[:covered].mean()),
-        interval=wilson_interval(right, covered),
+        interval=accuracy_interval(right, None if groups is None else groups[:covered]),
+        groups=0 if groups is None else len(np.unique(groups)),
         covered=covered,
         validation=len(validation),
         training=len(probability),
@@ -136,20 +158,25 @@ def smallest_cover(answers: Answers, precision: float) -> int:
     """Return the number of predictions at or above the smallest accepted threshold.
 
     The number is 0 if no threshold is accepted. A threshold is accepted if e + `SPARE_MISTAKES` is
-    at most (1 - p) n and a binomial test does not reject p, given the k actual mistakes.
+    at most (1 - p) n and a binomial test does not reject p, given the k actual mistakes. With
+    groups, all numbers of images are divided by the design effect.
 
     The first condition is based on e because k varies more: it also counts confident predictions
     for mislabelled images. With 300 photos of flowers and p = 0.99, one such image moved a
     threshold based on k by up to 38 percentage points (docs/experiments.md).
     """
-    probability, correct = answers
+    probability, correct, groups = answers
     n = np.arange(1, len(probability) + 1)
     mistakes = np.cumsum(~correct)
     is_tied = np.append(probability[1:] == probability[:-1], False)
-    accepted = (spare_mistakes(answers, precision) >= SPARE_MISTAKES) & ~is_tied
+    spare = spare_mistakes(answers, precision)
     factorials = log_factorials(len(n))
-    for i in np.flatnonzero(accepted)[::-1].tolist():
-        if binomial_tail(int(mistakes[i]), i + 1, 1 - precision, factorials) >= SIGNIFICANCE:
+    for i in np.flatnonzero((spare >= SPARE_MISTAKES) & ~is_tied)[::-1].tolist():
+        own = None if groups is None else groups[: i + 1]
+        effect = design_effect(correct[: i + 1] - correct[: i + 1].mean(), own)
+        few, all_images = round(mistakes[i] / effect), round((i + 1) / effect)
+        tail = binomial_tail(few, all_images, 1 - precision, factorials)
+        if spare[i] >= SPARE_MISTAKES * effect and tail >= SIGNIFICANCE:
             return i + 1
     return 0
 

@@ -166,6 +166,26 @@ def read_cross_validated(run: Path, split: Manifest) -> dict[str, str]:
     return {row.sha256: split.classes[number] for row, number in chosen if number >= 0}
 
 
+def read_groups(run: Path, images: int) -> list[str] | None:
+    """Return the group of each validation image and of each cross-validated training image.
+
+    The order is that of `read_validation_predictions` and `read_training_predictions`, which have
+    so many `images` together. An image without a group is a group of its own. The result is None if
+    no image has a group.
+
+    Raises:
+        RunError: A file of the run is damaged.
+    """
+    split = read_split(run, read_classes(run))
+    validated, scored = {row.sha256 for row in split.val}, read_cross_validated(run, split)
+    distinct = {row.sha256: row for row in split.rows if row.split != "test"}
+    training = [row for row in distinct.values() if row.sha256 in {*scored} - validated]
+    rows = (*split.val, *training)
+    if not any(row.group for row in rows) or len(rows) < images:
+        return None
+    return [row.group or row.sha256 for row in rows[:images]]
+
+
 def read_validation_arrays(run: Path) -> dict[str, Any] | None:
     """Return the arrays of validation.npz, or None if the file does not exist.
 
