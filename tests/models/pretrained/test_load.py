@@ -150,6 +150,6 @@ def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> Non
     model, stated = load_pretrained(tmp_path)
 
     assert len(unstated.notes) == 1
-    assert "3 heads, usual for a width of 192" in unstated.notes[0]
+    assert "3 heads (usual for width 192)" in unstated.notes[0]
     assert stated.notes == ()
     assert model.config.heads == 6

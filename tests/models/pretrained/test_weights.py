@@ -114,7 +114,7 @@ def test_what_is_assumed_or_wrong_is_noted(tiny_config: ViTConfig) -> None:
 
     assert assumptions(tiny_config, right) == assumptions(tiny_config, SidecarFacts(heads=2)) == []
     (heads,) = assumptions(tiny_config, replace(right, heads=None))
-    assert "2 heads, usual for a width of 32, and gelu are assumed. To set them, put {" in heads
+    assert "2 heads (usual for width 32) and gelu are assumed. To set them, put {" in heads
     (size,) = assumptions(tiny_config, replace(right, image_size=(16, 24)))
     assert size.startswith("the stated image size, 16x24, does not match")
     assert size.endswith("are for 16x16 pixels")

@@ -79,7 +79,7 @@ OUTER = {
     "attn_pool.mlp.fc2": "head.mlp.fc2",
 }
 """For each of vitft's names, those of transformers, torchvision, OpenAI's CLIP and Google."""
-BLOCK = {
+INNER = {
     "norm1": "norm1 ln_1 layer_norm1 layernorm_before LayerNorm_0",
     "norm2": "norm2 ln_2 layer_norm2 layernorm_after LayerNorm_1 LayerNorm_2",
     **{
@@ -103,7 +103,7 @@ BLOCK = {
 """The same for names in a block, without the numbers of Google's modules."""
 OUTER_NAMES, BLOCK_NAMES = (
     {theirs: ours for ours, names in table.items() for theirs in names.split()}
-    for table in (OUTER, BLOCK)
+    for table in (OUTER, INNER)
 )
 
 OTHER_WEIGHTS = (

@@ -143,15 +143,11 @@ def may_be_weights(entry: "os.DirEntry[str]") -> bool:
 
 def canonical_name(name: str) -> str:
     """Return hf:owner/name[@revision] for an address on the hub or timm's `hf-hub:`, or `name`."""
-    found = re.fullmatch(
-        r"(?:hf[-_]hub:|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)"
-        rf"({REPOSITORY})(?:/(?:tree|blob|resolve)/([^/?]+))?(?:[/?].*)?",
-        name.strip(),
-        re.ASCII,
-    )
+    found = re.fullmatch(r"(hf[-_]hub:|(https?://)?(www\.)?(huggingface\.co|hf\.co)/)(.+)", name)
     if found is None:
         return name
-    return f"hf:{found[1]}" + (f"@{found[2]}" if found[2] not in (None, "main") else "")
+    named = re.sub(r"/(?:tree|blob|resolve)/([^/?]+).*|/?(?:\?.*)?$", r"@\1", found[5], count=1)
+    return f"hf:{named.removesuffix('@main').rstrip('@')}"
 
 
 def parse_prefixed_name(name: str) -> CatalogEntry | None:

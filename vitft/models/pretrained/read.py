@@ -37,7 +37,7 @@ WRAPPER = re.compile(
 """Pattern for the parts of names that torch.compile and sharded training add."""
 AVERAGE = re.compile(r"(?<![a-z])(ema|averaged_model)(?![a-z])|^teacher:")
 """Pattern for the roots of names of averaged weights (EMA), which are the better ones."""
-OTHER = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
+UNFIT = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
 """Pattern for the roots of names of a model that is not meant to be used afterwards."""
 OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
 """Pattern for the names of an optimiser's tensors, which may repeat those of the model."""
@@ -126,7 +126,7 @@ def read_weights(
         if kind == "safetensors":
             found, metadata = read_safetensors(each)
         else:
-            found = read_arrays(each) if kind == "npz" else read_pickle(each)
+            found = read_npz_weights(each) if kind == "npz" else read_pickle(each)
         every |= found
     tensors, others, notes = one_model(every, file, part, names)
     if "pickle" in formats:
@@ -157,7 +157,7 @@ def one_model(
     tensors = plain if len(plain) == len(tensors) else tensors
     labels = model_roots(tensors, names)
     ranks = {
-        root: bool(OTHER.search(root)) - bool(AVERAGE.search(root))
+        root: bool(UNFIT.search(root)) - bool(AVERAGE.search(root))
         for root, label in labels.items()
         if part in (None, label) or f".{part}." in f".{label}."
     }
@@ -170,16 +170,21 @@ def one_model(
             f"{file} contains no model named {part}" if not ranks else f"{file} contains {several}",
             fix=f"use {' or '.join(choices[:3] if len(labels) > 1 else [str(file)])}",
         )
-    used = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if root == max((r for r in labels if name.startswith(r)), key=len, default=None)
-        and ":" not in name.removeprefix(root)
-    }
-    unused = {name: tensor for name, tensor in tensors.items() if name not in used}
-    used = {name.removeprefix(root): tensor for name, tensor in used.items()}
-    note = f"{several}. Of these, {labels[root]} is used. For another, use {' or '.join(choices)}"
-    return used, unused, (f"the file contains {note}",) if choices and part is None else ()
+    used: dict[str, Tensor] = {}
+    unused: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        inner = name.removeprefix(root)
+        ends = [match.end() for match in re.finditer("[./:]", inner)]
+        is_other = ":" in inner or any(root + inner[:end] in labels for end in ends)
+        if is_other or not name.startswith(root):
+            unused[name] = tensor
+        else:
+            used[inner] = tensor
+    notes = (
+        f"the file contains {several}. Of these, {labels[root] or '-'} is used. For another, use "
+        f"{' or '.join(choices[:3])}",
+    )
+    return used, unused, notes if choices and part is None else ()
 
 
 def model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
@@ -236,7 +241,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
         raise damaged_weights("safetensors file", path, error) from error
 
 
-def read_arrays(path: Path) -> dict[str, Tensor]:
+def read_npz_weights(path: Path) -> dict[str, Tensor]:
     """Return the arrays of a NumPy archive.
 
     Raises:

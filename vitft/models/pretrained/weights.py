@@ -325,11 +325,12 @@ def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     """Return notes if the heads are assumed or the stated image size is wrong."""
     notes = []
     if facts.heads is None:
+        keys = '{"num_attention_heads": N, "hidden_act": "quick_gelu"}'
         notes.append(
             "the weights do not state the number of heads and the activation. "
-            f"{config.heads} heads, usual for a width of {config.width}, and {config.activation} "
-            'are assumed. To set them, put {"num_attention_heads": N, "hidden_act": "quick_gelu"} '
-            "in a config.json next to the weights"
+            f"{count(config.heads, 'head')} (usual for width {config.width}) and "
+            f"{config.activation} are assumed. To set them, put {keys} in a config.json next to "
+            "the weights"
         )
     stated = facts.image_size
     if stated is not None and stated != config.image_size:
