@@ -72,7 +72,7 @@ def test_every_epoch_is_a_row(
     assert max(map(len, lines[start : start + 4])) <= 80
     assert any(row[-1] == "best" for row in rows)
     assert lines[start - 1].startswith(
-        "best on the validation images so far: the one with the highest"
+        "best on the validation images so far: the lowest loss among"
     )
 
 

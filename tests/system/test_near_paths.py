@@ -7,9 +7,7 @@ import pytest
 
 from vitft.system.near_paths import (
     EquivalentNames,
-    edit_distance,
     entries_of,
-    is_misspelling,
     misspelt_name,
     near_paths,
     nearby_folders,
@@ -49,8 +47,6 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("Rose/close_up.jpg", ["Rose/close up.JPG"], id="underscore for blank"),
         pytest.param("Tulip/gardn.png", ["Tulip/garden.png"], id="missing letter"),
         pytest.param("garden.png", ["Tulip/garden.png"], id="in a folder below"),
-        pytest.param("source=Rose", ["Rose"], id="an argument of another tool"),
-        pytest.param("source=Lily", [], id="an argument of another tool that does not exist"),
         pytest.param("Rose/IMG_2042.jpg", [], id="another number of a camera"),
         pytest.param("Roses/999.jpg", ["Rose"], id="only the folder is known"),
         pytest.param("Rose/005.jpg", [], id="no such number"),
@@ -83,55 +79,6 @@ def test_a_name_is_suggested_if_few_letters_differ_and_no_number_does(
     wrong: str, known: list[str], meant: str | None
 ) -> None:
     assert misspelt_name(wrong, known) == meant
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [
-        ("", "", 0),
-        ("", "abc", 3),
-        ("abc", "", 3),
-        ("rose", "rose", 0),
-        ("rose", "roze", 1),
-        ("rose", "ros", 1),
-        ("rose", "roses", 1),
-        ("rose", "orse", 1),
-        ("rose", "rsoe", 1),
-        ("ab", "ba", 1),
-        ("abcd", "badc", 2),
-        ("rose", "lily", 4),
-        ("kitten", "sitting", 3),
-        ("abc", "ca", 3),
-    ],
-)
-def test_a_swap_of_neighbours_is_one_change(one: str, other: str, distance: int) -> None:
-    assert edit_distance(one, other) == edit_distance(other, one) == distance
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "expected"),
-    [
-        pytest.param("cat", "cot", True, id="one in three"),
-        pytest.param("ca", "co", True, id="at least one"),
-        pytest.param("cat", "cog", False, id="two in three"),
-        pytest.param("sunflower", "sunflowxyr", True, id="two in nine"),
-        pytest.param("sunflow", "sunflxy", False, id="two in seven"),
-        pytest.param("sunflowe", "sunflowexy", True, id="two more than eight"),
-        pytest.param("sunflowe", "sunflowexyz", False, id="three more than eight"),
-        pytest.param("img7", "img07", True, id="leading zeros"),
-        pytest.param("img70", "img7", False, id="zeros at the end"),
-        pytest.param("img7", "img8", False, id="another number"),
-        pytest.param("img", "img8", True, id="no number"),
-        pytest.param("red-rose", "rose", True, id="more words"),
-        pytest.param("rose", "red_rose bush", True, id="fewer words"),
-        pytest.param("red rose", "rose-red", False, id="the same words"),
-        pytest.param("red rose 7", "rose", False, id="words and another number"),
-    ],
-)
-def test_a_misspelling_has_one_wrong_character_in_four(
-    name: str, known: str, expected: bool
-) -> None:
-    assert is_misspelling(name, known) is expected
 
 
 @pytest.mark.parametrize(

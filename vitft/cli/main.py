@@ -94,7 +94,6 @@ def run_command(arguments: list[str]) -> int:
         args, unknown = parse(parser, own)
         if unknown:
             chosen.error(f"unrecognized arguments: {unknown[0]}")
-        chosen.refuse_unquoted(args)
         with Stopper():  # on a signal, every command cleans up
             return args.command(args)
     except StdoutLostError:

@@ -14,8 +14,6 @@ from vitft.system.text import listing, shell_join
 
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
-MOST_WORDS = 8
-"""Most words of a name with spaces that an error puts in quotes."""
 
 
 FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -100,17 +98,12 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2]
         if unknown.startswith("-"):
             return self.without_option(unknown)
-        is_missing = message.endswith("required: --data")
-        if (unknown or is_missing) and (fix := self.without_pairs()):
-            return fix
-        if is_missing and self.typed[1:]:
+        if message.endswith("required: --data") and self.typed[1:]:
             unknown = self.typed[1]
-        if not unknown or unknown.startswith("-"):
+        if unknown not in self.typed or re.match(r"-|\w+=", unknown):
             return ""
-        if quoted := self.with_quotes(unknown):
-            return quoted
         text, option = self.option_for(unknown)
-        if not option:
+        if not option or option[0] in self.typed:
             return ""
         at = self.typed.index(unknown)
         words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
@@ -120,45 +113,6 @@ class Parser(argparse.ArgumentParser):
         """Return an option with the name of its value, e.g. `--out DIR`, or the argument itself."""
         action = self._option_string_actions.get(argument)
         return f"{argument} {action.metavar}" if action and action.metavar else argument
-
-    def with_quotes(self, unknown: str) -> str:
-        """Return a fix if an unknown word is part of an existing path with spaces, or ""."""
-        at = self.typed.index(unknown)
-        for first in range(at, max(-1, at - MOST_WORDS), -1):
-            for end in range(min(len(self.typed), first + MOST_WORDS), max(at, first + 1), -1):
-                path = " ".join(self.typed[first:end])
-                if os.path.lexists(path):
-                    words = [*self.typed[:first], path, *self.typed[end:]]
-                    return f"put a name with spaces in quotes: {shell_join(['vitft', *words])}"
-        return ""
-
-    def refuse_unquoted(self, args: argparse.Namespace) -> None:
-        """Raise a UsageError if inputs are the words of an existing path with spaces.
-
-        None of the inputs may exist; otherwise they were probably meant as they are.
-        """
-        for action in self._get_positional_actions():
-            words = getattr(args, action.dest, None)
-            if not isinstance(words, list) or len(words) < 2 or any(map(os.path.lexists, words)):
-                continue
-            if quoted := next(filter(None, map(self.with_quotes, words)), ""):
-                raise UsageError(f"{listing(words)} do not exist", fix=quoted)
-
-    def without_pairs(self) -> str:
-        """Return a fix if arguments are written as KEY=VALUE, or ""."""
-        from vitft.cli.pairs import translate_pairs
-
-        actions = self._option_string_actions
-        words, dropped = translate_pairs(self.typed, actions, self.settable)
-        if words == [*self.typed]:
-            return ""
-        first = next(iter(words[1:]), "-")
-        has_data = any(word.partition("=")[0] == "--data" for word in words)
-        if "--data" in actions and not has_data and not first.startswith("-"):
-            words[1:1] = ["--data"]
-        acts = [f"leave out {listing(dropped)}"] * bool(dropped)
-        acts += ["write options with --"] * bool({*self.typed} - {*words, *dropped})
-        return f"{' and '.join(acts)}: {shell_join(['vitft', *words])}"
 
     def option_for(self, word: str) -> tuple[str, tuple[str, ...]]:
         """Return what a superfluous argument probably is, and the option and value to write.

@@ -89,8 +89,9 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     for setting, aliases in ALIASES.items():
         for alias in aliases:
             known.setdefault(alias, []).append(setting)
-    if last not in known and (begun := begun_setting(section, last)):
-        return begun
+    begun = [name for name in SETTINGS if section and name.startswith(f"{section}.{last}")]
+    if last not in known and len(begun) == 1:
+        return begun[0]
     names = [key for key in known if len(key) > SHORT_NAME or f"{section}.{key}" in SETTINGS]
     own = [key for key in names if any(n.startswith(f"{section}.") for n in known[key])]
     close = max(cutoff, CLOSE)
@@ -101,24 +102,6 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     )
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
-
-
-def begun_setting(section: str, last: str) -> str | None:
-    """Return the setting of a section that begins like an unknown name, or None.
-
-    It begins with the whole name, or is the only one with its first word (`max_images`:
-    `max_pixels`). A name of `SHORT_NAME` characters must not fit several settings; of those that a
-    longer name fits, the first one counts.
-    """
-    if len(last) < SHORT_NAME:
-        return None
-    own = [name for name in SETTINGS if name.startswith(f"{section}.")]
-    begin = [name for name in own if name.startswith(f"{section}.{last}")]
-    words = [name for name in begin if name.startswith(f"{section}.{last}_")]
-    if len(begin) == 1 or (words and len(last) > SHORT_NAME):
-        return (words or begin)[0]
-    alike = [name for name in own if name.startswith(f"{section}.{last.partition('_')[0]}_")]
-    return alike[0] if "_" in last and len(alike) == 1 else None
 
 
 def suggest_section(name: str) -> str:

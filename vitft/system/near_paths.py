@@ -9,31 +9,27 @@ from pathlib import Path
 
 MAX_FOLDERS = 200
 """Maximum number of folders in which a name is searched."""
+SIMILAR = 0.75
+"""Minimum ratio of difflib for a misspelling."""
 MAX_FOUND = 3
 """Maximum number of paths to suggest."""
 
 Accept = Callable[["os.DirEntry[str]"], bool]
 
-PAIR = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
-"""An argument as other tools write it, such as `source=photos`."""
-
 
 def near_paths(path: Path, accept: Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
-    First choice: the part after the equals sign in an argument such as `source=photos`. Second
-    choice: the first part that is missing is replaced with a name in the same folder of which it is
-    probably a misspelling (see `is_misspelling`), and so on for the remaining parts, as far as they
-    exist there. Third choice: entries of the same name one or two levels below that folder, or next
-    to it, unless the name is a number, which other folders have too. Case and Unicode normalisation
-    do not matter.
+    First choice: the first part that is missing is replaced with the name in the same folder of
+    which it is probably a misspelling (see `misspelt_name`), and so on for the remaining parts, as
+    far as they exist there. Second choice: entries of the same name one or two levels below that
+    folder, or next to it, unless the name is a number, which other folders have too. Case and
+    Unicode normalisation do not matter.
 
     Args:
         path: The path; symlinks and `..` are not resolved, so results look as the user wrote them.
         accept: Whether an entry may be suggested.
     """
-    if (pair := PAIR.fullmatch(str(path))) and (value := Path(pair[2])).exists():
-        return [value]
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -84,54 +80,30 @@ class EquivalentNames:
 
 
 def misspelt_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the most similar one of the known names that `name` may be a misspelling of."""
-    wanted = folded(name)
-    plausible = [other for other in known if is_misspelling(wanted, folded(other))]
-    matcher = SequenceMatcher(a=wanted)
+    """Return the most similar one of the known names that `name` may be a misspelling of.
 
-    def similarity(other: str) -> float:
-        matcher.set_seq2(folded(other))
-        return matcher.ratio()
-
-    return max(plausible, key=similarity, default=None)
-
-
-def is_misspelling(name: str, known: str) -> bool:
-    """Return whether a name was probably meant to be a known one.
-
-    The suffix and leading zeros of numbers may differ, and one in four characters; or one name
-    consists of words of the other. Numbers are never misspelt: `001.jpg` is not `0051.jpg`.
+    The suffix may differ, and so may leading zeros of numbers, but numbers are never misspelt:
+    `001.jpg` is not `0051.jpg`.
     """
-    stems = without_suffix(name), without_suffix(known)
-    numbers = [[number.lstrip("0") for number in re.findall(r"\d+", stem)] for stem in stems]
-    if numbers[0] and numbers[0] != numbers[1]:
-        return False
-    one, other = (re.sub(r"(?<!\d)0+(?=\d)", "", stem) for stem in stems)
-    most = max(1, len(one) // 4)
-    if abs(len(one) - len(other)) <= most and edit_distance(one, other) <= most:
-        return True
-    words = [{*re.split(r"[\W_]+", stem)} - {""} for stem in (one, other)]
-    return numbers[0] == numbers[1] and (words[0] < words[1] or words[1] < words[0])
+
+    def key(text: str) -> str:
+        return re.sub(r"(?<!\d)0+(?=\d)", "", without_suffix(folded(text)))
+
+    wanted = key(name)
+    numbers = re.findall(r"\d+", wanted)
+    by_ratio = {
+        SequenceMatcher(a=wanted, b=key(other)).ratio(): other
+        for other in sorted(known, reverse=True)
+        if numbers in ([], re.findall(r"\d+", key(other)))
+    }
+    best = max(by_ratio, default=0.0)
+    return by_ratio[best] if best >= SIMILAR else None
 
 
 def without_suffix(name: str) -> str:
     """Return a name without a suffix of letters and digits, such as `.jpg` or `.mp4`."""
     stem, _, suffix = name.rpartition(".")
     return stem if stem and re.fullmatch(r"[^\W\d]\w{0,8}", suffix) else name
-
-
-def edit_distance(one: str, other: str) -> int:
-    """Return how many characters are missing, added, different or swapped with the next one."""
-    before: list[int] = []
-    last = [*range(len(other) + 1)]
-    for i, a in enumerate(one):
-        row = [i + 1]
-        for j, b in enumerate(other):
-            row.append(min(last[j] + (a != b), last[j + 1] + 1, row[j] + 1))
-            if i and j and a == other[j - 1] and b == one[i - 1]:
-                row[-1] = min(row[-1], before[j - 1] + 1)
-        before, last = last, row
-    return last[-1]
 
 
 def namesakes(parent: Path, name: str, accept: Accept) -> list[Path]:
