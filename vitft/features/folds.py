@@ -47,6 +47,17 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     return torch.from_numpy(fold_id)
 
 
+def in_one_group(y: Tensor, groups: Tensor) -> Tensor:
+    """Return which images (n,) have a class whose images are all in one group.
+
+    Heads that are not fitted to the group do not know the class. Labels (n, C) are not examined.
+    """
+    if y.ndim == 2:
+        return torch.zeros(len(y), dtype=torch.bool)
+    pairs = torch.stack([y, groups.to(y)], dim=1).unique(dim=0)
+    return torch.bincount(pairs[:, 0])[y] == 1
+
+
 def place_groups(
     labels: Indices, group: Indices, count: int, random: np.random.Generator
 ) -> Indices:

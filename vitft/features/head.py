@@ -21,6 +21,7 @@ from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
     Indices,
+    in_one_group,
     rows_of_views,
     stratified_folds,
     stratified_subset,
@@ -66,25 +67,18 @@ FLOAT64_LOGITS = 2 * 10**7
 """Maximum number of logits (images x classes) for which the head is fitted in float64."""
 
 
-def cross_validation_rows(
-    y: Tensor, classes: int, seed: int, *, most: int, groups: Tensor | None = None
-) -> Tensor | None:
+def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    There are fewer if they would have more than `CV_LOGITS` logits. A class whose images are all in
-    one group (n,) is left out: heads that are not fitted to them do not know it. The result is None
-    if there are too few images for a meaningful accuracy. If all images are used, there must be at
-    least as many images outside each fold as there are classes. If only a subset is used, it must
-    have at least `CV_FOLDS` images per class on average.
+    There are fewer if they would have more than `CV_LOGITS` logits. The result is None if there are
+    too few images for a meaningful accuracy. If all images are used, there must be at least as many
+    images outside each fold as there are classes. If only a subset is used, it must have at least
+    `CV_FOLDS` images per class on average.
     """
     rows = stratified_subset(y, max(1, min(most, CV_LOGITS // classes)), seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
-        if y.ndim == 2:
-            return rows
-        own = torch.arange(len(y)) if groups is None else groups
-        spread = torch.bincount(torch.stack([y, own], dim=1).unique(dim=0)[:, 0])
-        return rows[spread[y[rows]] > 1]
+        return rows
     log.info(
         f"skipping cross-validation and the check for label errors: {len(rows):,} images "
         f"(of {len(y):,} in total) are too few for {classes:,} classes"
@@ -113,7 +107,8 @@ def cross_validate(
     """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
-    `groups` (n,). `units` (n,) are the groups that the intervals count.
+    `groups` (n,). `units` (n,) are the groups that the intervals count. Every head is fitted to the
+    classes that are in one group only; the results do not count their images.
 
     Returns:
         The results, and the held-out logits of the images from heads fitted to the largest
@@ -121,12 +116,15 @@ def cross_validate(
         so many near-duplicates that too few images are outside it.
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
-    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most, groups=groups)
+    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
-    x, y, units = x[rows], y[rows], None if units is None else units[rows.numpy()]
+    x, y = x[rows], y[rows]
     own = torch.arange(len(y)) if groups is None else groups[rows]
+    counted = ~in_one_group(y, own)
+    units = None if units is None else units[rows.numpy()][counted.numpy()]
     fold_id = stratified_folds(y, CV_FOLDS, seed, own)
+    fold_id[~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x)(x), len(names)
     curve: list[LearningCurvePoint] = []
@@ -143,16 +141,17 @@ def cross_validate(
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
-        right.append(are_right(logits, y))
+        right.append(are_right(logits, y)[counted])
         images = round(float((kept > 0).sum(dim=1).float().mean()))
-        flags, effect = right[-1].numpy(), cross_validation_effect(len(y))
+        flags, effect = right[-1].numpy(), cross_validation_effect(int(counted.sum()))
         bounds = accuracy_interval(flags, units, effect=effect)
         top1 = fraction_right(right[-1])
         curve.append({"images": images, "top1": top1, "top1_interval": bounds})
     if not curve:  # too few images outside a fold full of near-duplicates
         return None
     sizes = [point["images"] for point in curve]
-    gain = gain_from_twice(sizes, torch.stack(right, dim=1).numpy(), own.numpy())
+    gain = gain_from_twice(sizes, torch.stack(right, dim=1).numpy(), own[counted].numpy())
+    rows, logits, y = rows[counted], logits[counted], y[counted]
     results: CrossValidation = {
         "images": len(y),
         "of": total,

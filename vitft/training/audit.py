@@ -19,7 +19,7 @@ from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.folds import CV_IMAGES
+from vitft.features.folds import CV_IMAGES, in_one_group
 from vitft.features.head import HeldOutLogits, cross_validation_rows
 from vitft.features.label_errors import (
     find_mislabels,
@@ -103,7 +103,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     distinct = data.distinct
     x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
     groups = data.group_ids(distinct)
-    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES, groups=groups)
+    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES)
     if rows is None:
         return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(
@@ -114,7 +114,8 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
         seed=seed,
         l2=default_penalty(y, len(data.manifest.outputs)),
     )
-    return ScoredImages(features=x, held_out=HeldOutLogits(rows, logits))
+    known = ~in_one_group(y[rows], groups[rows])
+    return ScoredImages(features=x, held_out=HeldOutLogits(rows[known], logits[known]))
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
