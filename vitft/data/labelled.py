@@ -178,19 +178,17 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
             pyarrow is not installed.
     """
     table = read_label_table(source, spec)
-    found = find_files(table)
-    if len(found.missing) == len(found.rows):
-        raise found.error()
+    table, _ = find_files(table, allow_bad=True)
     parts = table.parts if len(table.parts) > 1 else ()
     part = choose_part(parts, subset, source) if parts else ""
     notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
         source=table.copy.data if table.copy else source,
-        root=os.fspath(found.root),
+        root=os.fspath(table.root),
         classes=table.classes,
-        images=tuple((row.path, row.label) for row in found.rows if not parts or row.part == part),
-        notes=(*notes, *table.notes, *found.notes),
-        groups={row.path: row.group for row in found.rows if row.group},
+        images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
+        notes=(*notes, *table.notes),
+        groups={row.path: row.group for row in table.rows if row.group},
         labels=table.labels,
         predicted=table.predicted,
     ), bool(parts)

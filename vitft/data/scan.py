@@ -112,22 +112,20 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
             "split",
             fix="assign lines to train, or ignore the column with --set data.split_column=none",
         )
-    found = find_files(table)
-    if found.missing and not (spec.allow_bad and len(found.missing) < len(rows)):
-        raise found.error()
+    table, missing = find_files(table, allow_bad=spec.allow_bad)
     files = [
         File(row.path, index[row.label], row.part if len(parts) > 1 else "", row.group)
-        for row in found.rows
-        if row.path not in found.missing
+        for row in table.rows
+        if row.path not in missing
     ]
     return Folder(
-        root=found.root,
+        root=table.root,
         classes=classes,
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         layout="split" if len(parts) > 1 else "classes",
-        bad=tuple(sorted(found.missing.items())),
+        bad=tuple(sorted(missing.items())),
         warnings=warnings_on_names(table.labels or classes, several=table.several),
-        notes=(*table.notes, *found.notes),
+        notes=table.notes,
         table=source,
         split_column=table.columns["split"].strip() if len(parts) > 1 else "",
         shown=table.copy.data if table.copy else "",
