@@ -82,6 +82,8 @@ def with_common_root(table: LabelTable) -> LabelTable:
     Raises:
         DataError: Two paths lead to the same file.
     """
+    if not any(leads_outside(row.path) for row in table.rows):  # the usual case
+        return table
     paths = [os.path.join(table.root, row.path) for row in table.rows]  # noqa: PTH118
     outside = {p for p, row in zip(paths, table.rows, strict=True) if leads_outside(row.path)}
     gone = {path for path in outside if reason_missing(path)}
