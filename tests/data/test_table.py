@@ -63,8 +63,7 @@ def test_the_header_determines_the_separator(
     ("value", "cell"),
     [
         ("1.0", "1"), ("-2.0", "-2"), ("0.5", "0.5"), ("7", "7"), ("true", "true"),
-        ("false", "false"), ("null", ""), ('"1.0"', "1.0"), ("[0.5]", "list"), ("{}", "object"),
-        ("[1]", "[1]"), ('["\u00e4", "b"]', '["\u00e4", "b"]'),
+        ("false", "false"), ("null", ""), ('"1.0"', "1.0"), ("[1]", "list"), ("{}", "object"),
     ],
 )  # fmt: skip
 def test_json_values_become_the_text_of_cells(tmp_path: Path, value: str, cell: str) -> None:
@@ -148,7 +147,7 @@ def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path
         "view": pa.array([b"x"], pa.binary_view()),
         "fixed": pa.array([b"xy"], pa.binary(2)),
         "nested": pa.array([{"bytes": b"x"}]),
-        "list": pa.array([[0.5]]),
+        "list": pa.array([[1]]),
     }
 
     header, row = parquet(tmp_path / "t.parquet", columns)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitft.data.folder import CLASS_COLUMNS, Folder, warnings_on_names
-from vitft.data.table import NotText, TableReader
+from vitft.data.table import TableReader
 from vitft.system.errors import DataError, RunError
 from vitft.system.near_paths import EquivalentNames, misspelt_name
 from vitft.system.text import count, listing
@@ -57,9 +57,11 @@ def read_class_changes(
             raise reader.error(
                 f"found {count(len(cells), 'cell')} instead of {len(header)}", column=column
             )
-        old, new = (cells[place] for place in places)
+        old = reader.checked(cells[places[0]], "class", is_path=True)
         old = names_of_classes.find(old if old in known else old.strip())
-        check_names(reader, old, new)
+        new = reader.checked(cells[places[1]], "new_class")
+        if not old:
+            raise reader.error("the class name is empty", column="class")
         if old in changes:
             raise reader.error(f"{old} is listed twice", column="class")
         if old not in known and not allow_unknown:
@@ -68,22 +70,6 @@ def read_class_changes(
     if not changes:
         raise reader.error("the table lists no classes", line=reader.line)
     return changes
-
-
-def check_names(reader: TableReader, old: str, new: str) -> None:
-    """Raise a DataError if a cell of the current row is invalid."""
-    for column, cell in zip(CLASS_COLUMNS, (old, new), strict=True):
-        if isinstance(cell, NotText):
-            raise reader.error(f"the value is not text (its type is {cell})", column=column)
-        if "\0" in cell:
-            raise reader.error("the text contains a NUL character", column=column)
-    if not old:
-        raise reader.error("the class name is empty", column="class")
-    try:
-        new.encode()
-    except UnicodeEncodeError as error:
-        fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-        raise reader.error("the text is not UTF-8", column="new_class", fix=fix) from error
 
 
 def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> DataError | RunError:

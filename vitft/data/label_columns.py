@@ -201,7 +201,7 @@ class LabelParser:
         labels, separator = self.spec.labels, self.spec.separator
         usual = is_several(self.spec.label) or column.name.lower() in SEVERAL_NAMES
         split = labels != "one" and any(separator in cell for cell in column.values)
-        lists = any(map(is_list, column.values))
+        lists = any(map(looks_like_list, column.values))
         self.several = labels == "several" or (labels == "auto" and (usual or split or lists))
         if labels == "auto" and split and separator == JOINER and not usual:
             one = "to read each cell as one class, use --set data.labels=one"
@@ -264,7 +264,7 @@ class LabelParser:
         Raises:
             DataError: The cell contains an invalid list.
         """
-        if is_list(cell):
+        if looks_like_list(cell):
             if (found := list_in(cell)) is not None:
                 return found
             if self.spec.labels != "one":
@@ -329,7 +329,7 @@ def flag_in(cell: str) -> bool | None:
     return True if text in YES else False if text in NO else None
 
 
-def is_list(cell: str) -> bool:
+def looks_like_list(cell: str) -> bool:
     """Return whether a cell looks like a list, or like an object in JSON."""
     return cell[:1] + cell[-1:] in ("[]", "{}")
 

@@ -31,7 +31,7 @@ from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
-from vitft.data.table import NotText, TableReader, base_folder, path_in
+from vitft.data.table import TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing, shell_quote
 
@@ -255,7 +255,9 @@ class RowParser:
                 column=self.header[min(len(cells), len(self.header) - 1)],
             )
         path = path_in(self.root, self.cell(cells, "path"))
-        labels = tuple(self.text(cells[i], i) for i in self.labels)
+        labels = tuple(
+            self.reader.checked(cells[i], self.header[i], is_label=True) for i in self.labels
+        )
         label = " ".join(cell.strip() for cell in labels).strip()
         chosen = self.cell_named(CHOSEN, cells)
         if path and not label and chosen == SKIPPED:
@@ -335,31 +337,8 @@ class RowParser:
         """Return the checked cell of a role, or an empty string if the role has no column."""
         if role not in self.roles:
             return ""
-        return self.text(cells[self.roles[role]], self.roles[role], is_path=role == "path")
-
-    def text(self, cell: str, place: int, *, is_path: bool = False) -> str:
-        """Check and return a cell, given the index of its column.
-
-        Raises:
-            DataError: The cell is not text, is not UTF-8 or contains a NUL character.
-        """
-        column = self.header[place]
-        if type(cell) is str and cell.isascii() and "\0" not in cell:
-            return cell
-        if isinstance(cell, NotText):
-            raise self.reader.error(f"the value is not text (its type is {cell})", column=column)
-        if "\0" in cell:
-            raise self.reader.error("the text contains a NUL character", column=column)
-        try:
-            # A path may be in any encoding, because file names are bytes.
-            cell.encode("utf-8", "surrogateescape" if is_path else "strict")
-        except UnicodeEncodeError as error:
-            raise self.reader.error(
-                "the text is not UTF-8",
-                column=column,
-                fix="save the table in UTF-8 (in Excel: CSV UTF-8)",
-            ) from error
-        return cell
+        place = self.roles[role]
+        return self.reader.checked(cells[place], self.header[place], is_path=role == "path")
 
     def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
         """Return the error for a problem in the current row, in the column with the given role."""

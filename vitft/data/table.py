@@ -108,7 +108,8 @@ def leads_outside(path: str) -> bool:
 class NotText(str):
     """Placeholder for a value without a textual form: the type of the value, e.g. `list`."""
 
-    __slots__ = ()
+    labels = ""
+    """A list that may contain labels, as JSON."""
 
 
 class TableReader:
@@ -281,6 +282,31 @@ class TableReader:
             reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
             raise self.error(f"the file is not a valid Excel file ({reason})") from error
 
+    def checked(
+        self, cell: str, column: str, *, is_path: bool = False, is_label: bool = False
+    ) -> str:
+        """Check and return a cell of the row read last.
+
+        A path may be in any encoding, and labels may be a list, which becomes JSON.
+
+        Raises:
+            DataError: The cell is not text, is not UTF-8 or contains a NUL character.
+        """
+        if type(cell) is str and cell.isascii() and "\0" not in cell:
+            return cell
+        if isinstance(cell, NotText) and cell.labels and is_label:
+            return self.checked(cell.labels, column)
+        if isinstance(cell, NotText):
+            raise self.error(f"the value is not text (its type is {cell})", column=column)
+        if "\0" in cell:
+            raise self.error("the text contains a NUL character", column=column)
+        try:
+            cell.encode("utf-8", "surrogateescape" if is_path else "strict")
+        except UnicodeEncodeError as error:
+            fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
+            raise self.error("the text is not UTF-8", column=column, fix=fix) from error
+        return cell
+
     def error(
         self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
     ) -> DataError | RunError:
@@ -330,8 +356,9 @@ def cell_text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # pandas turns integers with gaps into floats
-    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
-        return json.dumps(value, ensure_ascii=False)  # such as a list of labels
     if isinstance(value, list | dict | bytes):
-        return NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
+        cell = NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
+        if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+            cell.labels = json.dumps(value, ensure_ascii=False)
+        return cell
     return str(value)
