@@ -339,3 +339,23 @@ def test_single_images_fill_the_folds_that_groups_leave_small() -> None:
     fold_id = stratified_folds(y, 5, 0, own)
 
     assert torch.bincount(fold_id).tolist() == [10] * 5
+
+
+def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:
+    random = torch.Generator().manual_seed(0)
+    y = torch.tensor([0] * 20 + [1] * 20 + [2] * 3)
+    centres = torch.tensor([[4.0, 0.0], [-4.0, 0.0], [0.0, 9.0]])
+    x = centres[y] + torch.randn(len(y), 2, generator=random)
+    groups = torch.tensor([*range(40), 40, 40, 40])
+    x[40] = centres[0]  # as if it was an image of the first class
+
+    scores = cross_validate(
+        x, y, "abc", method=HeadMethod(l2=0.01, read=2), balanced=False, seed=0, groups=groups
+    )
+
+    assert scores is not None
+    results, held_out = scores
+    assert (results["images"], results["of"], results["top1"]) == (40, 43, 1.0)
+    assert held_out.rows.tolist() == [*range(40)]
+    assert held_out.logits[:, 2].isfinite().all()
+    assert {weak["class"] for weak in results["weak_spots"]} == {"a", "b"}

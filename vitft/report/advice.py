@@ -180,11 +180,12 @@ def small_classes(run: Run) -> Advice | None:
     )
     named = listing((f"{name} ({n:,})" for n, name in small), most=3)
     fewest = small[0][1]
+    known = count(validated[fewest], "validation image")
     return Advice(
         f"Collect images of {named} first.",
         f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
         f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The recall "
-        f"of {fewest} is measured on {count(validated[fewest], 'validation image')} only.",
+        f"of {fewest} is {f'measured on {known} only' if validated[fewest] else 'unknown'}.",
     )
 
 
