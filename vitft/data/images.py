@@ -77,6 +77,10 @@ DECODER_ERRORS = (
     OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError,
     MemoryError, struct.error, zlib.error,
 )  # fmt: skip
+# Those whose messages tell nothing about the file
+INTERNAL_ERRORS = (
+    TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, struct.error,
+)  # fmt: skip
 ORIENTATIONS: Mapping[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -368,10 +372,13 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
         what = "three bands" if bands > 3 else what
     elif kind == "TIFF" and text.isdigit():
         text = f"unsupported compression {text}"
-    if UNSUPPORTED.search(text):
+    is_sound = UNSUPPORTED.search(text) is not None
+    if is_sound or kind in ("AVIF", "HEIC"):  # whose libraries often do not tell the two apart
         text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
-        return f"unsupported {kind} ({text[:60]}): save {what} as 8-bit PNG"
-    return f"damaged {kind} ({text[:80]})" if " " in text else f"damaged {kind}"
+        state = "unsupported" if is_sound else "damaged or unsupported"
+        return f"{state} {kind} ({text[:50]}): save {what} as 8-bit PNG"
+    has_detail = text and not isinstance(error.__cause__ or error, INTERNAL_ERRORS)
+    return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
 
 
 def describe_samples(data: bytes) -> tuple[int, str]:

@@ -218,7 +218,7 @@ def remedy(bad: Iterable[tuple[str, str]]) -> str:
     for _, reason in bad:
         if command := missing_library_command(reason):
             return f"run {command}, or {usual}"
-        if reason.startswith("unsupported") and "): " in reason:
+        if "unsupported" in reason and "): " in reason:
             return f"{reason.rpartition('): ')[2]}, or {usual}"
     return usual
 
