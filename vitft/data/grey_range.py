@@ -21,7 +21,6 @@ from vitft.data.images import (
     MAX_PIXELS,
     decode_with,
     read_bytes,
-    silence_libtiff,
     silence_pillow,
 )
 from vitft.data.loading import in_order
@@ -112,63 +111,46 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
     return low, high
 
 
-def has_wide_header(path: str) -> bool:
-    """Return whether a file's header declares a PNG or TIFF with more than 8 bits per channel.
+def has_wide_header(source: str | bytes) -> bool:
+    """Return whether a header declares a PNG or TIFF with more than 8 bits per channel.
 
     The result is False for damaged and unreadable files, which are reported when the images are
     inspected.
     """
-    try:
-        with contextlib.closing(open_header(path)) as file:
-            return is_wide_file(file)
-    except (OSError, ImageError):
-        return False
-
-
-def is_wide_file(file: BinaryIO) -> bool:
-    """Return what `has_wide_header` does, given the file."""
     silence_pillow()
     try:
-        head = file.read(32)
-        kind = identify_format(head)
-        if kind == "PNG":
-            return head[24] == 16  # bit depth
-        if kind != "TIFF":
-            return False
-        silence_libtiff()
-        file.seek(0)
-        with TIFF(file) as image:
-            return is_wide(image) or correct_raw_mode(image)
-    except DECODER_ERRORS:
+        with contextlib.closing(open_header(source)) as file:
+            head = file.read(32)
+            kind = identify_format(head)
+            if kind != "TIFF":
+                return kind == "PNG" and head[24] == 16  # bit depth
+            file.seek(0)
+            with TIFF(file) as image:
+                return is_wide(image) or correct_raw_mode(image)
+    except (*DECODER_ERRORS, ImageError):
         return False
 
 
-def open_header(path: str) -> BinaryIO:
+def open_header(source: str | bytes) -> BinaryIO:
     """Open an image file, or an image in a local copy, of which only the header is needed.
 
     Raises:
         OSError, ImageError: The file cannot be read.
     """
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
     try:
-        return open(path, "rb", opener=open_regular)
+        return open(source, "rb", opener=open_regular)
     except FileNotFoundError:
-        head = copy_member(path, most=32)
+        head = copy_member(source, most=32)
         if head is None:
             raise
         is_tiff = identify_format(head) == "TIFF"  # its header may be anywhere
-        return io.BytesIO((copy_member(path) or b"") if is_tiff else head)
+        return io.BytesIO((copy_member(source) or b"") if is_tiff else head)
 
 
-def read_facts(path: str, max_pixels: int) -> ValueFacts | None:
+def read_facts(source: str | bytes, max_pixels: int) -> ValueFacts | None:
     """Return statistics of a file's values, or None if it is unreadable or has 8 bits."""
-    try:
-        return facts_of(read_bytes(path, max_pixels=max_pixels), max_pixels)
-    except ImageError:
-        return None
-
-
-def facts_of(data: bytes, max_pixels: int) -> ValueFacts | None:
-    """Return statistics of the values in the bytes of a file, or None as `read_facts` does."""
     found: list[ValueFacts | None] = []
 
     def collect(image: Image.Image, lower: Image.Image | None) -> Image.Image:
@@ -177,6 +159,7 @@ def facts_of(data: bytes, max_pixels: int) -> ValueFacts | None:
         return Image.new("RGB", (1, 1))
 
     try:
+        data = source if isinstance(source, bytes) else read_bytes(source, max_pixels=max_pixels)
         decode_with(collect, data, "", max_pixels=max_pixels)
     except ImageError:
         return None
@@ -185,5 +168,5 @@ def facts_of(data: bytes, max_pixels: int) -> ValueFacts | None:
 
 def is_dark(data: bytes) -> bool:
     """Return whether an image has 16-bit values of which at most 14 bits are used."""
-    facts = facts_of(data, MAX_PIXELS) if is_wide_file(io.BytesIO(data)) else None
+    facts = read_facts(data, MAX_PIXELS) if has_wide_header(data) else None
     return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

@@ -41,7 +41,12 @@ from PIL import (
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
 from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, bits_of, is_wide, to_rgb
-from vitft.data.raw_modes import EXTRA_SAMPLES, correct_raw_mode, read_lower_bits
+from vitft.data.raw_modes import (
+    EXTRA_SAMPLES,
+    SAMPLES_PER_PIXEL,
+    correct_raw_mode,
+    read_lower_bits,
+)
 from vitft.data.remote.members import copy_member
 from vitft.data.signatures import (
     END_MARKERS,
@@ -99,7 +104,7 @@ UNSUPPORTED = re.compile(
 )
 """Messages of Pillow and its libraries about sound files of a kind that they do not read."""
 MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 0x0112, 0x0115, 0x0153
+ORIENTATION, SAMPLE_FORMAT = 0x0112, 0x0153
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
@@ -244,11 +249,12 @@ def has_avif() -> bool:
 
 
 def silence_pillow() -> None:
-    """Ignore Pillow's messages, and its warnings about damaged metadata, even with `-W error`.
+    """Ignore the messages of Pillow and libtiff, and Pillow's warnings, even with `-W error`.
 
     Warning filters are global and `catch_warnings` is not thread-safe, so a filter for Pillow's
     modules is put first in the list and left there.
     """
+    silence_libtiff()
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file
     wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
     if not warnings.filters or warnings.filters[0][:4] != wanted:
@@ -275,8 +281,6 @@ def decode_as(
 ) -> Decoded:
     """Decode bytes of the format `kind` with `decoder`, without catching its exceptions."""
     check_size(declared_size(kind, data), name, max_pixels)
-    if kind == "TIFF":
-        silence_libtiff()
     image = decoder(io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
