@@ -35,6 +35,8 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     Raises:
         ValueError: Pillow has no raw mode for the layout.
     """
+    if image.format not in ("PNG", "TIFF"):
+        return False
     raw, lost = change_raw_mode(image), ""
     if isinstance(image, TIFF) and raw:
         tags, mode = image.tag_v2, image.mode

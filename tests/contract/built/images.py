@@ -192,6 +192,14 @@ def unsupported(folder: Path) -> None:
         (folder / "cat" / name).write_bytes(data)
 
 
+def many_float64(folder: Path) -> None:
+    """Write 12 images of 64-bit floats beside 24 images that are read."""
+    draw(folder, "png", png)
+    for i in range(12):
+        samples = np.full((SIDE, SIDE, 1), i, np.float64)
+        (folder / "cat" / f"{i}.tif").write_bytes(tiff(samples, kind=1))
+
+
 def box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", 8 + len(content)) + kind + content
 
