@@ -4,6 +4,7 @@ Image files are not opened.
 """
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
             raise folder.empty.error(folder.root, folder.empty.content)
     if spec.group_by:
         folder = with_groups(folder, spec.group_by)
+    elif not (reference or spec.group or any(file.group for file in folder.files)):
+        folder = replace(folder, notes=(*folder.notes, *filter(None, [sequence_note(folder)])))
     check_groups(folder)
     return folder
 
@@ -165,6 +168,40 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
     note = f"{count(len(groups), 'group')} of images found by data.group_by"
     note += f"; {count(without, 'image')} without a group" if without else ""
     return replace(folder, files=tuple(files), notes=(*folder.notes, note))
+
+
+SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
+"""Pattern of a name with the number of a sequence and the number of an image in it."""
+DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
+"""Pattern of a date in the name of a photo, which is not the number of a sequence."""
+FRAME = r"frame[_ -]*\d+\.\w+$"
+
+
+def sequence_note(folder: Folder) -> str:
+    """Return a note if most names are like `P03_12.jpg` or `frame_0001.jpg`, otherwise "".
+
+    Every class must have several sequences, and they at least three images each on average.
+    """
+    paths = {f.path: f.label for f in folder.files}
+    found = {path: m[1] for path in paths if (m := re.search(SEQUENCE, path))}
+    found = {path: name for path, name in found.items() if not re.search(DATE, name)}
+    by_class = Counter(label for label, _ in {(paths[path], name) for path, name in found.items()})
+    is_known = 0.8 * len(paths) <= len(found) >= 3 * by_class.total()
+    if is_known and len(by_class) == len(folder.classes) and min(by_class.values()) > 1:
+        path, name = next(iter(found.items()))
+        return (
+            f"the names look like {len({*found.values()}):,} sequences, e.g. {name} in {path}: if "
+            f"the images of one show the same patient or place, use --group-by '{SEQUENCE}' (or a "
+            "column, data.group)"
+        )
+    frames = [path for path in paths if re.search(FRAME, path, re.IGNORECASE)]
+    if len(frames) <= 0.8 * len(paths):
+        return ""
+    return (
+        f"the names look like frames of a video, e.g. {frames[0]}: neighbouring frames are on both "
+        "sides of the split, unless a column names the video of each image (data.group), or a part "
+        "of the path does (data.group_by)"
+    )
 
 
 def check_groups(folder: Folder) -> None:
