@@ -4,6 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.run import config_from_table
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.text import shell_join
@@ -16,7 +17,7 @@ def add_study(parser: Parser) -> None:
         "--data",
         required=True,
         metavar="DIR",
-        help="image folder with one folder per class, or demo",
+        help="image folder with one folder per class, table of labels, or demo",
     )
     experiment.add_argument(
         "--weights",
@@ -63,6 +64,8 @@ def add_study(parser: Parser) -> None:
         action="store_true",
         help="allow .pth files, which are pickles",
     )
+    add_table_settings(run)
+    parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=study_command)
 
 
@@ -80,9 +83,15 @@ def study_command(args: argparse.Namespace) -> int:
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds
     config = config_from_table(settings)
-    data = demo_data(config.data)
+    data = with_table_settings(demo_data(config.data), args.set)
     plan = check_study(
-        data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
+        data.path,
+        names,
+        shots,
+        seeds=seeds,
+        out=args.out,
+        allow_pickle=args.allow_pickle,
+        spec=data,
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
@@ -104,7 +113,7 @@ def study_command(args: argparse.Namespace) -> int:
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
-    words += ["--allow-pickle"] * args.allow_pickle
+    words += ["--allow-pickle"] * args.allow_pickle + [w for s in args.set for w in ("--set", s)]
     write_results(study, f"vitft study {shell_join(words)}")
     output.note(f"{heading(study)}; ± is the longer side of the interval, study.md has both")
     output.table(

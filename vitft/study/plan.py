@@ -63,8 +63,11 @@ def check_study(
     seeds: int,
     out: str | None,
     allow_pickle: bool = False,
+    spec: DataSpec | None = None,
 ) -> Plan:
     """Check the arguments of a study, including its data and output folder, and return its plan.
+
+    `spec` contains the settings for reading a table.
 
     Raises:
         UsageError: A number is out of range, the weights cannot be combined, the output folder is
@@ -86,7 +89,7 @@ def check_study(
     for one in sources:
         if not one.is_baseline:
             check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
-    folder = assign_parts(scan(prepare_data(data, DataSpec())), "test")
+    folder = assign_parts(scan(prepare_data(data, spec := spec or DataSpec()), spec), "test")
     if folder.labels:
         raise one_class_only("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.files):
