@@ -5,7 +5,6 @@ flags (1 or 0, yes or no) per label, or as attributes: in a column such as `colo
 becomes the label `colour=red`. If each image has exactly one label, the labels are classes.
 """
 
-import ast
 import contextlib
 import re
 from collections import Counter
@@ -39,6 +38,9 @@ SPLIT = re.compile(
 """Names of columns that may contain a split, but are not used for it without a setting."""
 BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
 """Names of columns that contain the boxes of objects."""
+ITEM = r"""'[^']*+'|"[^"]*+"|-?\d++"""
+LIST = re.compile(rf"\[\s*+(?:(?:{ITEM})[\s,]*+)*+\]")
+"""A list in Python, or in NumPy, which omits the commas."""
 
 
 class LabelledRow(NamedTuple):
@@ -340,11 +342,10 @@ def list_in(cell: str) -> list[str] | None:
     In an object with a single value, as Label Studio writes it, the value is the list.
     """
     value: Any = None
-    text = re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", cell)  # NumPy omits the commas
-    for parse in (parse_json, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value = parse(text)
-            break
+    if LIST.fullmatch(cell):
+        value = [re.sub("^(['\"])(.*)\\1$", r"\2", item) for item in re.findall(ITEM, cell)]
+    with contextlib.suppress(ValueError):
+        value = parse_json(cell)
     if isinstance(value, dict) and len(value) == 1:
         value = next(iter(value.values()))
     if not isinstance(value, list) or any(type(label) not in (str, int) for label in value):
