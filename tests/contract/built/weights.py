@@ -79,7 +79,7 @@ def renamed(names: Mapping[str, str], norm: str) -> dict[str, Tensor]:
 
 def hugging_face(root: str = "") -> dict[str, Tensor]:
     """Return the state dict under the names of transformers."""
-    result = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in renamed(HUGGING_FACE, "vit.layernorm").items():
         parts = zip(("query", "key", "value"), tensor.chunk(3), strict=False)
         if "attn.qkv" in name:
