@@ -18,9 +18,8 @@ from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.export import export_run
-from vitft.export.answers import answer_text, given_labels, pipeline_answer
 from vitft.export.plan import EXPORT_FORMATS, plan_export
-from vitft.export.snippets import GraphInput, view_code
+from vitft.export.snippets import GraphInput, program_engine
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.models.numpy_vit import normalise
 from vitft.models.vit_config import ViTConfig
@@ -226,7 +225,8 @@ def test_the_view_of_a_program_is_that_of_the_transform_to_the_last_bit(
 ) -> None:
     transform = EvalTransform(**{"image_size": (24, 24), **fields})
     space: dict[str, Any] = {"np": np, "Image": Image}
-    exec(view_code(transform, GraphInput(takes_bytes=takes_bytes)), space)
+    parts: Any = program_engine().get_template("parts.j2").module
+    exec(parts.view(transform, GraphInput(takes_bytes=takes_bytes)), space)
 
     for shape in ((24, 24), (30, 47), (47, 31), (9, 12), (100, 33)):
         image = Image.fromarray(noise(*shape, 3))
@@ -244,45 +244,3 @@ def test_every_format_has_a_program_in_its_readme(tmp_path: Path) -> None:
 
     assert "```sh\nvitft predict --run . photo.jpg\n```" in text
     assert "```python" not in text  # no other library opens a post-norm model
-
-
-def test_a_pipeline_answers_with_the_class_or_with_the_labels_from_their_thresholds_on() -> None:
-    scores = {"a": 0.5, "b": 0.5, "c": 0.9}
-    asked: list[Any] = []
-
-    def classifier(image: str, top_k: int | None) -> list[dict[str, Any]]:
-        asked.append((image, top_k))
-        found = [{"label": name, "score": score} for name, score in scores.items()]
-        return sorted(found, key=lambda one: -one["score"])[:top_k]
-
-    def answered(thresholds: dict[str, float]) -> Any:
-        names = {"open_rgb": str.upper, "classifier": classifier, "thresholds": thresholds}
-        exec(f"def classify(path):\n{pipeline_answer('[1:]', thresholds)}\n", names)
-        classify: Any = names["classify"]
-        return classify("photo")
-
-    assert answered({}) == ("c", 0.9)
-    assert answered({"a": 0.5, "b": 0.51, "c": 0.1}) == {"a": 0.5, "c": 0.9}
-    assert asked == [("HOTO", 1), ("HOTO", None)]
-
-
-def test_the_labels_of_probabilities_are_those_from_their_thresholds_on() -> None:
-    names: dict[str, Any] = {"labels": ["a", "b", "c"], "found": [0.5, 0.5, 0.9]}
-    code = given_labels("found", (0.5, 0.51, 0.1))
-
-    exec(f"def classify():\n{code}\n", names)
-
-    assert names["classify"]() == {"a": 0.5, "c": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "noun"),
-    [((0.5,), "labels"), ({"a": 0.5}, "labels"), ((), "class"), ({}, "class")],
-)
-def test_the_docstring_of_a_program_names_the_class_or_the_labels(
-    thresholds: object, noun: str
-) -> None:
-    first, _, rest = answer_text(thresholds).partition(noun)
-
-    assert first == ("Return the " if noun == "labels" else "Return the most probable ")
-    assert rest.startswith(" of an image, ")

@@ -43,10 +43,11 @@ from vitft.export.pictures import (
 )
 from vitft.export.plan import ExportPlan
 from vitft.export.snippets import (
-    GRAPH_SNIPPETS,
+    GRAPH_LIBRARIES,
     GraphInput,
     Snippet,
     command_line,
+    graph_snippets,
     javascript_snippet,
     timm_snippet,
     transformers_snippet,
@@ -329,9 +330,9 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
 def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
     transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
-    if form in GRAPH_SNIPPETS:
+    if form in GRAPH_LIBRARIES:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
-        found = [make(transform, takes, card.thresholds) for make in GRAPH_SNIPPETS[form]]
+        found = graph_snippets(form, transform, takes, card.thresholds)
         return found if form == "torch-export" else [*found, own]
     if form == "transformers-js":
         node = javascript_snippet(transform, plan.repo)
