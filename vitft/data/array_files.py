@@ -12,7 +12,6 @@ import math
 import re
 import socket
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitft.data.label_sets import join_labels
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, VitftError
 from vitft.system.npz import check_expansion, check_unpacked_size
 from vitft.system.text import shell_quote
 
@@ -78,15 +77,6 @@ RECORDS: Mapping[str, tuple[int, str]] = {
 of the file that lists the classes.
 """
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
-ARRAY_ERRORS = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    zlib.error,
-    zipfile.BadZipFile,
-    MemoryError,
-)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -134,7 +124,9 @@ def read_arrays(source: Path) -> LoadedArrays:
         found = pickles_in(source)
         assert found is not None, "call holds_arrays first"
         return read_torchvision(PICKLED[found.name], found.parent)
-    except ARRAY_ERRORS as error:
+    except VitftError:
+        raise
+    except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
         raise DataError(
             f"cannot read {source}: {' '.join(str(error).split())[:200]}",
             fix="download or copy the file again, or save the arrays without compression",

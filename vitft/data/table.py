@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -266,7 +267,8 @@ class TableReader:
             with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > MAX_EXCEL_BYTES:
                     raise self.error("the file is too large once it is unpacked")
-            book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
+            with warnings.catch_warnings(action="ignore"):  # about styles and the like
+                book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
             width, sheet = 0, book.worksheets[0]
             sheet.reset_dimensions()  # or rows would be filled up to the farthest cell
             self.sheet = sheet.title
