@@ -84,7 +84,8 @@ def with_common_root(table: LabelTable) -> LabelTable:
     """
     if not any(leads_outside(row.path) for row in table.rows):  # the usual case
         return table
-    paths = [os.path.join(table.root, row.path) for row in table.rows]  # noqa: PTH118
+    names = (r.path.strip() if leads_outside(r.path) else r.path for r in table.rows)
+    paths = [os.path.join(table.root, name) for name in names]  # noqa: PTH118
     outside = {p for p, row in zip(paths, table.rows, strict=True) if leads_outside(row.path)}
     gone = {path for path in outside if reason_missing(path)}
     if gone == outside:

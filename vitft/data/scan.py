@@ -71,7 +71,9 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
 def refuse_measured(folder: Folder) -> None:
     """Raise a DataError if the classes are numbers of which most have few images."""
     names, images = folder.classes, len(folder.files)
-    if folder.labels or not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?", name) for name in names):
+    if folder.labels or not all(
+        re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names
+    ):
         return
     values = [float(name.replace(",", ".")) for name in names]
     has_fractions = any(value % 1 for value in values)
