@@ -10,7 +10,7 @@ and classes) whose interval contains the truth. `--draws 400` has a standard err
 
 Second form: the cross-validated accuracy on real photos. For each draw, so many images are chosen, a fifth is held out, the
 head is solved on the others as `vitft finetune` solves it, and all are cross-validated. The truth is the accuracy of that head
-on the other photos, whose own error is taken into account: an interval is widened by 1.96 times their standard error in
+on the other photos, with the class frequencies of the chosen ones; its own error is taken into account: an interval is widened by 1.96 times their standard error in
 quadrature. With `--clips K`, each photo becomes K frames (moving crop, zoom, brightness), and the photo is the group.
 """
 
@@ -250,9 +250,13 @@ def real(data: Path, weights: str, images: list[int], draws: int, clips: int) ->
             )  # fmt: skip
             if scored is None:
                 continue
-            truth = float(right[rest.numpy()].mean())
-            sums = np.bincount(group, np.where(rest.numpy(), right - truth, 0.0))
-            error = math.sqrt(float((sums**2).sum())) / int(rest.sum())
+            labels, others = y.numpy(), rest.numpy()
+            share = np.bincount(labels[chosen], minlength=found.classes) / chosen.sum()
+            size = np.bincount(labels[others], minlength=found.classes)
+            hit = np.bincount(labels[others], right[others], minlength=found.classes) / size
+            truth = float((share * hit).sum())  # with the class frequencies of the chosen images
+            parts = np.where(others, (right - hit[labels]) * (share / size)[labels], 0.0)
+            error = math.sqrt(float((np.bincount(group, parts) ** 2).sum()))
             validation = accuracy_interval(right[held], None if units is None else units[held])
             cells = {
                 "validation": (float(right[held].mean()), validation),

@@ -1,6 +1,5 @@
 """Which epoch is the best: accuracy beyond its noise, otherwise the loss; and its weights."""
 
-import math
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -8,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
+from vitft.metrics.intervals import score_interval
 from vitft.metrics.results import Metrics
 from vitft.system.errors import RunError
-from vitft.training.best import BestWeights, RunningMetrics, accuracy_noise, is_better
+from vitft.training.best import BestWeights, RunningMetrics, is_better
 from vitft.training.loop import StepResult
 
 
 def metrics(top1: float, loss: float, images: int = 100) -> Metrics:
-    return cast("Metrics", {"top1": top1, "loss": loss, "images": images})
+    bounds = score_interval(top1, images)
+    return cast("Metrics", {"top1": top1, "top1_interval": bounds, "loss": loss, "images": images})
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,11 @@ def test_the_best_epoch_does_not_drift_below_the_highest_accuracy() -> None:
     assert best.results["epochs"] == 4
 
 
-def test_the_noise_is_the_binomial_standard_error() -> None:
-    assert accuracy_noise(0.5, 98) == pytest.approx(math.sqrt(0.25 / 100))
-    assert accuracy_noise(1.0, 98) == pytest.approx(math.sqrt(0.99 * 0.01 / 100))
+def test_the_noise_counts_groups() -> None:
+    few = cast("Metrics", {**metrics(0.88, 0.4), "top1_interval": (0.6, 0.97)})  # few groups
+
+    assert is_better(few, metrics(0.95, 0.5), 0.95)
+    assert not is_better(metrics(0.88, 0.4), metrics(0.95, 0.5), 0.95)
 
 
 def small_model() -> Any:

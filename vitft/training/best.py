@@ -1,6 +1,5 @@
 """Best weights so far in a run, and running metrics of an epoch."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -9,6 +8,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
+from vitft.metrics.intervals import Z
 from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.system.errors import RunError
@@ -134,23 +134,13 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
     Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
     lowest loss is the best. With few images, the accuracy stays the same for many epochs or changes
     by chance, while the loss keeps changing. `metrics.verdict.BEST_RULE` states this rule in words.
+    The standard error is that of the interval, which counts groups.
     """
     new_fits, best_fits = (
-        highest - one["top1"] <= accuracy_noise(one["top1"], one["images"]) for one in (new, best)
+        highest - one["top1"] <= (one["top1_interval"][1] - one["top1_interval"][0]) / (2 * Z)
+        for one in (new, best)
     )
     return new_fits if new_fits != best_fits else new["loss"] < best["loss"]
-
-
-def accuracy_noise(top1: float, images: int) -> float:
-    """Return the binomial standard error of an accuracy.
-
-    One correct and one wrong image are added so that the standard error is never 0.
-
-    Source: Agresti & Coull 1998, "Approximate is better than exact for interval estimation of
-    binomial proportions", The American Statistician 52.
-    """
-    rate = (top1 * images + 1) / (images + 2)
-    return math.sqrt(rate * (1 - rate) / (images + 2))
 
 
 @dataclass(slots=True)
