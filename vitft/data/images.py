@@ -95,9 +95,7 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-UNKNOWN_SAMPLES = (
-    "unknown pixel mode", "Invalid value for samples per pixel", "string index out of range"
-)  # fmt: skip
+UNKNOWN_SAMPLES = re.compile("unknown pixel mode|Invalid value for samples|string index")
 """Messages of Pillow about the number or kind of the samples of a TIFF file."""
 UNSUPPORTED = re.compile(
     "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown raw", re.I
@@ -371,7 +369,7 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
     what = "the image"
-    if kind == "TIFF" and text in UNKNOWN_SAMPLES:
+    if kind == "TIFF" and UNKNOWN_SAMPLES.match(text):
         bands, text = describe_samples(data)
         what = "three bands" if bands > 3 else what
     elif kind == "TIFF" and text.isdigit():

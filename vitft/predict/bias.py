@@ -43,7 +43,8 @@ def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
     if dark := sum(DARK_NOTE in row.prediction.notes for row in predictions):
-        log.warning(f"{count(dark, 'image')} {DARK_NOTE}; scale such images to 8 bits")
+        verb = "is" if dark == 1 else "are"
+        log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
 
 
 def warn_of_bias(results: EvaluationResults) -> None:

@@ -30,7 +30,7 @@ from vitft.system.text import count
 STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
-DARK_NOTE = "nearly black to this model: at most 14 of 16 bits are used"
+DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
 """Note on a file with several pages; only the first one is used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
 """Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""

@@ -91,6 +91,11 @@ def png_colour(folder: Path) -> None:
     draw(folder, "png", png)
 
 
+def png_in_folder(folder: Path) -> None:
+    (folder / "12bit").mkdir()
+    draw(folder / "12bit", "png", png)
+
+
 def png_alpha(folder: Path) -> None:
     draw(folder, "png", lambda values: png(opaque(values)))
 
