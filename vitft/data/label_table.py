@@ -31,6 +31,7 @@ from vitft.data.missing import same_names_below
 from vitft.data.parts import Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
+from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.text import count, listing, shell_quote
@@ -133,6 +134,8 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
     rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec)
     for cells in filter(any, lines):
+        if not rows.by_path and not spec.path_column and not copy:
+            refuse_other_path(reader, header, cells, columns["path"])
         rows.add(cells)
     if not rows.by_path:
         raise DataError(
@@ -217,6 +220,19 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         if places:
             found[role] = places[0]
     return found
+
+
+def refuse_other_path(
+    reader: TableReader, header: Sequence[str], cells: Sequence[str], path: str
+) -> None:
+    """Raise a DataError if the column `path` has a number or name, and another one a file name."""
+    pairs = zip(header, cells, strict=False)
+    files = [name for name, cell in pairs if Path(cell.strip()).suffix.lower() in FORMAT_BY_SUFFIX]
+    if path.strip().lower() in ID_COLUMNS and files and path not in files:
+        raise reader.error(
+            f"several columns may contain the path: {listing([path, *files])}",
+            fix="choose one with --set data.path_column=NAME",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
