@@ -102,6 +102,8 @@ class Candidate(NamedTuple):
     name: str
     method: HeadMethod
     scores: Tensor
+    groups: Groups | None = None
+    """Group numbers (n,) of the images, from which standard errors are computed."""
 
     def losses(self, y: Tensor) -> Tensor:
         """Return the cross-entropy of each image (n,) in nats."""
@@ -111,9 +113,7 @@ class Candidate(NamedTuple):
         """Return the cross-validated accuracy."""
         return fraction_right(are_right(self.scores, y))
 
-    def described(
-        self, y: Tensor, today: "Candidate | None" = None, groups: Groups | None = None
-    ) -> HeadCandidate:
+    def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
         """Return the candidate's name, loss and accuracy for the results.
 
         The gain over the head on the last block, `today`, is included if that is given.
@@ -124,7 +124,7 @@ class Candidate(NamedTuple):
             "cv_top1": self.top1(y),
         }
         if today is not None:
-            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y, groups)
+            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y)
         return found
 
 
@@ -159,7 +159,7 @@ def choose_head_method(
     plain = HeadMethod(l2=l2, read=read)
     heads = plain.fit(x, y, sample_weight, classes=classes)
     sharpness, scores = tempered(held_out_logits(first[:, :read], heads, fold_id), truth)
-    today = Candidate(LAST_BLOCK, plain, scores)
+    today = Candidate(LAST_BLOCK, plain, scores, groups)
     if images < MIN_IMAGES:
         return plain, [today.described(truth)]
     shrinkage, factor, several_scores = choose_shrinkage(
@@ -174,13 +174,13 @@ def choose_head_method(
         name=SEVERAL_BLOCKS,
         alone=sharpness,
     )
-    several = Candidate(SEVERAL_BLOCKS, alone, several_scores)
+    several = Candidate(SEVERAL_BLOCKS, alone, several_scores, groups)
     one, other = mixture_weights(today.scores, several.scores, truth)
     both = replace(alone, logistic=one * sharpness, discriminant=other * factor, name=MIXTURE)
     summed = (one * today.scores + other * several.scores).log_softmax(dim=-1)
-    mixture = Candidate(MIXTURE, both, summed)
-    chosen = choose_candidate(today, several, mixture, truth, groups)
-    others = (candidate.described(truth, today, groups) for candidate in (several, mixture))
+    mixture = Candidate(MIXTURE, both, summed, groups)
+    chosen = choose_candidate(today, several, mixture, truth)
+    others = (several.described(truth, today), mixture.described(truth, today))
     return chosen.method, [today.described(truth), *others]
 
 
@@ -249,11 +249,7 @@ def smallest(function: Callable[[float], float], low: float, high: float) -> flo
 
 
 def choose_candidate(
-    today: Candidate,
-    several: Candidate,
-    mixture: Candidate,
-    y: Tensor,
-    groups: Groups | None = None,
+    today: Candidate, several: Candidate, mixture: Candidate, y: Tensor
 ) -> Candidate:
     """Return the candidate to use.
 
@@ -263,27 +259,25 @@ def choose_candidate(
     on the last block is used.
     """
     better = mixture
-    if is_lower(several, mixture, y, groups) and several.top1(y) >= mixture.top1(y):
+    if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
         better = several
-    return better if is_lower(better, today, y, groups) else today
+    return better if is_lower(better, today, y) else today
 
 
-def is_lower(one: Candidate, other: Candidate, y: Tensor, groups: Groups | None = None) -> bool:
+def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
     """Return whether `one` has a lower loss than `other`, by more than a standard error."""
-    gain, error = gain_and_error(one, other, y, groups)
+    gain, error = gain_and_error(one, other, y)
     return gain > error
 
 
-def gain_and_error(
-    one: Candidate, other: Candidate, y: Tensor, groups: Groups | None = None
-) -> tuple[float, float]:
+def gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
     """Return by how much the loss of `one` is lower than that of `other`, and its standard error.
 
     The standard error is computed from the differences between each image's two losses, summed over
     the images of each group.
     """
     gain = (other.losses(y) - one.losses(y)).double().numpy()
-    return float(gain.mean()), mean_error(gain, groups)
+    return float(gain.mean()), mean_error(gain, one.groups)
 
 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,6 @@ from vitft.metrics.results import (
     read_results,
 )
 from vitft.models.card import Card, parse_card
-from vitft.predict.labelled_prediction import PREDICTION_COLUMNS
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
@@ -226,29 +225,22 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     return list(chosen.values())
 
 
-def read_evaluation(path: Path) -> Run:
-    """Read the output of `vitft evaluate --out` as a run whose validation images were evaluated.
+def with_evaluation(run: Run) -> Run:
+    """Return the output of `vitft evaluate --out` as a run with evaluated validation images.
 
     Evaluations share the images that have the same path in the same data.
 
     Raises:
         RunError: A file is damaged.
     """
-    results = read_run_json(path / "eval.json", EvaluationResults)
-    content = read_run_bytes(path / "predictions.csv") or b""
-    table = csv.DictReader(io.StringIO(content.decode("utf-8", "surrogateescape"), newline=""))
-    if results is None or not {*PREDICTION_COLUMNS} <= {*(table.fieldnames or ())}:
-        raise damaged_file(path / "predictions.csv", "it lacks columns of vitft evaluate")
-    source, classes = Path(results["data"]["path"]).resolve(), tuple(results["per_class"])
-    cells = [(f"{source}/{row['path']}", row) for row in table if row["class"]]
-    return Run(
-        path=path,
-        config={},
-        config_text="",
-        classes=classes,
-        rows=tuple(Row(row["path"], 0, "val", key, row.get("group") or "") for key, row in cells),
-        split=Manifest(path, classes, (), classes if "labels" in results else ()),
-        predictions=tuple(
+    results = read_run_json(run.path / "eval.json", EvaluationResults)
+    content, path = read_run_bytes(run.path / "predictions.csv") or b"", run.path
+    lines = io.StringIO(content.decode("utf-8", "surrogateescape"), newline="")
+    try:
+        assert results is not None
+        source, classes = Path(results["data"]["path"]).resolve(), tuple(results["per_class"])
+        table = [(f"{source}/{row['path']}", row) for row in csv.DictReader(lines) if row["class"]]
+        predictions = [
             ValidationPrediction(
                 path=row["path"],
                 sha256=key,
@@ -257,16 +249,17 @@ def read_evaluation(path: Path) -> Run:
                 probability=float(row["probability"]),
                 label_probability=float(row["label_probability"] or "nan"),
             )
-            for key, row in cells
-        ),
+            for key, row in table
+        ]
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise damaged_file(path / "predictions.csv", f"{error} is missing or invalid") from error
+    return replace(
+        run,
+        classes=classes,
+        rows=tuple(Row(row["path"], 0, "val", key, row.get("group") or "") for key, row in table),
+        split=Manifest(path, classes, (), classes if "labels" in results else ()),
+        predictions=tuple(predictions),
         results=cast("RunResults", results),
-        log=(),
-        environment=cast("RunEnvironment", {}),
-        audit=cast("AuditResults", {}),
-        card=None,
-        digest="",
-        parameters=0,
-        notes_unlike=False,
         is_evaluation=True,
     )
 
@@ -286,14 +279,13 @@ def read_run(path: Path) -> Run:
     Raises:
         RunError: A file is damaged.
     """
-    if (path / "predictions.csv").is_file() and not (path / "split.csv").exists():
-        return read_evaluation(path)
+    evaluated = (path / "predictions.csv").is_file() and not (path / "split.csv").exists()
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
     split = read_split(path, classes)
     card, digest, parameters = read_model_facts(RunDir(path).model)
     audit = read_run_json(path / "audit.json", AuditResults)
-    return Run(
+    run = Run(
         path=path,
         config=config,
         config_text=config_text,
@@ -301,7 +293,7 @@ def read_run(path: Path) -> Run:
         rows=split.rows,
         split=split,
         predictions=validation_predictions(path, split),
-        results=results_for(path, classes),
+        results=cast("RunResults", {}) if evaluated else results_for(path, classes),
         log=read_run_lines(path / "metrics.jsonl", LogLine),
         environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
         audit=cast("AuditResults", {"unused": [], "notes": [], **audit} if audit else {}),
@@ -310,6 +302,7 @@ def read_run(path: Path) -> Run:
         parameters=parameters,
         notes_unlike=(path / REFERENCE_FILE).is_file(),
     )
+    return with_evaluation(run) if evaluated else run
 
 
 def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
