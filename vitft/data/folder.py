@@ -322,8 +322,8 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
     fix = f"use the same class folders in {one}/ and {other}/"
-    if len(first) > 1:
-        fix += f", or leave out {other}/ with --data {shell_quote(str(root / one))}"
+    if inner := root / one if len(first) > 1 else class_folder_in(root / one):
+        fix += f", or use {one}/ only, with --data {shell_quote(str(inner))}"
     return DataError(
         f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})",
         fix=f"remove the empty {listing(empty)}, or {fix}" if empty else fix,
