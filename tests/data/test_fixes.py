@@ -383,7 +383,7 @@ def test_an_empty_class_folder_is_explained_by_images_that_were_dropped_or_moved
     folder: Folder, tmp_path: Path, rows: str, is_explained: bool
 ) -> None:
     emptied = Folder(root=Path("d"), classes=("a", "b", "c"), files=folder.files,
-                     layout="classes", empty=EmptyClasses({"c": ""}, 3))  # fmt: skip
+                     layout="classes", empty=EmptyClasses({"c": ""}, 3, 3))  # fmt: skip
 
     if is_explained:
         found = applied(emptied, tmp_path / "f.csv", f"path,action\n{rows}")
