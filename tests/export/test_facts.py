@@ -10,16 +10,9 @@ import pytest
 from tests.export.test_card import compared, plan
 from tests.support.export_run import make_run
 from vitft.export import card as card_module
-from vitft.export.card import (
-    data_section,
-    evaluation_of,
-    introduction,
-    results_section,
-    run_metrics,
-    usage_snippets,
-)
-from vitft.export.caveats import caveat, javascript_caveat
-from vitft.export.eight_bits import eight_bit_accuracy, eight_bit_lines, is_eight_bits
+from vitft.export.card import evaluation_of, run_metrics, usage_snippets, write_readme
+from vitft.export.compare import ExportComparison
+from vitft.export.eight_bits import eight_bit_accuracy, is_eight_bits
 from vitft.export.facts import (
     accuracy_sentence,
     catalog_origin,
@@ -203,42 +196,48 @@ def test_the_origin_of_weights_is_found_by_name_or_digest(
     ("classes", "more"), [(199, ""), (200, ""), (201, "1 more class"), (203, "3 more classes")]
 )
 def test_two_hundred_classes_are_listed_and_the_others_counted(
-    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, classes: int, more: str
+    trained: TrainedRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    classes: int,
+    more: str,
 ) -> None:
     names = tuple(f"c{i}" for i in range(classes))
     rows = [(name, "1", "2", "–", "–") for name in names]
     monkeypatch.setattr(card_module, "class_figures", lambda *_: rows)
     many = replace(trained, card=replace(trained.card, classes=names))
 
-    lines = data_section(many, None)
+    lines = readme(many, tmp_path).splitlines()
 
     assert sum(line.startswith("| c") and "class" not in line for line in lines) == min(
         classes, 200
     )
-    assert [line.strip() for line in lines if "more" in line] == ([f"({more})"] if more else [])
-    assert "| c0 | 1 | 2 |" in lines
+    assert [line for line in lines if line.startswith("(")] == ([f"({more})"] if more else [])
+    assert "| c0 | 1 | 2 | – | – |" in lines
     labels = replace(many, card=replace(many.card, thresholds=(0.5,) * classes))
-    assert "| label | training images | validation images |" in data_section(labels, None)
+    assert "| label | training images | validation images |" in readme(labels, tmp_path)
 
 
-def test_the_comparison_is_stated_with_the_results(trained: TrainedRun) -> None:
-    results = results_of(trained)
-    row = compared(changed=1, difference=2.5e-6)
+def readme(trained: TrainedRun, folder: Path, row: ExportComparison | None = None) -> str:
+    """Return the README of an export."""
+    write_readme(trained, folder, row or compared(), plan())
+    return (folder / "README.md").read_text()
 
-    heading, _, accuracy, _, same, _ = results_section(trained, results, row)
-    bare = results_section(trained, None, compared(images=0))
 
-    assert heading == "## Results"
-    assert accuracy.startswith("Accuracy 50.0%")
-    assert same == (
+def test_the_comparison_is_stated_with_the_results(trained: TrainedRun, tmp_path: Path) -> None:
+    usual = readme(trained, tmp_path, compared(changed=1, difference=2.5e-6))
+    bare = readme(trained, tmp_path, compared(images=0))
+    small = readme(trained, tmp_path, compared(name="int8"))
+
+    assert "## Results\n\nAccuracy 50.0%" in usual
+    assert (
         "The exported model was opened with timm 1.2 and compared with the original on 6 "
         "validation images: largest logit difference 2.5e-06, 1 changed prediction."
-    )
-    assert len(bare) == 2
-    assert "on random noise, because the validation images were missing" in bare[0]
-    assert "0 changed predictions" in bare[0]
-    small = results_section(trained, results, compared(name="int8"))
-    assert small[2].startswith("The original float32 model: Accuracy 50.0%")
+    ) in usual
+    assert "on random noise, because the validation images were missing" in bare
+    assert "0 changed predictions" in bare
+    assert "The original float32 model: Accuracy 50.0%" in small
+    assert "The graph model.onnx has 8-bit weights" in small
 
 
 def test_metrics_are_those_of_the_exported_head(trained: TrainedRun) -> None:
@@ -284,29 +283,38 @@ def test_each_format_has_the_programs_that_open_it(
     assert [one.title for one in found] == titles
 
 
-def test_the_introduction_counts_classes_or_labels(trained: TrainedRun) -> None:
+def test_the_introduction_counts_classes_or_labels(trained: TrainedRun, tmp_path: Path) -> None:
     several = replace(trained, card=replace(trained.card, thresholds=(0.5, 0.5, 0.5)))
 
-    assert introduction(trained, None, "timm")[0] == "# An image classifier with 3 classes"
-    lines = introduction(several, None, "html")
-    assert lines[0] == "# An image classifier with 3 labels"
-    assert any(line.startswith("This is a multi-label model") for line in lines)
-    assert lines[-2].endswith("The page does this.")
-    assert introduction(trained, None, "timm")[-2].endswith("The programs below do this.")
+    usual, page = readme(trained, tmp_path), readme(several, tmp_path, compared(name="html"))
+
+    assert "\n# An image classifier with 3 classes\n" in usual
+    assert "The programs below do this.\n" in usual
+    assert "\n# An image classifier with 3 labels\n" in page
+    assert "\nThis is a multi-label model" in page
+    assert "The page does this.\n" in page
 
 
-def test_caveats_name_the_grey_range(trained: TrainedRun) -> None:
-    plain = trained.card.transform
-    wide = replace(plain, grey_range=(120.0, 3900.5))
-
-    assert "floating-point images and 12-bit TIFF files can only be opened by vitft" in caveat(
-        plain
+def test_the_readme_names_the_grey_range(trained: TrainedRun, tmp_path: Path) -> None:
+    wide = replace(
+        trained,
+        card=replace(
+            trained.card, transform=replace(trained.card.transform, grey_range=(120.0, 3900.5))
+        ),
     )
-    assert "training images (120 to 3,900.5) to 0..255." in caveat(wide)
-    assert "keeps the upper 8 bits of 16-bit grey images; floating" in javascript_caveat(plain)
-    assert "training images (120 to 3,900.5) to 0..255 in 16-bit grey" in javascript_caveat(wide)
-    assert javascript_caveat(wide).endswith("convert such images first.")
-    assert "convert such images first" not in javascript_caveat(plain)
+    node = compared(name="transformers-js")
+
+    plain, ranged = readme(trained, tmp_path), readme(wide, tmp_path)
+    plain_js, ranged_js = readme(trained, tmp_path, node), readme(wide, tmp_path, node)
+
+    assert "floating-point images and 12-bit TIFF files can only be opened by vitft" in plain
+    assert "training images (120 to 3,900.5) to 0..255." in ranged
+    assert "keeps the upper 8 bits of 16-bit grey images; floating" in plain_js
+    assert "training images (120 to 3,900.5) to 0..255 in 16-bit grey" in ranged_js
+    assert ("convert such images first." in plain_js, "convert such images first." in ranged_js) == (
+        False,
+        True,
+    )
 
 
 # 8 bits ------------------------------------------------------------------------------------------
@@ -324,9 +332,6 @@ def test_the_accuracy_with_8_bits_is_stated_with_its_interval() -> None:
     assert [is_eight_bits(compared(name=name)) for name in ("int8", "timm", "x, int8")] == [
         True, False, True,
     ]  # fmt: skip
-    assert eight_bit_lines(compared(), None) == []
-    assert eight_bit_lines(row, row)[0].startswith("The graph model.onnx has 8-bit weights")
-    assert "onnx/model_quantized.onnx" in eight_bit_lines(compared(), row)[0]
 
 
 # heads and status --------------------------------------------------------------------------------

@@ -12,14 +12,8 @@ from typing import Any
 
 import yaml
 
-from vitft.export.caveats import caveat, javascript_caveat
 from vitft.export.compare import ExportComparison
-from vitft.export.eight_bits import (
-    FLOAT_RESULTS,
-    eight_bit_lines,
-    eight_bit_metrics,
-    is_eight_bits,
-)
+from vitft.export.eight_bits import eight_bit_accuracy, eight_bit_metrics, is_eight_bits
 from vitft.export.facts import (
     accuracy_sentence,
     catalog_origin,
@@ -49,6 +43,7 @@ from vitft.export.snippets import (
     command_line,
     graph_snippets,
     javascript_snippet,
+    program,
     timm_snippet,
     transformers_snippet,
 )
@@ -77,10 +72,6 @@ LICENCES = (
 INSIDE_WORDS = re.compile(r"(?<=\d)\.(?=[^\W_])|(?<=[^\W_])_(?=[^\W_])")
 """Punctuation inside a word that Markdown always displays literally: `2.0` and `a_b`, but not the
 period of www.example, which becomes a link on GitHub."""
-PAGE_USE = (
-    "Open index.html in a browser, from the disk or from any web server. It needs no network and "
-    "sends nothing: images stay on the device. Other libraries cannot open it."
-)
 LIBRARIES = {
     "timm": "timm",
     "transformers": "transformers",
@@ -89,13 +80,6 @@ LIBRARIES = {
     "int8": "onnx",
 }
 """Hub name of the library that opens each format; `vitft` for formats not listed."""
-
-
-SEVERAL_LABELS = (
-    "This is a multi-label model: an image may have any number of labels, including none. Each "
-    "label has its own probability (the sigmoid of its logit) and is predicted if the probability "
-    "reaches the label's threshold."
-)
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -129,24 +113,64 @@ def write_readme(
         plan: Options of the export.
         second: Comparison of the folder's additional 8-bit graph, if it has one.
     """
-    results = results_of(trained)
-    data = data_name(trained.run)
+    card, results = trained.card, results_of(trained)
     small = row if is_eight_bits(row) else second
-    metadata = header_of(trained.card, row, results, data, plan)
-    header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
-    body = "\n".join(
-        [
-            *introduction(trained, results, row.name),
-            *eight_bit_lines(row, small),
-            *usage_section(trained.card, row.name, plan),
-            *limits_section(trained, results, is_rounded=is_eight_bits(row)),
-            *data_section(trained, results),
-            *results_section(trained, results, row),
-            *pictures_section(trained, results, folder, plan),
-            *licence_section(trained.card, plan.licence),
-        ]
+    transform, classes, several = card.transform, card.classes, bool(card.thresholds)
+    by_class = last_block_accuracy(card, results) is None
+    clause = chance_level(results) if results else ""
+    kind, kinds = ("label", "labels") if several else ("class", "classes")
+    confusion = confusion_png(classes, results) if plan.repo and results and by_class else None
+    if confusion is not None:
+        write_atomically(folder / CONFUSION_FILE, confusion)
+    examples = example_images(trained) if plan.image_licence else None
+    if examples is not None:
+        write_atomically(folder / EXAMPLES_FILE, examples[0])
+    hidden = len(classes) - MAX_CLASSES_LISTED
+    metadata = header_of(card, row, results, data_name(trained.run), plan)
+    text = program(
+        "readme",
+        header=yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6),
+        classes=classes,
+        several=several,
+        kind=kind,
+        kinds=kinds,
+        model=model_sentence(card, markdown_text),
+        at_chance=markdown_text(clause),
+        view=view_sentence(card),
+        form=row.name,
+        row=row,
+        plan=plan,
+        eight_bits=eight_bit_accuracy(small) if small else "",
+        eight_bits_alone=small is row,
+        is_rounded=is_eight_bits(row),
+        grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
+        snippets=usage_snippets(card, row.name, plan),
+        limits=limits_of(trained.run, [*map(markdown_text, classes)], results, by_class=by_class),
+        by_class=by_class,
+        narrow_reason="" if by_class else last_block_reason(trained.run),
+        unfinished=unfinished_status(trained.run),
+        accuracy=accuracy_sentence(results) if results else "",
+        data=data_sentence(trained, markdown_text, results),
+        table=[
+            (markdown_text(name), cells[: 4 if results and by_class else 2])
+            for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
+        ],
+        hidden=hidden,
+        hidden_text=count(hidden, f"more {kind}", f"more {kinds}"),
+        compared_on=count(row.images, "validation image")
+        if row.images
+        else "random noise, because the validation images were missing",
+        changed=count(row.changed, "changed prediction"),
+        confusion_file=CONFUSION_FILE if confusion is not None else "",
+        most_labelled=MOST_LABELLED,
+        examples_file=EXAMPLES_FILE if examples is not None else "",
+        example_names=", ".join(map(markdown_text, examples[1])) if examples else "",
+        image_credit=", ".join(
+            markdown_text(words) for words in (plan.image_licence, plan.image_credit) if words
+        ),
+        licence=licence_sentence(card, plan.licence, markdown_text),
     )
-    write_atomically(folder / "README.md", f"---\n{header}---\n\n{body}\n")
+    write_atomically(folder / "README.md", f"{text}\n")
 
 
 def header_of(
@@ -234,102 +258,11 @@ def run_metrics(
     return metrics[: None if is_whole else 1]
 
 
-def limits_section(
-    trained: TrainedRun, results: RunResults | None, *, is_rounded: bool
-) -> list[str]:
-    """Return the lines about the intended use and the limits of the model."""
-    names = [markdown_text(name) for name in trained.card.classes]
-    by_class = last_block_accuracy(trained.card, results) is None
-    sentences = limits_of(trained.run, names, results, by_class=by_class)
-    lines = [f"- {sentence}" for sentence in sentences]
-    if not by_class:
-        lines.append(
-            f"- The head reads only the last block, {last_block_reason(trained.run)}. Exports "
-            "in other formats, such as `--onnx`, keep the run's head. Results by class, "
-            "confusions and the calibration were measured with the run's head and are left out."
-        )
-    if status := unfinished_status(trained.run):
-        lines.append(f"- The run had not finished when it was exported (status: {status}).")
-    if is_rounded and results:
-        lines.append(f"- {FLOAT_RESULTS}")
-    return ["## Intended use and limits", "", *lines, ""]
-
-
-def pictures_section(
-    trained: TrainedRun, results: RunResults | None, folder: Path, plan: ExportPlan
-) -> list[str]:
-    """Write the pictures of a hub page, and return the lines that show them."""
-    lines: list[str] = []
-    classes = trained.card.classes
-    is_own = last_block_accuracy(trained.card, results) is None
-    matrix = confusion_png(classes, results) if plan.repo and results and is_own else None
-    if matrix is not None:
-        write_atomically(folder / CONFUSION_FILE, matrix)
-        numbers = " Each number is a count of images." if len(classes) <= MOST_LABELLED else ""
-        lines += [
-            "## Confusion matrix",
-            "",
-            f"![Confusion matrix: true classes in rows, predictions in columns]({CONFUSION_FILE})",
-            "",
-            f"Rows are true classes, columns are predictions.{numbers}",
-            "",
-        ]
-    examples = example_images(trained) if plan.image_licence else None
-    if examples is not None:
-        picture, names = examples
-        write_atomically(folder / EXAMPLES_FILE, picture)
-        credit = f", {markdown_text(plan.image_credit)}" if plan.image_credit else ""
-        lines += [
-            "## Examples",
-            "",
-            f"![One validation image per class]({EXAMPLES_FILE})",
-            "",
-            f"Row by row: {', '.join(map(markdown_text, names))}. Images: "
-            f"{markdown_text(plan.image_licence)}{credit}.",
-            "",
-        ]
-    return lines
-
-
-def introduction(trained: TrainedRun, results: RunResults | None, form: str) -> list[str]:
-    """Return the lines on the model and its training, with a warning if it is at chance level."""
-    card = trained.card
-    clause = chance_level(results) if results else ""
-    by = "The page does" if form == "html" else "The programs below do"
-    caution = f"**This model is at chance level:** it {markdown_text(clause)}."
-    return [
-        f"# An image classifier with {len(card.classes)} "
-        f"{'labels' if card.thresholds else 'classes'}",
-        "",
-        model_sentence(card, markdown_text),
-        "",
-        *([caution, ""] if clause else []),
-        *([SEVERAL_LABELS, ""] if card.thresholds else []),
-        f"{view_sentence(card)} {by} this.",
-        "",
-    ]
-
-
-def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
-    """Return the lines with complete programs for the libraries that open this format."""
-    lines = ["## Use", ""]
-    if form == "html":
-        return [*lines, PAGE_USE, ""]
-    snippets = usage_snippets(card, form, plan)
-    if not plan.repo:
-        lines += ["Put an image called photo.jpg in this folder, and run the programs there.", ""]
-    if any(snippet.language == "python" for snippet in snippets):
-        lines += [caveat(card.transform), ""]
-    if form == "transformers-js":
-        lines += [javascript_caveat(card.transform), ""]
-    for snippet in snippets:
-        lines += snippet.lines()
-    return lines
-
-
 def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
     transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
+    if form == "html":
+        return []
     if form in GRAPH_LIBRARIES:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
         found = graph_snippets(form, transform, takes, card.thresholds)
@@ -343,56 +276,6 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     if timm_obstacle(card):
         return [own]
     return [timm_snippet(transform, plan.repo, card.thresholds), own]
-
-
-def data_section(trained: TrainedRun, results: RunResults | None) -> list[str]:
-    """Return the lines about the training data: its name, its size and a table of the classes."""
-    by_class = results is not None and last_block_accuracy(trained.card, results) is None
-    cells_shown = 4 if by_class else 2
-    rows = [
-        " ".join(("|", markdown_text(name), "|", " | ".join(cells[:cells_shown]), "|"))
-        for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
-    ]
-    hidden = len(trained.card.classes) - MAX_CLASSES_LISTED
-    kind, kinds = ("label", "labels") if trained.card.thresholds else ("class", "classes")
-    more = [f"\n({count(hidden, f'more {kind}', f'more {kinds}')})"] if hidden > 0 else []
-    return [
-        "## Data and classes",
-        "",
-        f"{data_sentence(trained, markdown_text, results)} "
-        f"The images are not included. The {kinds} are listed in the order of the model's outputs."
-        f"{' Recall and precision are those on the validation images.' if by_class else ''}",
-        "",
-        f"| {kind} | training images | validation images |{' recall | precision |' * by_class}",
-        f"|---|{'---:|' * cells_shown}",
-        *rows,
-        *more,
-        "",
-    ]
-
-
-def results_section(
-    trained: TrainedRun, results: RunResults | None, row: ExportComparison
-) -> list[str]:
-    """Return the lines about the accuracy and the fidelity of the export."""
-    noise = "random noise, because the validation images were missing"
-    on = count(row.images, "validation image") if row.images else noise
-    is_narrow = last_block_accuracy(trained.card, results) is not None
-    original = "the original with this head" if is_narrow else "the original"
-    same = (
-        f"The exported model was opened with {row.by} and compared with {original} on {on}: "
-        f"largest logit difference {row.difference:.1e}, "
-        f"{count(row.changed, 'changed prediction')}."
-    )
-    if not results:
-        return [same, ""]
-    source = "The original float32 model: " if is_eight_bits(row) else ""
-    return ["## Results", "", f"{source}{accuracy_sentence(results)}", "", same, ""]
-
-
-def licence_section(card: Card, chosen: str) -> list[str]:
-    """Return the lines about the licences of this model and of the pretrained weights."""
-    return ["## Licence", "", licence_sentence(card, chosen, markdown_text)]
 
 
 def markdown_text(words: str) -> str:

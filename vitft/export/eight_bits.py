@@ -11,35 +11,9 @@ from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.values import Interval
 from vitft.system.text import count, interval, percent
 
-WHAT_IS_ROUNDED = (
-    "8-bit weights in its linear layers; the inputs of those layers are rounded to 8 bits too, "
-    "except after the activation function of a block"
-)
-FLOAT_RESULTS = (
-    "The results by class, the confusions and the calibration were measured with the original "
-    "float32 model, not with 8-bit weights."
-)
-
-
 def is_eight_bits(row: ExportComparison) -> bool:
     """Return whether a comparison is one of a graph with 8-bit weights."""
     return row.name.endswith("int8")
-
-
-def eight_bit_lines(row: ExportComparison, small: ExportComparison | None) -> list[str]:
-    """Return the lines of the introduction that say which file of an export has 8-bit weights.
-
-    Args:
-        row: Comparison of the export that the README describes.
-        small: Comparison of its 8-bit graph; `row` itself if there is no other graph. None if no
-            file has 8-bit weights.
-    """
-    if small is None:
-        return []
-    file = "model.onnx"
-    if small is not row:
-        file = "onnx/model_quantized.onnx, which web pages load by default,"
-    return [f"The graph {file} has {WHAT_IS_ROUNDED}. {eight_bit_accuracy(small)}", ""]
 
 
 def eight_bit_accuracy(row: ExportComparison) -> str:

@@ -29,11 +29,10 @@ class Snippet(NamedTuple):
     """Program that classifies photo.jpg; it runs in the exported folder."""
     language: str = "python"
 
-    def lines(self) -> list[str]:
-        """Return the program as Markdown."""
-        code = re.sub(r"\n{3,}", "\n\n\n", self.code.strip())
-        install = [f"Install with `{self.install}`.", ""] if self.install else []
-        return [f"### {self.title}", "", *install, f"```{self.language}", code, "```", ""]
+    @property
+    def source(self) -> str:
+        """The program without superfluous blank lines."""
+        return re.sub(r"\n{3,}", "\n\n\n", self.code.strip())
 
 
 class GraphInput(NamedTuple):
