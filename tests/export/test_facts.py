@@ -311,7 +311,10 @@ def test_the_readme_names_the_grey_range(trained: TrainedRun, tmp_path: Path) ->
     assert "training images (120 to 3,900.5) to 0..255." in ranged
     assert "keeps the upper 8 bits of 16-bit grey images; floating" in plain_js
     assert "training images (120 to 3,900.5) to 0..255 in 16-bit grey" in ranged_js
-    assert ("convert such images first." in plain_js, "convert such images first." in ranged_js) == (
+    assert (
+        "convert such images first." in plain_js,
+        "convert such images first." in ranged_js,
+    ) == (
         False,
         True,
     )

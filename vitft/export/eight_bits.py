@@ -11,6 +11,7 @@ from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.values import Interval
 from vitft.system.text import count, interval, percent
 
+
 def is_eight_bits(row: ExportComparison) -> bool:
     """Return whether a comparison is one of a graph with 8-bit weights."""
     return row.name.endswith("int8")
