@@ -29,8 +29,13 @@ GROUP_COLUMNS = (
     "camera", "camera_id",
 )  # fmt: skip
 WEIGHT_COLUMNS = ("weight", "sample_weight")
-YES, NO = ("1", "true", "yes", "y", "x"), ("0", "-1", "false", "no", "n")
-SEPARATOR_NAMES: Mapping[str, str] = {",": "commas", ";": "semicolons", " ": "blanks"}
+YES, NO = ("1", "1,0", "true", "yes", "y", "x"), ("0", "0,0", "-1", "false", "no", "n")
+SEPARATOR_NAMES: Mapping[str, str] = {
+    ",": "commas",
+    ";": "semicolons",
+    "/": "slashes",
+    " ": "blanks",
+}
 SPLIT = re.compile(
     "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
     re.IGNORECASE,
@@ -39,8 +44,8 @@ SPLIT = re.compile(
 BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
 """Names of columns that contain the boxes of objects."""
 ITEM = r"""'[^']*+'|"[^"]*+"|-?\d++"""
-LIST = re.compile(rf"\[\s*+(?:(?:{ITEM})[\s,]*+)*+\]")
-"""A list in Python, or in NumPy, which omits the commas."""
+LIST = re.compile(rf"[\[({{]\s*+(?:(?:{ITEM})[\s,]*+)*+[\])}}]")
+"""A list, tuple or set in Python, or an array in NumPy, which omits the commas."""
 
 
 class LabelledRow(NamedTuple):
@@ -235,8 +240,10 @@ class LabelParser:
             self.add(column)
         example = next((label for row in self.sets for label in row if label not in self.names), "")
         remarks = {
-            "-1 is read as no in": [column for column in flags if column.has_minus],
-            "an empty cell is read as no in": blank,
+            "-1 is read as no, not as unknown, in": [
+                column for column in flags if column.has_minus
+            ],
+            "an empty cell is read as no, not as unknown, in": blank,
             f"labels such as {example} are read from": texts,
             "no image has the label": [c for c in columns if not ({*c.values.values()} - {False})],
             "every image has the label": [
@@ -292,8 +299,8 @@ class LabelParser:
         odd = [line for line, own in zip(self.lines, self.sets, strict=True) if len(own) != 1]
         if self.spec.labels == "auto" and self.several and 20 * len(odd) <= len(self.sets):
             self.notes.append(
-                f"all but {count(len(odd), 'image')} have exactly one label (the first of them: "
-                f"{self.reader.unit} {odd[0]})"
+                f"all but {count(len(odd), 'image')} have exactly one label (if each should have "
+                f"one class, correct {self.reader.unit} {odd[0]})"
             )
         for line, own in zip(self.lines, self.sets, strict=True):
             problem, fix = "", ""
@@ -333,7 +340,7 @@ def flag_in(cell: str) -> bool | None:
 
 def looks_like_list(cell: str) -> bool:
     """Return whether a cell looks like a list, or like an object in JSON."""
-    return cell[:1] + cell[-1:] in ("[]", "{}")
+    return cell[:1] + cell[-1:] in ("[]", "{}") or cell[:2] in ("('", '("', "()")
 
 
 def list_in(cell: str) -> list[str] | None:
