@@ -261,12 +261,12 @@ def test_assumed_statistics_are_announced_and_random_weights_named(
 ) -> None:
     _, report = initial_for(settings(colours), scan(colours))
 
-    log_model(WeightsSpec(name="none"), report)
+    log_model("none", report)
     assert "do not state mean" not in (shown := capsys.readouterr().err)
     assert "none: random initialisation" in shown
-    log_model(WeightsSpec(name="x"), replace(report, statistics_source=UNSTATED))
-    assert "the weights do not state mean and std; assuming 0.5" in capsys.readouterr().err
-    log_model(WeightsSpec(name="random:demo"), replace(report, statistics_source=UNSTATED))
+    log_model("x", replace(report, statistics_source=UNSTATED))
+    assert "the weights do not state mean and std. 0.5 is assumed" in capsys.readouterr().err
+    log_model("random:demo", replace(report, statistics_source=UNSTATED))
     assert "random weights instead of demo" in (shown := capsys.readouterr().err)
     assert "do not state" not in shown
 

@@ -78,30 +78,24 @@ def load_initial_model(
         )
     report = replace(report, transform=fitted(report.transform, weights))
     if announce:
-        log_model(weights, report)
+        log_model(weights.name, report)
     return model, report
 
 
-def log_model(weights: WeightsSpec, report: LoadReport) -> None:
-    """Log which weights were loaded into a model, and how."""
-    name = weights.name.removeprefix(RANDOM)
-    if name != weights.name:
-        random = replace(report, source=f"random weights instead of {name}")
-        log.info(random.headline())
+def log_model(weights: str, report: LoadReport) -> None:
+    """Log which weights were loaded into a model, and how; what was assumed is always shown."""
+    if weights.startswith(RANDOM):
+        random = f"random weights instead of {weights.removeprefix(RANDOM)}"
+        log.info(replace(report, source=random).headline())
         return
     log.info(report.headline())
-    log_lines(report)
-    if report.statistics_source == UNSTATED:
-        log.info(
-            "note:       the weights do not state mean and std; assuming 0.5 (to set them, use "
-            "--mean and --std of finetune)"
-        )
-
-
-def log_lines(report: LoadReport) -> None:
-    """Log what was loaded, and at once what was chosen or assumed."""
     for line in report.lines():
         log.log(logging.INFO if line.startswith("note:") else logging.DEBUG, line)
+    if report.statistics_source == UNSTATED:
+        log.info(
+            "note:       the weights do not state mean and std. 0.5 is assumed. To set them, use "
+            "--mean and --std of finetune"
+        )
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:

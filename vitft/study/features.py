@@ -22,7 +22,7 @@ from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_features
-from vitft.models.initial import log_lines
+from vitft.models.initial import log_model
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_model import Model
@@ -117,8 +117,7 @@ def load_source(
         weights, num_classes=classes, allow_pickle=allow_pickle, seed=seed
     )
     if not weights.startswith(RANDOM):
-        log.info(report.headline())
-        log_lines(report)
+        log_model(weights, report)
     return model, report.transform
 
 

@@ -87,11 +87,10 @@ def test_weights_in_parts_are_refused_if_one_is_missing_or_a_pickle(written: Pat
     table = json.loads(index.read_text())
     part = next(iter(table["weight_map"].values()))
 
-    for name, reason in ((part.replace("1-of", "3-of").replace("2-of", "3-of"), "is missing"),
-                         ("../plain.pth", "is missing")):  # fmt: skip
+    for name in (part.replace("1-of", "3-of").replace("2-of", "3-of"), "../plain.pth"):
         other = {"weight_map": {**table["weight_map"], "x": name}}
         (written / "parts" / "other.safetensors.index.json").write_text(json.dumps(other))
-        with pytest.raises(WeightsError, match=reason):
+        with pytest.raises(WeightsError, match="weights not found"):
             load_pretrained(written / "parts" / "other.safetensors.index.json")
     with pytest.raises(WeightsError, match="is a Python pickle"):
         load_pretrained(written / "pickled_parts")

@@ -13,8 +13,6 @@ from vitft.models.pretrained.convert import (
     fuse_qkv,
     in_float32,
     our_name,
-    patch_kernels,
-    rename_all,
     tower_layout,
     unstacked,
 )
@@ -167,13 +165,6 @@ def test_stacked_blocks_are_taken_apart() -> None:
     assert found[f"{place}_2/LayerNorm_0/bias"].tolist() == [4, 5]
 
 
-def test_two_names_of_one_tensor_are_refused() -> None:
-    with pytest.raises(WeightsError, match="two tensors in the file map to a; one of them is A"):
-        rename_all(named("a", "A"), str.lower)
-    with pytest.raises(WeightsError, match=r"unknown tensors: x.gamma; this suggests LayerScale"):
-        rename_all(named("a", "x.gamma"), lambda name: None if "." in name else name)
-
-
 def test_queries_keys_and_values_are_joined_in_this_order() -> None:
     place = "blocks.0.attn."
 
@@ -274,14 +265,16 @@ def test_names_of_towers(theirs: str, ours: str | None) -> None:
 
 
 def test_a_linear_projection_of_square_patches_becomes_kernels() -> None:
+    def kernels(weight: Tensor) -> Tensor:
+        return tower_layout({"patch_embed.proj.weight": weight}, is_naflex=True)[
+            "patch_embed.proj.weight"
+        ]
+
     weight = torch.arange(24.0).view(2, 12)
 
-    kernels = patch_kernels(weight)
-
-    assert kernels.shape == (2, 3, 2, 2)
-    assert kernels[1, 2, 0, 1] == weight[1, 5]  # row 0, column 1, channel 2
-    assert patch_kernels(torch.zeros(2, 18)).shape == (2, 18)
-    assert patch_kernels(torch.zeros(2, 13)).shape == (2, 13)
+    assert kernels(weight).shape == (2, 3, 2, 2)
+    assert kernels(weight)[1, 2, 0, 1] == weight[1, 5]  # row 0, column 1, channel 2
+    assert kernels(torch.zeros(2, 18)).shape == (2, 18)
 
 
 def test_the_projection_of_attention_pooling_is_split_into_query_and_the_rest() -> None:

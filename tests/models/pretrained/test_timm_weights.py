@@ -234,9 +234,8 @@ def test_a_pickle_of_a_timm_model_needs_permission(
 
 
 WRONG_FILES = [
-    pytest.param("timm:test_resnet=", "no file after timm:test_resnet", id="no file"),
+    pytest.param("timm:test_resnet=", "is not a regular file", id="no file"),
     pytest.param("timm:test_resnet=nowhere.safetensors", "weights not found", id="missing"),
-    pytest.param("timm:test_resnet=x.npz", "NumPy archive", id="npz"),
     pytest.param("timm:test_resnet=x.txt", "is not a weight file", id="another kind"),
     pytest.param("timm:Test Resnet=x.npz", "invalid timm name", id="name"),
 ]

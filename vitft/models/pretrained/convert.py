@@ -15,7 +15,7 @@ names).
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,9 @@ ROOT = re.compile(
     r"(?:cls_token|class_embedding|patch_embeddings?(?:\.projection)?\.weight))"
 )
 """Pattern for a tensor that every Vision Transformer has, after the root that its names share."""
+FLAVOURS: Mapping[str, Flavour] = {
+    "embedding/kernel": "npz", "conv_proj.weight": "torchvision", "class_embedding": "clip",
+}  # fmt: skip
 EXTRA = re.compile(
     r"([\w.]+\.)?mask(ed)?_(token|embed)$|decoder\w*[./]|decoder_pos_embed$|(heads?(\.head)?|classifier)\.\d"
     r"|(criterion|\w*loss\w*|projector|predictor|fc|mlp_head)\.|proj$|logit_(scale|bias)$"
@@ -153,7 +156,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     if flavour == "npz":
         names, heads = convert_npz(names)
     elif flavour != "timm":
-        names = rename_all(names, our_name)
+        names = rename_all(names)
         # SigLIP 2 NaFlex projects patches by a linear layer; images may have any number of them
         flexible = names.get("patch_embed.proj.weight", torch.empty(())).ndim == 2
         names = fuse_qkv(from_timm_names(tower_layout(names, is_naflex=flexible)))
@@ -203,12 +206,9 @@ def flavour_of(names: Iterable[str]) -> Flavour:
         return "timm"
     if any(HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
-    if "embedding/kernel" in present:
-        return "npz"
-    if "conv_proj.weight" in present:
-        return "torchvision"
-    if "class_embedding" in present:
-        return "clip"
+    for sign, flavour in FLAVOURS.items():
+        if sign in present:
+            return flavour
     raise WeightsError(
         f"no plain Vision Transformer is among the tensors: {first_five(sorted(present))}"
         if present
@@ -250,7 +250,7 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
     Raises:
         WeightsError: As in `rename_all` and `fuse_qkv`.
     """
-    names = rename_all(unstacked(tensors), our_name)
+    names = rename_all(unstacked(tensors))
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
@@ -284,24 +284,16 @@ def from_flax(name: str, array: Tensor) -> Tensor:
     return array
 
 
-def patch_kernels(weight: Tensor) -> Tensor:
-    """Return a linear projection of RGB patches (D, h*w*3) as kernels (D, 3, h, w) with h = w.
-
-    The weight is returned unchanged if the patches are not square.
-    """
-    side = math.isqrt(weight.shape[1] // 3)
-    if 3 * side**2 != weight.shape[1]:
-        return weight
-    return weight.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
-
-
 def tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> dict[str, Tensor]:
     """Return the tensors of a vision tower (CLIP, SigLIP, DINOv3), or of any ViT, as in timm."""
     result = dict(tensors)
     for name in {"cls_token", "pos_embed"} & result.keys():  # (D,) or (N, D) in CLIP and SigLIP
         result[name] = result[name][(None,) * (3 - result[name].ndim)]
-    if is_naflex:
-        result["patch_embed.proj.weight"] = patch_kernels(result["patch_embed.proj.weight"])
+    if is_naflex:  # (D, h*w*3) -> (D, 3, h, w) for square patches
+        name = "patch_embed.proj.weight"
+        side = math.isqrt(result[name].shape[1] // 3)
+        if 3 * side**2 == result[name].shape[1]:
+            result[name] = result[name].unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
     for leaf in ("weight", "bias"):
         fused = result.pop(f"attn_pool.qkv.{leaf}", None)
         if fused is not None:
@@ -316,15 +308,13 @@ def tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> d
     return result
 
 
-def rename_all(
-    tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
-) -> dict[str, Tensor]:
-    """Return the tensors, renamed by the function `rule`.
+def rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under vitft's names.
 
     Raises:
-        WeightsError: `rule` returns None for a name, or the same name for two tensors.
+        WeightsError: A name is unknown, or two tensors map to the same name.
     """
-    pairs = [(name, rule(name)) for name in tensors]
+    pairs = [(name, our_name(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
     for name, ours in pairs:

@@ -207,16 +207,6 @@ def parse_timm_name(name: str) -> CatalogEntry:
     if not has_file:
         return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
     path = Path(file).expanduser()
-    if not file or not path.exists():
-        raise WeightsError(
-            f"weights not found: {path if file else 'no file after ' + name}",
-            fix="check the path: timm:NAME=FILE requires a weight file with timm's parameter names",
-        )
-    if path.suffix.lower() == ".npz":
-        raise WeightsError(
-            f"{path} cannot be used for a timm model: it is a NumPy archive",
-            fix="use a .safetensors file, or a .pth file with --allow-pickle",
-        )
     return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
 
@@ -229,8 +219,8 @@ def check_weight_file(path: Path) -> Path:
     file, _ = file_and_part(path)
     if not file.is_file():
         raise WeightsError(
-            f"{file} is {'not a regular file' if file.exists() else 'missing'}",
-            fix="pass the path of a weight file",
+            f"{file} is not a regular file" if file.exists() else f"weights not found: {file}",
+            fix="check the path of the weight file",
         )
     if file.suffix.lower() in CHECKSUM_SUFFIXES:
         other = file.with_suffix("")

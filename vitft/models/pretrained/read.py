@@ -102,8 +102,6 @@ def read_weights(
             different digest, contains no model or several, or a value that is not finite.
     """
     file, part = file_and_part(path)
-    if not file.exists():
-        raise WeightsError(f"weights not found: {path}", fix="check the path")
     files = [file]
     if file.name.endswith(INDEX_SUFFIX) and (index := read_table_file(file)):
         names_of_files = sorted({*map(str, index.table("weight_map").values.values())})

@@ -226,12 +226,10 @@ def with_usual_statistics(
             fit=entry.fit if facts.fit == "crop" else facts.fit,
             source=f"as published for {entry.name}",
         )
-    if config.layer_scale or config.distilled:
+    if config.layer_scale or config.distilled or flavour == "torchvision":
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-        source = "as in all published models with LayerScale or distillation"
-    elif flavour == "torchvision":
-        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        source = "as in all of torchvision's models"
+        kind = "of torchvision" if flavour == "torchvision" else "with LayerScale or distillation"
+        source = f"as in all published models {kind}"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
         mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         source = "as in all of Google's Vision Transformers"
