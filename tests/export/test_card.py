@@ -179,6 +179,7 @@ def test_the_card_states_that_a_model_is_at_chance_level(
     kept = make_run(tmp_path, classes=("a*b", "c"))
     results = json.loads((kept / "eval.json").read_text())
     results |= {"confusion": confusion, "top1": top1, "top1_interval": bounds}
+    results["balanced_interval"] = bounds
     (kept / "eval.json").write_text(json.dumps(results))
 
     write_readme(load_trained(str(kept)), tmp_path, compared(), plan())

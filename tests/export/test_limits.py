@@ -137,7 +137,7 @@ def measured(tmp_path: Path) -> tuple[Path, RunResults]:
     run = make_run(tmp_path)
     found = read_results(run / "eval.json")
     assert found is not None
-    good: Any = {"top1": 0.8, "top1_interval": (0.7, 0.9), "majority": 0.4}
+    good: Any = {"top1": 0.8, "top1_interval": (0.7, 0.9), "balanced_interval": (0.7, 0.9)}
     return run, {**found, **good}
 
 
@@ -150,7 +150,7 @@ def test_what_is_said_depends_on_the_kind_of_model_and_its_accuracy(
 
     whole = limits_of(run, names, found)
     exported = limits_of(run, names, found, by_class=False)
-    poor = limits_of(run, names, {**found, "top1_interval": (0.1, 0.4)})
+    poor = limits_of(run, names, {**found, "balanced_interval": (0.1, 0.4)})
     labels = limits_of(run, names, {**found, **several})
 
     assert whole[0].startswith("The model assigns an image to one of 3 classes.")

@@ -11,7 +11,6 @@ from vitft.features.head import (
     cross_validate,
     cross_validation_rows,
     gain_from_twice,
-    majority_fraction,
     nested_subset,
     solve_head,
 )
@@ -243,9 +242,25 @@ def test_balanced_classes_count_the_same_in_cross_validation() -> None:
     ]
 
 
-def test_the_largest_label_set_is_that_of_most_images() -> None:
-    assert majority_fraction(torch.tensor([0, 1, 1, 2])) == 0.5
-    assert majority_fraction(torch.tensor([[0, 1], [1, 1], [0, 1], [1, 0]])) == 0.5
+def test_no_head_is_fitted_to_images_that_are_apart() -> None:
+    x, y = blobs(per_class=20)
+    apart = torch.arange(len(y)) % 5 == 0
+    shown = x.clone()
+    shown[apart] += 1000  # would change every head that is fitted to them
+    method = HeadMethod(l2=0.1, read=8)
+
+    near, far = (
+        cross_validate(v, y, "abc", method=method, balanced=False, seed=0, apart=apart)
+        for v in (x, shown)
+    )
+
+    assert near is not None
+    assert far is not None
+    assert near[0] == far[0]
+    assert near[0]["images"] == near[0]["of"] == 48
+    assert near[0]["curve"][-1]["images"] == pytest.approx(0.8 * 48, abs=1)
+    assert torch.equal(near[1].logits[~apart], far[1].logits[~apart])
+    assert near[1].rows.tolist() == list(range(60))  # all images have logits
 
 
 def test_a_penalty_is_tried_for_each_half_power_of_ten_while_the_loss_falls() -> None:

@@ -93,7 +93,7 @@ def test_an_epoch_that_was_selected_on_the_same_images_is_probably_worse() -> No
     )
     tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
     on_others = cast("RunResults", {**found, "test": tested})
-    assert verdict(on_others).endswith("(13 to 30%; 80 test images).")
+    assert "(13 to 30%; 80 test images)." in verdict(on_others)
 
 
 def test_labels_of_several_per_image_are_wrong_or_right_as_a_whole() -> None:
@@ -151,6 +151,7 @@ def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
         pytest.param({"calibration": None}, id="no calibration"),
         pytest.param({"images": 68}, id="validation images are not few"),
         pytest.param({"labels": {}}, id="several labels"),
+        pytest.param({"top1": 0.69, "top1_interval": (0.53, 0.82)}, id="the accuracy is lower"),
         pytest.param({"cross_validation": None}, id="not cross-validated"),
     ],
 )
@@ -183,27 +184,6 @@ def test_a_validation_far_from_the_cross_validation_of_an_unfinished_run_is_kept
     assert better_estimate(found) is None
 
 
-@pytest.mark.parametrize(("images", "kind"), [(67, "test image"), (66, "image")])
-def test_a_third_as_many_test_images_tell_as_much(images: int, kind: str) -> None:
-    tested = {"images": images, "top1": 0.8, "top1_interval": (0.7, 0.87), "majority": 0.4}
-    found = crossed([[15, 1], [2, 15]], right=171, scored=201, test=tested, majority=0.6)
-
-    best = best_estimate(found)
-
-    assert best.kind == kind
-    assert best.images == (images if kind == "test image" else 201)
-    assert best.majority == (0.4 if kind == "test image" else 0.6)  # of the files without one
-
-
-def test_the_majority_of_older_results_is_unknown() -> None:
-    older: dict[str, Any] = {**results([[15, 1], [2, 15]])}
-    del older["majority"]
-    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
-
-    assert best_estimate(cast("RunResults", older)).majority == 0
-    assert best_estimate(cast("RunResults", {**older, "test": tested})).majority == 0
-
-
 def test_the_estimates_are_described_with_their_images() -> None:
     tested: dict[str, Any] = {"images": 240, "top1": 0.88, "top1_interval": (0.833, 0.915)}
     labels = {"map": 0.7, "map_interval": (0.6, 0.8)}
@@ -223,17 +203,55 @@ def test_the_estimates_are_described_with_their_images() -> None:
     )
 
 
-def test_the_verdict_rests_on_the_test_images_unless_they_are_few() -> None:
-    results = crossed([[15, 1], [2, 15]], right=172, scored=202)
-    tested = {"images": 80, "top1": 0.8, "top1_interval": (0.7, 0.87)}
-    beside_many = {**tested, "images": 60}
-    few = {"images": 5, "top1": 0.8, "top1_interval": (0.38, 0.96)}
+@pytest.mark.parametrize(
+    ("tested", "sentence"),
+    [
+        pytest.param(
+            {"images": 60, "top1": 0.8, "top1_interval": (0.7, 0.87)},
+            "About 20% of new images will be misclassified (13 to 30%; 60 test images).",
+            id="few",
+        ),
+        pytest.param(
+            {"images": 300, "top1": 0.6, "top1_interval": (0.54, 0.65)},
+            "About 40% of new images will be misclassified (35 to 46%; 300 test images). The test "
+            "images are harder than the training images, of which 14.9% are misclassified in "
+            "cross-validation.",
+            id="harder",
+        ),
+        pytest.param(
+            {"images": 300, "top1": 1.0, "top1_interval": (0.987, 1.0)},
+            "All 300 test images were classified correctly, but up to 1% of new images may be "
+            "misclassified. The test images are easier than the training images, of which 14.9% "
+            "are misclassified in cross-validation.",
+            id="easier",
+        ),
+    ],
+)
+def test_the_verdict_rests_on_the_test_images_and_tells_a_difference(
+    tested: dict[str, Any], sentence: str
+) -> None:
+    found = crossed([[15, 1], [2, 15]], right=172, scored=202, test=tested)
 
-    assert verdict(cast("RunResults", {**results, "test": tested})) == (
-        "About 20% of new images will be misclassified (13 to 30%; 80 test images)."
+    assert best_estimate(found) == (tested, "test image")
+    assert verdict(found) == sentence
+
+
+def test_test_images_are_compared_with_the_validation_without_a_cross_validation() -> None:
+    tested = {"images": 300, "top1": 0.6, "top1_interval": (0.54, 0.65)}
+    found = {**results([[94, 6], [6, 94]]), "test": tested}
+
+    assert verdict(cast("RunResults", found)).endswith(
+        "The test images are harder than the validation images, of which 6.0% are misclassified."
     )
-    for less in (beside_many, few):
-        assert "cross-validated" in verdict(cast("RunResults", {**results, "test": less}))
+
+
+def test_a_harder_validation_set_is_quoted_and_called_so() -> None:
+    found = crossed([[90, 30], [20, 100]], right=904, scored=960)
+
+    assert verdict(found) == (
+        "About 21% of new images will be misclassified (16 to 26%). The validation images are "
+        "harder than the training images, of which 5.8% are misclassified in cross-validation."
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_model_at_chance_level_is_called_so(run: Path) -> None:
         run / "eval.json",
         top1=1 / 3,
         top1_interval=[0.2, 0.5],
-        majority=1 / 3,
+        balanced_interval=[0.2, 0.5],
         confusion=[[0, 0, 4], [0, 0, 4], [0, 0, 4]],
     )
 
@@ -149,7 +149,7 @@ def test_the_line_has_the_accuracy_on_the_test_images(run: Path) -> None:
     assert "test:" not in before.line()
     assert (before.tested, before.tested_top1, before.tested_images) == ("", None, 0)
     assert found.tested == "test: 88.0% (83.0 to 92.0%) on 240 images, evaluated once"
-    assert f" validation images; {found.tested}, " in found.line()
+    assert f"3 classes, {found.tested}; accuracy " in found.line()
     assert (found.tested_top1, found.tested_interval, found.tested_images) == (
         0.88,
         (0.83, 0.92),

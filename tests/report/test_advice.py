@@ -23,7 +23,7 @@ from vitft.report.advice import (
     few_validation_images,
     measured_classes,
     more_images,
-    no_better_than_majority,
+    no_better_than_guessing,
     small_classes,
     validation_recalls,
     weakest_class,
@@ -99,7 +99,7 @@ def test_warnings_come_before_gains_and_a_run_without_results_has_no_advice(run:
 
 
 def test_a_model_at_chance_level_has_no_advice_on_single_classes(run: Run) -> None:
-    poor = with_results(run, majority=0.99, cross_validation=None)
+    poor = with_results(run, balanced_interval=(0.2, 0.5), cross_validation=None)
     steps = advise(with_mistakes(poor, *[("daisy", "rose")] * 4, classes=run.classes))
 
     assert [step.what.split(" ", 1)[0] for step in steps] == ["Do", "Retrain", "Review", "To"]
@@ -109,12 +109,12 @@ def test_a_multi_label_model_that_ranks_at_random_should_not_be_used(run: Run) -
     chance = labelled(run, map_interval=(0.2, 0.5), chance_map=0.3, per_label={})
     better = labelled(run, map_interval=(0.31, 0.5), chance_map=0.3, per_label={})
 
-    step = no_better_than_majority(chance)
+    step = no_better_than_guessing(chance)
 
     assert step is not None
     assert step.what == "Do not use this model yet."
     assert "precision (20.0 to 50.0%) is not entirely above 30.0%" in step.why
-    assert no_better_than_majority(better) is None
+    assert no_better_than_guessing(better) is None
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_the_weakest_class_is_named_in_a_sentence(tmp_path: Path) -> None:
     )
     perfect = weak_run(tmp_path / "perfect", daisy=1.0, poppy=1.0, rose=1.0)
     assert weakest_sentence(perfect).startswith("None of the 12 validation images was")
-    poor: Any = {**run.results, "majority": 0.99, "cross_validation": None}
+    poor: Any = {**run.results, "balanced_interval": (0.2, 0.5), "cross_validation": None}
     assert weakest_sentence(replace(run, results=poor)) == ""
 
 
@@ -223,7 +223,12 @@ def test_the_score_is_the_accuracy_or_the_mean_average_precision(tmp_path: Path)
     assert accuracy is not None
     assert (accuracy.name, accuracy.baseline) == ("accuracy", "always the largest class: 33.3%")
     assert accuracy.measured_on == "12 validation images"
-    assert (accuracy.tested, accuracy.cross_validated) == ("", "")
+    assert (accuracy.validated, accuracy.cross_validated) == ("", "")
+    test: Any = {**run.results, "images": 90, "top1": 0.5, "top1_interval": (0.4, 0.6)}
+    tested = score_of(replace(run, results={**run.results, "test": test}))
+    assert tested is not None
+    assert (tested.value, tested.measured_on) == ("50.0%", "90 test images")
+    assert tested.validated == f"on 12 validation images: {accuracy.value} ({accuracy.interval})"
     assert precision is not None
     assert (precision.name, precision.value) == ("mean average precision", "70.0%")
     assert (precision.interval, precision.baseline) == ("60.0 to 80.0%", "random scores: 25.0%")

@@ -581,10 +581,11 @@ def test_the_lowest_of_many_recalls_may_be_low_by_chance() -> None:
     )
 
 
-def test_a_model_no_better_than_the_largest_class_should_not_be_used(tmp_path: Path) -> None:
+def test_a_model_no_better_than_guessing_should_not_be_used(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     figures = json.loads((run / "eval.json").read_text())
-    (run / "eval.json").write_text(json.dumps(figures | {"majority": 0.9}))
+    del figures["cross_validation"]
+    (run / "eval.json").write_text(json.dumps(figures | {"balanced_interval": [0.2, 0.5]}))
 
     assert advise(read_run(run))[0].what == "Do not use this model yet."
 
@@ -593,7 +594,8 @@ def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
     """Rewrite a run of three classes so that it predicts poppy for `of` of 30 images."""
     table = json.loads((run / "eval.json").read_text())
     matrix = [[0, 10, 0], [0, 10, 0], [30 - of, of - 20, 0]]
-    chance = {"confusion": matrix, "top1": 1 / 3, "top1_interval": [0.19, 0.51], "majority": 1 / 3}
+    chance = {"confusion": matrix, "top1": 1 / 3, "top1_interval": [0.19, 0.51]}
+    chance["balanced_interval"] = [0.19, 0.51]
     (run / "eval.json").write_text(json.dumps(table | chance))
     settings = run / "config.toml"
     settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
@@ -623,8 +625,8 @@ def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
         pytest.param(
             "none",
             25,
-            "but it is not measurably better than always predicting the largest class",
-            ("Do not use this model yet.", "The 95% interval of its accuracy (19.0"),
+            "but it is not measurably better than guessing",
+            ("Do not use this model yet.", "The 95% interval of its balanced accuracy (19.0"),
             id="several classes, at chance",
         ),
     ],

@@ -136,7 +136,7 @@ def inspected(digests: str, bad: int) -> InspectedFolder:
     ("digests", "bad", "data", "lines"),
     [
         ("abc", 0, {}, []),
-        ("abb", 0, {}, ["2 different", "copies count once in cross-validation"]),
+        ("abb", 0, {}, ["2 different", "copies count once in the accuracy"]),
         ("abc", 1, {}, ["unreadable"]),
         ("abc", 0, {"group_duplicates": True}, ["near-duplicates: 2 images; each group is kept"]),
     ],

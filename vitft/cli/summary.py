@@ -56,6 +56,7 @@ def print_summary(
     if not metrics:
         return
     output.rule()
+    print_test(metrics)
     if "labels" in metrics:
         print_label_metrics(metrics["labels"], metrics, "validation image")
     else:
@@ -63,12 +64,11 @@ def print_summary(
             f"accuracy {percent(metrics['top1'])} (95% interval "
             f"{interval(metrics['top1_interval'])}) on "
             f"{scored_images(metrics, 'validation image')}",
-            style="bold",
+            style="" if "test" in metrics else "bold",
         )
         output.result(verdict(metrics))
         output.result(f"baseline (largest class): {percent(metrics['majority'])}")
     print_selection(metrics, config)
-    print_test(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(calibration_text(calibration, metrics["images"]))
     if "labels" in metrics:
@@ -146,7 +146,8 @@ def print_test(metrics: RunResults) -> None:
         output.result(
             f"test accuracy {percent(test['top1'])} (95% interval "
             f"{interval(test['top1_interval'])}) on {scored_images(test, 'test image')}, "
-            "evaluated once"
+            "evaluated once",
+            style="bold",
         )
     if test["left_out"]:
         output.note(

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -221,18 +221,19 @@ def evaluation_of(
     from huggingface_hub import EvalResult
 
     metrics: Sequence[tuple[str, str, float | None, Interval | None]] = []
-    on = count(row.images, "validation image")
+    part, on = "validation", count(row.images, "validation image")
     if is_eight_bits(row):
         metrics = eight_bit_metrics(row)
     elif results:
-        on = count(results["images"], "validation image")
-        metrics = run_metrics(card, results)
+        part = "test" if "test" in results else part
+        found = cast("RunResults", results.get("test", results))
+        metrics, on = run_metrics(card, found), count(found["images"], f"{part} image")
     return [
         EvalResult(
             task_type="image-classification",
             dataset_type="imagefolder",
             dataset_name=data,
-            dataset_split="validation",
+            dataset_split=part,
             metric_type=kind,
             metric_value=round(value, 6),
             metric_name=f"{name} on {on}, 95% interval {interval(bounds)}",

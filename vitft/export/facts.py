@@ -14,7 +14,12 @@ from vitft.config.run import read_run_config
 from vitft.data.remote.places import short_name
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun, read_head_results
-from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
+from vitft.metrics.estimate import (
+    better_estimate,
+    cross_validated_text,
+    difference_text,
+    tested_text,
+)
 from vitft.metrics.results import RunResults
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
@@ -128,30 +133,31 @@ def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple
 
 
 def accuracy_sentence(results: RunResults) -> str:
-    """Return sentences about the accuracy on the validation and test images, with intervals."""
+    """Return sentences about the accuracy on the test and validation images, with intervals."""
     selected = (
         " The epoch was selected on the same images, so the accuracy is slightly optimistic."
         if results.get("selected_on_validation")
         else ""
     )
-    tested = f" T{tested_text(test)[1:]}." if (test := results.get("test")) else ""
+    tested = f"T{tested_text(test)[1:]}. " if (test := results.get("test")) else ""
     if found := results.get("labels"):
         return (
-            f"Mean average precision {percent(found['map'])} (95% interval "
+            f"{tested}Mean average precision {percent(found['map'])} (95% interval "
             f"{interval(found['map_interval'])}; random scores: {percent(found['chance_map'])}) "
             f"and mean F1 over the labels {percent(found['macro_f1'])} (95% interval "
             f"{interval(found['macro_f1_interval'])}) on "
-            f"{count(results['images'], 'held-out validation image')}.{selected}{tested}"
+            f"{count(results['images'], 'held-out validation image')}.{selected}"
         )
     crossed = ""
     if more := better_estimate(results):
         text = cross_validated_text(more["top1"], more["top1_interval"], more["images"])
         crossed = f"; {text}"
     return (
-        f"Accuracy {percent(results['top1'])} (95% interval "
+        f"{tested}Accuracy {percent(results['top1'])} (95% interval "
         f"{interval(results['top1_interval'])}) on "
         f"{count(results['images'], 'held-out validation image')}{crossed}; "
-        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected}{tested}"
+        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected} "
+        f"{difference_text(results)}".rstrip()
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
+from vitft.metrics.chance import balanced_evidence
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.models.card import Card
@@ -128,6 +129,8 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
         return results
     bounds = wilson_interval(round(top1 * results["images"]), results["images"])
     own = {k: value for k, value in results.items() if k not in ("cross_validation", "test")}
+    if known := balanced_evidence(results):  # both heads are at chance level, or none is
+        own["balanced_interval"] = known.interval
     return cast("RunResults", {**own, "top1": top1, "top1_interval": bounds})
 
 

@@ -39,6 +39,7 @@ from vitft.features.logistic import (
 )
 from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
+from vitft.metrics.classification import classification_metrics
 from vitft.metrics.confusions import most_frequent
 from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval
 from vitft.metrics.results import (
@@ -103,12 +104,14 @@ def cross_validate(
     seed: int,
     groups: Tensor | None = None,
     units: Groups | None = None,
+    apart: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
-    `groups` (n,). `units` (n,) are the groups that the intervals count. Every head is fitted to the
-    classes that are in one group only; the results do not count their images.
+    `groups` (n,). `units` (n,) are the groups that the intervals count. No head is fitted to the
+    images that are `apart` (n,), and every head to the classes that are in one group only; the
+    results count neither.
 
     Returns:
         The results, and the held-out logits of the images from heads fitted to the largest
@@ -121,18 +124,21 @@ def cross_validate(
         return None
     x, y = x[rows], y[rows]
     own = torch.arange(len(y)) if groups is None else groups[rows]
-    counted = ~in_one_group(y, own)
+    part = torch.ones(len(y), dtype=torch.bool) if apart is None else ~apart[rows]
+    counted = part.clone()
+    counted[part] = ~in_one_group(y[part], own[part])
     units = None if units is None else units[rows.numpy()][counted.numpy()]
-    fold_id = stratified_folds(y, CV_FOLDS, seed, own)
-    fold_id[~counted] = -1  # held out by no fold
+    fold_id = torch.arange(len(y)) % CV_FOLDS
+    fold_id[part] = stratified_folds(y[part], CV_FOLDS, seed, own[part])
+    fold_id[part & ~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
-    scaled, classes = Standardizer.fit(x)(x), len(names)
-    curve: list[LearningCurvePoint] = []
+    scaled, classes = Standardizer.fit(x if apart is None else x[part])(x), len(names)
+    effect, curve = cross_validation_effect(int(counted.sum())), list[LearningCurvePoint]()
     right, logits, heads = list[Tensor](), torch.zeros(len(y), classes), None
-    bounds: Interval = (0.0, 1.0)
     for fraction in CURVE_FRACTIONS:
-        chosen = nested_subset(y, fold_id, fraction, seed)
-        if chosen.sum() > 1.5 * fraction * len(y):
+        chosen = torch.zeros_like(part)
+        chosen[part] = nested_subset(y[part], fold_id[part], fraction, seed)
+        if chosen.sum() > 1.5 * fraction * part.sum():
             continue  # mostly the two images that every class keeps
         kept = torch.stack([(fold_id != k) & chosen for k in range(CV_FOLDS)]).float()
         if int(kept.sum(dim=1).min()) < classes:
@@ -142,30 +148,33 @@ def cross_validate(
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
         right.append(are_right(logits, y)[counted])
-        images = round(float((kept > 0).sum(dim=1).float().mean()))
-        flags, effect = right[-1].numpy(), cross_validation_effect(int(counted.sum()))
-        bounds = accuracy_interval(flags, units, effect=effect)
-        top1 = fraction_right(right[-1])
+        images, top1 = round(float((kept > 0).sum(dim=1).float().mean())), fraction_right(right[-1])
+        bounds = accuracy_interval(right[-1].numpy(), units, effect=effect)
         curve.append({"images": images, "top1": top1, "top1_interval": bounds})
     if not curve:  # too few images outside a fold full of near-duplicates
         return None
     sizes = [point["images"] for point in curve]
     gain = gain_from_twice(sizes, torch.stack(right, dim=1).numpy(), own[counted].numpy())
-    rows, logits, y = rows[counted], logits[counted], y[counted]
+    truth, scores = y[counted], logits[counted]
+    measured = classification_metrics(scores, truth, names, groups=units, effect=effect)
     results: CrossValidation = {
-        "images": len(y),
-        "of": total,
-        "top1": curve[-1]["top1"],
-        "top1_interval": bounds,
-        "majority": majority_fraction(y),
+        "images": measured["images"],
+        "of": total if apart is None else int((~apart).sum()),
+        "top1": measured["top1"],
+        "top1_interval": curve[-1]["top1_interval"],
+        "balanced": measured["balanced"],
+        "balanced_interval": measured["balanced_interval"],
+        "classes": sum(row["images"] > 0 for row in measured["per_class"].values()),
+        "majority": measured["majority"],
         "curve": curve,
         "gain_from_twice": gain[0] if gain else None,
         "gain_interval": gain[1] if gain else None,
-        "weak_spots": weakest_classes(logits, y, names, units),
+        "weak_spots": weakest_classes(scores, truth, names, units),
     }
     if units is not None:
         results["groups"] = len(np.unique(units))
-    return results, HeldOutLogits(rows, logits)
+    held = fold_id >= 0
+    return results, HeldOutLogits(rows[held], logits[held])
 
 
 def cross_validation_effect(images: int) -> float:
@@ -178,12 +187,6 @@ def cross_validation_effect(images: int) -> float:
     return 1 + 0.2 * min(1.0, 300 / images)
 
 
-def majority_fraction(y: Tensor) -> float:
-    """Return the fraction of the largest class or, for labels (n, C), of the largest label set."""
-    counts = y.unique(dim=0, return_counts=True)[1]
-    return int(counts.max()) / len(y)
-
-
 def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Tensor:
     """Return which images (n,) are in a fraction of each class, at least two images of each.
 
@@ -194,7 +197,7 @@ def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Ten
     random = np.random.default_rng([seed, 1])
     drawn = random.permutation(len(y))
     cell = np.stack([label, fold_id.numpy()])[:, drawn]
-    turn = ranks(cell[0] * (cell[1].max() + 1) + cell[1])
+    turn = ranks(cell[0] * (cell[1].max() + 2) + cell[1])
     order = np.argsort(turn, kind="stable")
     place = np.empty(len(y), np.int64)
     place[drawn[order]] = ranks(cell[0][order])

@@ -1,50 +1,81 @@
 """Detection of models at chance level.
 
-Such a model is not measurably more accurate than always predicting the largest class. This module
-does not import torch.
+Such a model is not measurably better than guessing, whatever the frequencies of the classes. This
+module does not import torch.
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.estimate import best_estimate
+from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
+from vitft.metrics.values import Interval
 from vitft.system.text import count, percent
 
-CONSTANT = 0.95
-"""Predictions count as constant if at least this fraction of the images has the same prediction."""
+
+class Balanced(NamedTuple):
+    """A measured balanced accuracy."""
+
+    images: int
+    interval: Interval
+    classes: int
+    """Number of classes that have images."""
+
+    @property
+    def guessing(self) -> float:
+        """Balanced accuracy of guessing."""
+        return 1 / self.classes
+
+
+RARE = 0.1
+"""Predictions are nearly constant if all other classes together are predicted at most this many
+times as often as they occur."""
+
+
+def balanced_evidence(results: RunResults) -> Balanced | None:
+    """Return the most images on which the balanced accuracy of the model was measured.
+
+    The results of older runs may be without any.
+    """
+    found, more = list[Balanced](), model_cross_validation(results)
+    for one in (results, results.get("test")):
+        sizes = [row.get("images") for row in one.get("per_class", {}).values()] if one else []
+        if one and any(sizes) and "balanced_interval" in one:
+            found.append(Balanced(one["images"], one["balanced_interval"], sum(map(bool, sizes))))
+    if more and "balanced_interval" in more:
+        found.append(Balanced(more["images"], more["balanced_interval"], more["classes"]))
+    return max(found, key=lambda one: one.images, default=None)
 
 
 def chance_level(results: RunResults) -> str:
     """Return a phrase such as `always predicts 7` for a model at chance level, otherwise "".
 
-    A model is at chance level unless the 95% interval of its accuracy, from the images that
-    tell most (see `best_estimate`), is above the accuracy of always predicting the largest
-    class. If not even an accuracy of 100% would be, the phrase says so. A multi-label model is at
-    chance level unless the interval of its mean average precision is above that of random scores.
-    The phrase can follow the words `the model`. It is also empty for results of older runs, which
-    do not contain the interval.
+    A model is at chance level unless the 95% interval of its balanced accuracy (see
+    `balanced_evidence`) is above that of guessing, 1 / classes. If not even an accuracy of 100%
+    would be, the phrase says so. A multi-label model is at chance level unless the interval of its
+    mean average precision is above that of random scores. The phrase can follow the words `the
+    model`. It is also empty for results of older runs, which do not contain the interval.
     """
-    if not {"top1_interval", "majority"} <= results.keys():  # an older run
-        return ""
     if "labels" in results:
         bounds = results["labels"]["map_interval"]
         if bounds is None or bounds[0] > results["labels"]["chance_map"]:
             return ""
         return "does not rank images measurably better than random scores"
-    found = best_estimate(results)
-    if found.interval[0] > found.majority:
+    found = balanced_evidence(results)
+    if found is None or found.interval[0] > found.guessing:
         return ""
     if constant := constant_class(results):
         name, fraction = constant
         if fraction == 1:
             return f"always predicts {name}"
         return f"predicts {name} for {percent(fraction, 0)} of the validation images"
-    clause = "is not measurably better than always predicting the largest class"
-    if wilson_interval(found.images, found.images)[0] <= found.majority:
-        verb = "was" if found.images == 1 else "were"
-        clause += f", because only {count(found.images, found.kind)} {verb} scored"
+    clause, images = "is not measurably better than guessing", found.images
+    if wilson_interval(images, images)[0] <= found.guessing:
+        clause += (
+            f", because only {count(images, 'image')} {'was' if images == 1 else 'were'} scored"
+        )
     return clause
 
 
@@ -64,17 +95,18 @@ def distinguishes(model: str, classes: str, clause: str) -> str:
 def constant_class(results: RunResults) -> tuple[str, float] | None:
     """Return the class predicted for nearly all images, and the fraction of these images.
 
-    The fraction is at least `CONSTANT`. The result is None if no class reaches this fraction, if
-    there are fewer than two classes, or if the results of an older run lack the confusion matrix.
+    The result is None if other classes are predicted more often (see `RARE`), if there are fewer
+    than two classes, or if the results of an older run lack the confusion matrix.
     """
-    names, counts = list(results.get("per_class", {})), Counter[int]()
-    for (_, predicted), images in class_pair_counts(results).items():
+    names, counts, truth = list(results.get("per_class", {})), Counter[int](), Counter[int]()
+    for (true, predicted), images in class_pair_counts(results).items():
         counts[predicted] += images
+        truth[true] += images
     if len(names) < 2 or not counts or max(counts) >= len(names):
         return None
-    best = max(counts, key=counts.__getitem__)
-    fraction = counts[best] / sum(counts.values())
-    return (names[best], fraction) if fraction >= CONSTANT else None
+    best, total = max(counts, key=counts.__getitem__), counts.total()
+    is_constant = total - counts[best] <= RARE * (total - truth[best])
+    return (names[best], counts[best] / total) if is_constant else None
 
 
 def chance_remedy(weights: str, solver: str, *, mirrored: bool = False) -> str:

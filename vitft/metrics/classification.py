@@ -73,12 +73,14 @@ def classification_metrics(
     *,
     thresholds: Floats | float = 0.5,
     groups: Groups | None = None,
+    effect: float = 1.0,
 ) -> Metrics:
     """Return `results.Metrics` with the metrics that are fast to compute.
 
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
     apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
     number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
+    `effect` is a further design effect of the balanced accuracy.
     """
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, groups)
@@ -100,7 +102,9 @@ def classification_metrics(
         "top5": None if fifth is None else int(fifth.sum()) / total,
         "top5_interval": None if fifth is None else accuracy_interval(fifth, groups),
         "balanced": sum(hit / images for hit, images in recalls) / len(recalls),
-        "balanced_interval": mean_fraction_interval(recalls, design_effect(deviations, groups)),
+        "balanced_interval": mean_fraction_interval(
+            recalls, effect * design_effect(deviations, groups)
+        ),
         "majority": max(rows) / total,
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,

@@ -3,13 +3,13 @@
 This module does not import torch.
 """
 
-from dataclasses import dataclass
-
-from vitft.metrics.intervals import proportions_differ, wilson_interval
+from vitft.metrics.intervals import proportions_differ
 from vitft.metrics.results import CrossValidation, FinalTestResults, RunResults
 from vitft.metrics.values import Interval
 from vitft.system.text import count, interval, percent, points
 
+Measured = CrossValidation | FinalTestResults | RunResults
+"""Results with an accuracy and its interval."""
 MORE_IMAGES = 3
 """Cross-validation on this many times as many images tells more than the validation images."""
 
@@ -26,37 +26,45 @@ def model_cross_validation(results: RunResults) -> CrossValidation | None:
 def better_estimate(results: RunResults) -> CrossValidation | None:
     """Return the cross-validation of a run if it tells more about the model than the validation.
 
-    This requires that the model is the cross-validated head, that the training images are measured
-    to be comparable with the validation images (as for the calibration: a validation set from
-    another place may be harder; in an unfinished run, which is not calibrated, the two accuracies
-    must not differ significantly), and that at least `MORE_IMAGES` times as many images were
-    scored.
+    This requires that the model is the cross-validated head, that at least `MORE_IMAGES` times as
+    many images were scored, and that neither the two accuracies differ (a validation set from
+    another place may be harder) nor, in a finished run, the losses (`calibration.are_comparable`).
     The result is None for multi-label models, which cross-validation scores without their
     thresholds.
     """
     more, calibration = model_cross_validation(results), results.get("calibration")
-    if not more or "labels" in results or not more.get("top1_interval"):
+    if not more or "labels" in results or more["images"] < MORE_IMAGES * results["images"]:
         return None
-    if more["images"] < MORE_IMAGES * results["images"]:
-        return None
-    is_comparable = bool(calibration and calibration.get("cross_validated"))
-    if "seconds" not in results:
-        is_comparable = bool(results.get("top1_interval")) and not is_harder(results, more)
-    return more if is_comparable else None
-
-
-def is_harder(results: RunResults, more: CrossValidation) -> bool:
-    """Return whether the accuracy on the validation images differs from that on the others.
-
-    Cross-validation scores the validation images, too; they are taken out of its counts.
-    """
-    others = more["images"] - results["images"]
-    right = more["images"] * more["top1"] - results["images"] * results["top1"]
-    fraction = min(1.0, max(0.0, right / max(1, others)))
-    return proportions_differ(
-        (fraction, wilson_interval(round(fraction * others), others)),
-        (results["top1"], results["top1_interval"]),
+    is_comparable = "seconds" not in results or bool(
+        calibration and calibration.get("cross_validated")
     )
+    return more if is_comparable and not accuracies_differ(results, more) else None
+
+
+def accuracies_differ(one: Measured, other: Measured) -> bool:
+    """Return whether the accuracies of two sets of images differ significantly.
+
+    If validation images are among the cross-validated ones, this is rarer than 1 in 20 by chance.
+    """
+    first, second = ((found["top1"], found["top1_interval"]) for found in (one, other))
+    return proportions_differ(first, second)
+
+
+def difference_text(results: RunResults) -> str:
+    """Return a sentence if test or validation images are harder or easier than the others, or "".
+
+    Test images are compared with the cross-validation, or else with the validation images.
+    """
+    test, more = results.get("test"), model_cross_validation(results)
+    one, other = test or results, more or results
+    if "labels" in results or one is other or not accuracies_differ(one, other):
+        return ""
+    how = "harder" if one["top1"] < other["top1"] else "easier"
+    wrong = percent(1 - other["top1"])
+    than = f"the training images, of which {wrong} are misclassified in cross-validation"
+    if not more:
+        than = f"the validation images, of which {wrong} are misclassified"
+    return f"The {'test' if test else 'validation'} images are {how} than {than}."
 
 
 def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
@@ -76,50 +84,22 @@ def growth_text(found: CrossValidation) -> str:
     return f"{points(gain)} ({within}extrapolated)"
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The measured accuracy that tells most about a model, and the images that it rests on."""
+def best_estimate(results: RunResults) -> tuple[Measured, str]:
+    """Return the accuracy of a run that tells most about its model, and the kind of its images.
 
-    top1: float
-    interval: Interval
-    images: int
-    majority: float
-    """Accuracy of always predicting the largest class of these images."""
-    kind: str
-    """`test image`, `image` (in cross-validation) or `validation image`."""
-
-
-def best_estimate(results: RunResults) -> Estimate:
-    """Return the accuracy of a run that tells most about its model.
-
-    This is that of cross-validation, if it tells more than the validation (`better_estimate`). The
-    accuracy on test images, which are used only once, comes first, unless the other one rests on
-    more than `MORE_IMAGES` times as many images.
+    This is that on the test images, if there are any, because they are used only once; otherwise,
+    that of cross-validation, if it tells more than the validation (`better_estimate`). The kind is
+    `test image`, `image` (in cross-validation) or `validation image`.
     """
-    more, test = better_estimate(results), results.get("test")
-    found = estimate_from(results, "validation image", results.get("majority", 0.0))
-    if more:
-        found = estimate_from(more, "image", found.majority)
-    if test and MORE_IMAGES * test["images"] >= found.images:
-        found = estimate_from(test, "test image", results.get("majority", 0.0))
-    return found
+    if test := results.get("test"):
+        return test, "test image"
+    if more := better_estimate(results):
+        return more, "image"
+    return results, "validation image"
 
 
-def estimate_from(
-    found: RunResults | CrossValidation | FinalTestResults, kind: str, majority: float
-) -> Estimate:
-    """Return the estimate of one set of images, given the majority of files without one."""
-    return Estimate(
-        found["top1"],
-        found["top1_interval"],
-        found["images"],
-        found.get("majority", majority),
-        kind,
-    )
-
-
-def tested_number(found: FinalTestResults) -> tuple[float, Interval | None]:
-    """Return the accuracy on the test images with its interval.
+def tested_number(found: FinalTestResults | RunResults) -> tuple[float, Interval | None]:
+    """Return the accuracy on test or validation images with its interval.
 
     For a multi-label model, this is the mean average precision.
     """

@@ -151,6 +151,9 @@ class CrossValidation(TypedDict):
     of: Natural  # total number of images
     top1: Share
     top1_interval: Interval
+    balanced: NotRequired[Share]  # mean recall of the classes; absent from older runs
+    balanced_interval: NotRequired[Interval]
+    classes: NotRequired[AtLeastOne]  # number of classes that have images, as of `balanced`
     majority: NotRequired[Share]  # fraction of the largest class; absent from older runs
     curve: list[LearningCurvePoint]  # in ascending order of `images`
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]

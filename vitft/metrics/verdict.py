@@ -12,7 +12,7 @@ from vitft.metrics.budget_results import (
     TrialResults,
 )
 from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import best_estimate
+from vitft.metrics.estimate import best_estimate, difference_text
 from vitft.metrics.results import LabelResults, RunResults
 from vitft.metrics.values import Interval
 from vitft.system.text import count, format_size, interval, percent
@@ -28,34 +28,37 @@ def verdict(results: RunResults) -> str:
     """Return a sentence that states how many new images the model will probably misclassify.
 
     The sentence includes the 95% interval, which is wide if there are few validation images. It
-    says so if it rests on test images or on cross-validation (see `best_estimate`). For a model at
-    chance level, the sentence states this instead. In a multi-label run, an image with a label that
-    is missing or wrong counts as misclassified. The result is empty for results of older runs,
-    which do not contain the interval.
+    says so if it rests on test images or on cross-validation (see `best_estimate`), and another
+    sentence if other images are harder or easier (`difference_text`). For a model at chance level,
+    the sentence states this instead. In a multi-label run, an image with a label that is missing or
+    wrong counts as misclassified. The result is empty for results of older runs, which do not
+    contain the interval.
     """
     if not results.get("top1_interval"):
         return ""
     if clause := chance_level(results):
         return f"This model {clause}."
-    found = best_estimate(results)
-    least, most = (1 - bound for bound in reversed(found.interval))
-    wrong = round(1 - found.top1, 9)  # 7.5% is rounded up, also where it is 7.4999...%
+    found, kind = best_estimate(results)
+    images, differs = found["images"], f" {difference_text(results)}".rstrip()
+    least, most = (1 - bound for bound in reversed(found["top1_interval"]))
+    wrong = round(1 - found["top1"], 9)  # 7.5% is rounded up, also where it is 7.4999...%
     digits = 0 if wrong >= 0.01 else 1
     if wrong == 0 and "labels" not in results:
-        where = " in cross-validation" if found.kind == "image" else ""
+        where = " in cross-validation" if kind == "image" else ""
         return (
-            f"All {count(found.images, found.kind)} were classified correctly{where}, but up to "
+            f"All {count(images, kind)} were classified correctly{where}, but up to "
             f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
+            f"{differs}"
         )
     bounds = interval([least, most], digits)
     how = {
-        "image": f"; cross-validated on {count(found.images, 'image')}",
-        "test image": f"; {count(found.images, 'test image')}",
-    }.get(found.kind, "")
+        "image": f"; cross-validated on {count(images, 'image')}",
+        "test image": f"; {count(images, 'test image')}",
+    }.get(kind, "")
     if not how and results.get("selected_on_validation"):
         how = "; probably more, because the epoch was selected on the same images"
     what = "get wrong labels" if "labels" in results else "be misclassified"
-    return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how})."
+    return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how}).{differs}"
 
 
 def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:

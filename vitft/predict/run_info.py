@@ -160,7 +160,7 @@ class RunInfo:
             accuracy = (
                 f"mean average precision {percent(self.mean_ap)}{bounds and f' ({bounds})'} {on}"
             )
-        accuracy += f"; {self.tested}" * bool(self.tested)
+        accuracy = f"{self.tested}; {accuracy}" if self.tested else accuracy
         remarks = [*filter(None, ["exported" * self.is_export, self.chosen_file])]
         name = f"{self.name} ({'; '.join(remarks)})" if remarks else self.name
         old = f"{'file ' if self.is_file_age else ''}{days_and_hours(age)} old"

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
-from vitft.metrics.chance import chance_level, chance_remedy, constant_class
+from vitft.metrics.chance import (
+    balanced_evidence,
+    chance_level,
+    chance_remedy,
+    constant_class,
+)
 from vitft.metrics.confusions import most_frequent
-from vitft.metrics.estimate import best_estimate, growth_text, model_cross_validation
+from vitft.metrics.estimate import growth_text, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import weakest_label
@@ -45,7 +50,7 @@ def advise(run: Run) -> list[Advice]:
     if not run.results:
         return []
     rules: tuple[Callable[[Run], Advice | None], ...] = (
-        no_better_than_majority,
+        no_better_than_guessing,
         copies_across_split,
         doubtful_labels,
         few_validation_images,
@@ -55,8 +60,8 @@ def advise(run: Run) -> list[Advice]:
     return [advice for rule in rules if (advice := rule(run)) is not None]
 
 
-def no_better_than_majority(run: Run) -> Advice | None:
-    """Warn if the model may be no better than always predicting the largest class."""
+def no_better_than_guessing(run: Run) -> Advice | None:
+    """Warn if the model may be no better than guessing."""
     clause = chance_level(run.results)
     if not clause:
         return None
@@ -75,12 +80,12 @@ def no_better_than_majority(run: Run) -> Advice | None:
         remedy = chance_remedy(str(weights or ""), str(solver or ""), mirrored=mirrored)
         what = f"Do not use this model yet: {remedy}."
         why = f"It {clause}. " if constant else ""
-    measured = best_estimate(run.results)
+    best = balanced_evidence(run.results)
+    bounds, guessing = (interval(best.interval), best.guessing) if best else ("", 0.0)
     return Advice(
         what,
-        f"{why}The 95% interval of its accuracy ({interval(measured.interval)}) is not "
-        f"entirely above {percent(measured.majority)}, the accuracy of always predicting the "
-        "largest class.",
+        f"{why}The 95% interval of its balanced accuracy ({bounds}) is not entirely above "
+        f"{percent(guessing)}, that of guessing.",
     )
 
 

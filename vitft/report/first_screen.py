@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_text
-from vitft.metrics.values import Interval
+from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_number
+from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.metrics.verdict import verdict, weakest_label
 from vitft.predict.validation import (
     ValidationPrediction,
@@ -37,8 +37,8 @@ class Score:
     measured_on: str
     cross_validated: str
     """The cross-validated accuracy, where it tells more; otherwise empty."""
-    tested: str
-    """Result on the test images; empty without a test set."""
+    validated: str
+    """Result on the validation images, if there are test images; otherwise empty."""
     baseline: str
     """Name and value of the baseline."""
     bar: str
@@ -116,22 +116,29 @@ def score_of(run: Run) -> Score | None:
     results = run.results
     if not results:
         return None
-    name, value, baseline_name = "accuracy", results["top1"], "always the largest class"
-    bounds: Interval | None = results["top1_interval"]
-    baseline = results["majority"]
-    if found := results.get("labels"):
-        name, value, bounds = "mean average precision", found["map"], found["map_interval"]
-        baseline, baseline_name = found["chance_map"], "random scores"
-    more = better_estimate(results)
+    shown: FinalTestResults | RunResults = results.get("test") or results
+    kind = "validation image" if shown is results else "test image"
+    name, baseline, baseline_name = "accuracy", shown["majority"], "always the largest class"
+    if found := shown.get("labels"):
+        name, baseline, baseline_name = (
+            "mean average precision",
+            found["chance_map"],
+            "random scores",
+        )
+    (value, bounds), more = tested_number(shown), better_estimate(results)
+    validated, within = tested_number(results)
     return Score(
         name=name,
         value=percent(value),
         interval=interval(bounds),
-        measured_on=scored_images(results, "validation image"),
+        measured_on=scored_images(shown, kind),
         cross_validated=cross_validated_text(more["top1"], more["top1_interval"], more["images"])
         if more
         else "",
-        tested=tested_text(test) if (test := results.get("test")) else "",
+        validated=f"on {scored_images(results, 'validation image')}: {percent(validated)} "
+        f"({interval(within)})"
+        if shown is not results
+        else "",
         baseline=f"{baseline_name}: {percent(baseline)}",
         bar=charts.score_bar(name, value, bounds, baseline),
     )

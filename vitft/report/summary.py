@@ -10,7 +10,7 @@ from vitft.data.view_facts import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
 from vitft.metrics.chance import chance_level, distinguishes
-from vitft.metrics.estimate import model_cross_validation
+from vitft.metrics.estimate import model_cross_validation, tested_number
 from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import (
@@ -87,7 +87,7 @@ def describe_data(run: Run) -> str:
     return (
         f"{text} It was trained on {count(parts['train'], 'image')}{origin} and "
         f"evaluated on {count(parts['val'], 'other image')}, the validation images.{counts}"
-        f"{' Copies count once in cross-validation.' * once}"
+        f"{' Copies count once.' * once}"
     )
 
 
@@ -228,12 +228,15 @@ def key_figures(run: Run) -> list[KeyFigure]:
         ]
     if test := results.get("test"):
         images = f"on {count(test['images'], 'test image')}, not used to train or select the model"
-        name = "test accuracy"
+        own: list[tuple[str, float, Interval | None, str]]
+        own = [("test accuracy", test["top1"], test["top1_interval"], images)]
         if "labels" in test:
-            found, name = test["labels"], "test: all labels right"
-            precision = "test mean average precision"
-            fractions.append((precision, found["map"], found["map_interval"], images))
-        fractions.append((name, test["top1"], test["top1_interval"], images))
+            precision, bounds = tested_number(test)
+            own = [
+                ("test mean average precision", precision, bounds, images),
+                ("test: all labels right", *own[0][1:]),
+            ]
+        fractions = [*own, *fractions]
     if (more := results.get("cross_validation")) and not run.several:
         scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")

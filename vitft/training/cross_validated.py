@@ -28,15 +28,17 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
 def cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
     """Return the cross-validated class of each image (n,), in the order of split.csv, or None.
 
-    The class is -1 for test images and for images that were not cross-validated. The result is None
-    for multi-label data, and if there are no cross-validated logits.
+    The class is -1 for test images, for validation images that the data names, and for images that
+    were not cross-validated. The result is None for multi-label data, and if there are no
+    cross-validated logits.
     """
     if scored.held_out is None or data.manifest.labels:
         return None
     distinct, (rows, logits) = data.distinct, scored.held_out
     predicted = logits.argmax(dim=1).tolist()
     by_digest = {distinct[row].sha256: c for row, c in zip(rows.tolist(), predicted, strict=True)}
+    apart = ("val", "test") if data.own_split else ("test",)
     return np.array(
-        [-1 if r.split == "test" else by_digest.get(r.sha256, -1) for r in data.manifest.rows],
+        [-1 if r.split in apart else by_digest.get(r.sha256, -1) for r in data.manifest.rows],
         np.int32,
     )

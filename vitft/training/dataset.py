@@ -70,6 +70,8 @@ class Dataset:
     """Mapping from digests to the names of groups that cross-validation keeps together (see
     `fold_groups`); images without a group may be missing.
     """
+    own_split: bool = False
+    """Whether the data, and not vitft, names the validation images."""
     known_to_weights: int = 0
     """Number of training and validation images on which the pretrained weights were trained."""
 

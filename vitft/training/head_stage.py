@@ -221,9 +221,12 @@ def cross_validate_images(
 ) -> tuple[CrossValidation | None, ScoredImages]:
     """Cross-validate a method of fitting the head, given features (n, D) of the distinct images.
 
-    The results and the logits are None if there are too few images (see `cross_validate`). The
-    results are also None if the weights were trained on some of the images.
+    If the data has validation images of its own, which may come from another source, no head is
+    fitted to them, and the results do not count them. The results and the logits are None if there
+    are too few images (see `cross_validate`). The results are also None if the weights were trained
+    on some of the images.
     """
+    apart = torch.tensor([row.split == "val" for row in data.distinct])
     scores = cross_validate(
         distinct,
         data.labels(data.distinct).cpu(),
@@ -233,6 +236,7 @@ def cross_validate_images(
         seed=config.train.seed,
         groups=data.group_ids(data.distinct),
         units=data.user_groups(data.distinct),
+        apart=apart if data.own_split else None,
     )
     results, held_out = scores or (None, None)
     if data.known_to_weights:

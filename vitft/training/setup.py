@@ -233,7 +233,7 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
     bad, good = len(found.inspected.bad), len(found.inspected.good)
     different = len({file.sha256 for file in found.inspected.good})
     if bad or different < good:
-        once = "; copies count once in cross-validation" * (different < good)
+        once = "; copies count once in the accuracy" * (different < good)
         log.info(f"images:     {describe_counts(bad, good, different=different)}{once}")
     if data.group_duplicates:
         copies = count(len(found.duplicates), "image")
@@ -276,6 +276,7 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
         group=group,
         duplicates=duplicates,
         groups=fold_groups(manifest, groups, duplicates),
+        own_split=inspected.folder.layout == "split",
         known_to_weights=count_known_images(manifest, config.weights.name),
     )
 

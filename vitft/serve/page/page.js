@@ -83,7 +83,7 @@ function showModel(model) {
   if (known) {
     const number = make("p", "number", percent(top1));
     const text = (several ? "of the images get exactly their labels" : "accuracy") + on + (ends ? "; 95% interval: " + bounds(ends) : "");
-    const more = [model.cross_validated_text, model.tested_text].filter(Boolean).map((text) => make("p", "muted crossed", text));
+    const more = [model.tested_text, model.cross_validated_text].filter(Boolean).map((text) => make("p", "muted crossed", text));
     addAll("score", [number, make("p", "muted", text), ...more, scoreBar(model)]);
     if (typeof majority === "number") {
       addAll("score", [make("p", "muted baseline-text", "mark at " + percent(majority) + ": always the most frequent " + (several ? "labels" : "class"))]);
