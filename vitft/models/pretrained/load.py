@@ -203,10 +203,7 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
 def with_last_head(
     weights: PretrainedWeights, classes: Sequence[str]
 ) -> tuple[PretrainedWeights, bool]:
-    """Return the weights, with a note on their head, and whether it is kept for the classes.
-
-    Of a head that reads several blocks, the part that reads only the last block is kept.
-    """
+    """Return the weights with a note on their head, for the last block, and whether it is kept."""
     shape, tensors = weights.architecture, dict(weights.tensors)
     is_usable = not (weights.unusable_head or shape.distilled or shape.pre_logits)
     is_kept = is_usable and weights.stated_classes == tuple(classes)

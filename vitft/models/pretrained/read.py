@@ -36,13 +36,10 @@ WRAPPER = re.compile(
 )
 """Pattern for the parts of names that torch.compile and sharded training add."""
 AVERAGE = re.compile(r"(?<![a-z])(ema|averaged_model)(?![a-z])|^teacher:")
-"""Pattern for the roots of names of averaged weights (EMA), which are the better ones."""
 UNFIT = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
-"""Pattern for the roots of names of a model that is not meant to be used afterwards."""
+"""Patterns for the roots of the better one (EMA) and of the worse one of two models in a file."""
 OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
 """Pattern for the names of an optimiser's tensors, which may repeat those of the model."""
-MAX_DEPTH = 8
-"""Maximum number of dictionaries around a tensor."""
 BESIDE = (
     *("argparse.Namespace", "collections.defaultdict", "yacs.config.CfgNode"),
     *(f"pathlib{m}.{kind}Path" for m in ("", "._local") for kind in ("Posix", "Windows")),
@@ -159,8 +156,10 @@ def one_model(
         for root, label in labels.items()
         if part in (None, label) or f".{part}." in f".{label}."
     }
-    root, *rest = [root for root in ranks if ranks[root] == min(ranks.values())] or ["", ""]
-    several = f"{count(len(labels), 'model')}: {listing(label or '-' for label in labels.values())}"
+    best = min(ranks.values(), default=0)
+    root, *rest = [root for root in ranks if ranks[root] == best] or ["", ""]
+    shown = listing(label[:100] or "-" for label in labels.values())
+    several = f"{count(len(labels), 'model')}: {shown}"
     choices = [shell_quote(f"{file}#{label}") for other, label in labels.items() if other != root]
     if rest:
         choices = [shell_quote(f"{file}#{label}") for label in labels.values()]
@@ -303,7 +302,7 @@ def nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str,
     if isinstance(content, Tensor):
         return {root: content}
     result: dict[str, Tensor] = {}
-    if isinstance(content, dict) and id(content) not in seen and root.count(":") < MAX_DEPTH:
+    if isinstance(content, dict) and id(content) not in seen and root.count(":") < 8:  # levels
         seen.add(id(content))
         for key, value in content.items():
             result |= nested_tensors(value, seen, f"{root}:{key}" if root else str(key))
