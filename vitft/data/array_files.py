@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.data.label_sets import join_labels
+from vitft.data.label_sets import JOINER, join_labels
 from vitft.system.errors import DataError, VitftError
 from vitft.system.npz import check_expansion, check_unpacked_size
 from vitft.system.text import shell_quote
@@ -154,7 +154,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
             ArrayPart(
                 name,
                 channels_last(npz_member(file, by_case[x], path)),
-                npz_member(file, by_case[y], path).squeeze(),
+                one_column(npz_member(file, by_case[y], path)),
             )
             for (x, y), name in npz_subsets(file.files).items()
         ]
@@ -168,17 +168,29 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         )
         names = [npz_member(file, by_case[n], path) for n in NPZ_CLASSES if n in by_case]
         classes = tuple(str(name) for array in names[:1] for name in array.ravel())
-    rows = [part.labels for part in parts if part.labels.ndim == 2]
     several = False
-    if rows and all(np.isin(part.labels, (0, 1)).all() for part in parts):
-        several = any((labels.sum(axis=1) != 1).any() for labels in rows)
+    if all(p.labels.ndim == 2 and np.isin(p.labels, (0, 1)).all() for p in parts):
+        widths = {part.labels.shape[1] for part in parts} | {len({*classes})} - {0}
+        if len(widths) > 1:
+            raise DataError(
+                f"{path}: the numbers of label columns and of class names differ: "
+                f"{' and '.join(map(str, sorted(widths)))}",
+                fix="provide a column of 0 and 1, and a name, for each label",
+            )
+        several = any((part.labels.sum(axis=1) != 1).any() for part in parts)
         if several:
+            classes = tuple(name.replace(JOINER, "_") for name in classes)
             parts = [part._replace(labels=label_sets(part.labels, classes)) for part in parts]
         else:
             parts = [part._replace(labels=part.labels.argmax(axis=1)) for part in parts]
             notes += ("the labels are one-hot: the class is the column of the 1",)
     numbered, found = number_labels(parts)
     return LoadedArrays(numbered, found or classes, notes, several)
+
+
+def one_column(labels: Array) -> Array:
+    """Return labels without axes of length 1, other than the first."""
+    return labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
 
 
 def label_sets(flags: Array, names: Sequence[str]) -> Array:

@@ -67,3 +67,11 @@ def forged(folder: Path) -> None:
     with zipfile.ZipFile(folder / "set.npz", "w") as archive:
         archive.writestr("x.npy", header.getvalue())
         archive.writestr("y.npy", labels.getvalue())
+
+
+def unnamed_labels(folder: Path) -> None:
+    """Write set.npz: 12 images with four 0/1 labels, two of them with a name."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 255, (12, 16, 16, 3), dtype=np.uint8)
+    flags = random.integers(0, 2, (12, 4))
+    np.savez(folder / "set.npz", x=images, y=flags, classes=["a", "b"])
