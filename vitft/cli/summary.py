@@ -28,6 +28,7 @@ from vitft.metrics.verdict import (
     verdict,
     weakest_label,
 )
+from vitft.predict.validation import accuracy_without_copies, read_validation_predictions
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
     MIN_CALIBRATION_IMAGES,
@@ -82,10 +83,18 @@ def print_summary(
             output.result(f"the head alone, before further training: {text}")
         if not chance_level(metrics):
             print_weakest(metrics["per_class"])
+    print_copies(run)
     output.result(f"run: {run}")
     output.rule()
     if status == "finished":
         suggest_next_steps(run, config, which="" if is_latest else f" --run {folder}")
+
+
+def print_copies(run: Path) -> None:
+    """Print the accuracy without copies across the split, if the audit found some."""
+    audit = read_run_json(run / "audit.json", AuditResults)
+    if audit and (known := accuracy_without_copies(read_validation_predictions(run), audit)):
+        output.result(f"accuracy {known}")
 
 
 def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:

@@ -64,6 +64,11 @@ class Row:
     """Name of the user's group (patient, video, ...); empty if there is none."""
 
 
+def distinct_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return one row for each distinct file, so that copies count once."""
+    return list({row.sha256: row for row in rows}.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The readable images of a run and their split."""

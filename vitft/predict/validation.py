@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.split import Manifest
-from vitft.metrics.intervals import Flags, Floats
-from vitft.metrics.results import read_results
+from vitft.data.proposals import is_leak
+from vitft.data.split import Manifest, distinct_rows
+from vitft.metrics.intervals import Flags, Floats, wilson_interval
+from vitft.metrics.results import AuditResults, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
 from vitft.system.rundir import RunDir
+from vitft.system.text import count, interval, percent
 
 THUMBS = "thumbs"
 VALIDATION_FILE = "validation.npz"
@@ -178,9 +180,9 @@ def read_groups(run: Path, images: int) -> list[str] | None:
     """
     split = read_split(run, read_classes(run))
     validated, scored = {row.sha256 for row in split.val}, read_cross_validated(run, split)
-    distinct = {row.sha256: row for row in split.rows if row.split != "test"}
-    training = [row for row in distinct.values() if row.sha256 in {*scored} - validated]
-    rows = (*split.val, *training)
+    distinct = distinct_rows([row for row in split.rows if row.split != "test"])
+    training = [row for row in distinct if row.sha256 in {*scored} - validated]
+    rows = (*distinct_rows(split.val), *training)
     if not any(row.group for row in rows) or len(rows) < images:
         return None
     return [row.group or row.sha256 for row in rows[:images]]
@@ -217,7 +219,7 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
 
 
 def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPrediction, ...]:
-    """Return the predictions for the validation images, or () if the run has no logits.
+    """Return the predictions for the distinct validation images, or () if the run has no logits.
 
     Raises:
         RunError: The logits are damaged or do not match the images and classes.
@@ -230,8 +232,8 @@ def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPredic
     predictions = Postprocess(classes=split.outputs, thresholds=thresholds)(
         [row.path for row in rows], Scores(logits), split.targets(rows)
     )
-    return tuple(
-        ValidationPrediction(
+    by_digest = {
+        row.sha256: ValidationPrediction(
             path=row.path,
             sha256=row.sha256,
             label=split.classes[row.label],
@@ -241,6 +243,28 @@ def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPredic
             most_probable=prediction.classes[0],
         )
         for row, prediction in zip(rows, predictions, strict=True)
+    }
+    return tuple(by_digest.values())
+
+
+def accuracy_without_copies(
+    predictions: Sequence[ValidationPrediction], audit: AuditResults
+) -> str:
+    """Return the accuracy on the validation images that have no copies among the training images.
+
+    Copies are identical or nearly identical images. The result is empty if there are none, or if
+    all validation images have some.
+    """
+    leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
+    leaked = {member["path"] for group in leaks for member in group["members"]}
+    right = [one.is_correct for one in predictions if one.path not in leaked]
+    if not right or len(right) == len(predictions):
+        return ""
+    bounds = interval(wilson_interval(sum(right), len(right)))
+    images = count(len(right), "validation image")
+    return (
+        f"{percent(sum(right) / len(right))} ({bounds}) on the {images} without copies among the "
+        "training images"
     )
 
 

@@ -23,7 +23,7 @@ from vitft.metrics.estimate import growth_text, model_cross_validation
 from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import weakest_label
-from vitft.predict.validation import mistakes
+from vitft.predict.validation import accuracy_without_copies, mistakes
 from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
@@ -99,11 +99,13 @@ def copies_across_split(run: Run) -> Advice | None:
         if not run.audit.get("own_split", False)
         else "the split is that of your data: drop the copies on one side, or correct the split."
     )
+    known = accuracy_without_copies(run.predictions, run.audit)
+    known = f" It is {known}." if known else ""
     return Advice(
         "Retrain without duplicates across training and validation.",
         f"{count(groups, 'group')} of identical or nearly identical images "
         f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        f"accuracy may be too high. vitft check lists them, and {remedy}",
+        f"accuracy may be too high.{known} vitft check lists them, and {remedy}",
         section="audit",
     )
 

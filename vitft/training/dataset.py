@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitft.data.augment import fits
 from vitft.data.loading import decode_images, stack_batches
-from vitft.data.split import Manifest, Row
+from vitft.data.split import Manifest, Row, distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
@@ -78,8 +78,7 @@ class Dataset:
     @property
     def distinct(self) -> list[Row]:
         """One row for each distinct file of the training and validation images."""
-        rows = (row for row in self.manifest.rows if row.split != "test")
-        return list({row.sha256: row for row in rows}.values())
+        return distinct_rows([row for row in self.manifest.rows if row.split != "test"])
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Return the targets of `rows` on the device: class indices (n,), or labels (n, C).

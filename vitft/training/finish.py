@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
-from vitft.data.split import Manifest, Row
+from vitft.data.split import Manifest, Row, distinct_rows
 from vitft.features.cut import BothHeads
 from vitft.metrics.calibration import (
     FittedTemperature,
@@ -86,8 +86,10 @@ def evaluate_run(
     logits that represent the model's logits on new images; it is None if there are none. `started`
     is the value of `time.monotonic()` at the start of the run.
     """
-    rows = inputs.data.manifest.val
-    heads, confirmed = final_logits(inputs, model, precision, rows)
+    every, confirmed = final_logits(inputs, model, precision, inputs.data.manifest.val)
+    rows = distinct_rows(inputs.data.manifest.val)
+    place = {row.path: i for i, row in enumerate(inputs.data.manifest.val)}
+    heads = every[[place[row.path] for row in rows]]
     logits, labels = heads[:, 0], inputs.data.labels(rows).cpu()
     results = with_last_block(results, heads, labels)
     exact = logits.double()  # shared: with many classes, it is large
@@ -104,7 +106,8 @@ def evaluate_run(
     )
     is_solved = "l2" in results and results["best_epoch"] == 1
     during, after = percent(results["top1"]), percent(measured["top1"])
-    if precision != "fp32" and not is_solved and not manifest.labels and during != after:
+    is_new = during != after and len(rows) == len(every)
+    if precision != "fp32" and not is_solved and not manifest.labels and is_new:
         log.info(
             f"validated again in float32, the accuracy is {after} ({during} in {precision} during "
             "training)"
@@ -119,7 +122,7 @@ def evaluate_run(
     }
     if training is not None:
         training = ScoredSet(training.logits / fitted.value, training.labels)
-    scaled = divided(logits, fitted.value)
+    scaled = divided(every[:, 0], fitted.value)
     final = cast("RunResults", metrics)
     predicted = None
     if scored is not None and inputs.data.group.is_main:
@@ -207,7 +210,8 @@ def final_test(
     """
     data = inputs.data
     known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
-    rows = [row for row in data.manifest.test if row.sha256 not in known]
+    others = [row for row in data.manifest.test if row.sha256 not in known]
+    rows = distinct_rows(others)
     if not rows:
         return {}
     logits = final_logits(inputs, model, precision, rows)[0][:, 0]
@@ -228,7 +232,7 @@ def final_test(
                 temperature=temperature if isinstance(temperature, float) else None,
                 groups=groups,
             ),
-            "left_out": len(data.manifest.test) - len(rows),
+            "left_out": len(data.manifest.test) - len(others),
         }
     }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.run import Config
-from vitft.data.split import Row
+from vitft.data.split import Row, distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
@@ -142,7 +142,7 @@ class HeadSolver:
         plain, held_out = training[: len(self.labels), :read], validation[:, :read]
         classes = data.manifest.outputs
         votes = nearest_neighbours(plain, self.labels, held_out, classes=len(classes))
-        truth = data.labels(data.manifest.val).cpu()
+        truth = data.labels(distinct_rows(data.manifest.val)).cpu()
         results: SolvedHeadResults = {
             "first_loss": first_loss,
             "l2": solved.l2,
@@ -281,7 +281,7 @@ def head_features(
     data = inputs.data
     parts = [inputs_to_head(model, inputs, data.manifest.train, view) for view in views]
     training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-    validation = inputs_to_head(model, inputs, data.manifest.val)
+    validation = inputs_to_head(model, inputs, distinct_rows(data.manifest.val))
     return training, validation, inputs_to_head(model, inputs, data.distinct)
 
 
