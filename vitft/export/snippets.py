@@ -49,13 +49,15 @@ def program_engine() -> "Environment":
     """Return the template engine for programs, which escapes nothing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    engine = Environment(
         loader=FileSystemLoader(PROGRAMS),
         autoescape=False,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    engine.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return engine
 
 
 def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template values

@@ -199,10 +199,10 @@ def are_statistics(arrays: Mapping[str, Features]) -> bool:
     if f"{INTERMEDIATE}blocks" in arrays:
         required |= {f"{INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
         required |= {f"{INTERMEDIATE}blocks": 0}
-    optional = {"unknown_range": 1}
-    if not required.keys() <= arrays.keys() <= (required | optional).keys():
+    known = required | {"unknown_range": 1, "unknown": 0}  # `unknown` was a single number once
+    if not required.keys() <= arrays.keys() <= known.keys():
         return False
-    fits = (a.ndim == (required | optional)[n] and a.dtype == np.float32 for n, a in arrays.items())
+    fits = (a.ndim == known[n] and a.dtype == np.float32 for n, a in arrays.items())
     if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
         return False
     by_class = arrays.get("unknown_range", np.zeros(2))

@@ -8,7 +8,6 @@ programs.
 
 import hashlib
 import json
-import math
 import re
 import runpy
 import shutil
@@ -32,6 +31,7 @@ from vitft.export.formats.base import (
     normalised_input,
 )
 from vitft.export.formats.vectors import Vector, draw_vectors
+from vitft.export.snippets import program
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import SPECIFICATION_FILE
@@ -176,179 +176,30 @@ def specification(
     transform: EvalTransform, vectors: Sequence[Vector], digests: Sequence[Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the content of preprocessing.json."""
-    height, width = transform.image_size
-    return {
-        "format": "vitft preprocessing",
-        "version": 1,
-        "made_by": f"vitft {version('vitft')}, Pillow {PIL.__version__}",
-        "licence": "Apache-2.0",
-        "transform": transform.to_json(),
-        "steps": [*colour_steps(transform), *size_steps(transform), *number_steps(transform)],
-        "output": {
-            "dtype": "float32",
-            "shape": ["batch", transform.channels, height, width],
-            "layout": "channels first, rows from top to bottom, little-endian in the vectors",
-        },
-        "equality": EQUALITY,
-        "vectors": {
-            "folder": VECTORS,
-            "pixels": "one line of ASCII text with width, height, mode, depth, orientation and "
-            "transparent value (-1: none), then a line feed, then the samples row by row, with "
-            "interleaved channels, little-endian",
-            "view": "uint8 (height, width, 3) after the crop step",
-            "tensor": "float32 (channels, height, width) after the last step",
-            "images": [
-                {"file": vector.file, "about": vector.about, "sha256": dict(found)}
-                for vector, found in zip(vectors, digests, strict=True)
-            ],
-        },
-    }
-
-
-def colour_steps(transform: EvalTransform) -> list[dict[str, Any]]:
-    """Return the steps from a file to an upright RGB image."""
-    wide: dict[str, Any] = {
-        "unsigned": "keep the upper 8 bits: value >> (depth - 8)",
-        "signed 32-bit": "clip to 0..65535, then value >> 8",
-        "floating point": "NaN is 0; times 255 if no value in the image is above 1; round half to "
-        "even, clip to 0..255",
-    }
-    if transform.grey_range:
-        low, high = transform.grey_range
-        wide = {
-            "black": low,
-            "white": high,
-            "formula": "round_half_even(clip(value - black, 0, white - black) * (255 / (white - "
-            "black))), NaN is 0; in float32, with 255 / (white - black) rounded to float32; in "
-            "float64 for 32-bit integers",
-        }
-    steps: list[dict[str, Any]] = [
-        {
-            "step": "decode",
-            "frame": "the first one",
-            "colour profile": "ignored",
-            "note": "JPEG decoders may differ from libjpeg-turbo by one or two levels",
-        },
-        {
-            "step": "mode",
-            "grey": "equal channels",
-            "palette": "looked up",
-            "cmyk": "light = 255 - K; channel = max(0, light - div255(ink * light)), where "
-            "div255(x) = (((x + 128) >> 8) + x + 128) >> 8; the inks of JPEG files with an Adobe "
-            "marker are inverted first",
-            "alpha": "on white: channel = div255(255 * (255 - alpha) + channel * alpha)",
-            "channels of more than 8 bits": wide,
-            "transparent value of grey with more than 8 bits": "255",
-        },
+    images = [
+        {"file": vector.file, "about": vector.about, "sha256": dict(found)}
+        for vector, found in zip(vectors, digests, strict=True)
     ]
-    if transform.channels == 1:
-        grey = "(19595 * R + 38470 * G + 7471 * B + 32768) >> 16, in all three channels"
-        steps.append({"step": "grey", "formula": grey})
-    turns = {2: "flip left to right", 3: "rotate by 180 degrees", 4: "flip top to bottom"}
-    turns |= {5: "transpose", 6: "rotate clockwise by 90 degrees", 7: "transverse"}
-    turns[8] = "rotate counter-clockwise by 90 degrees"
-    return [*steps, {"step": "orientation", "tag": "EXIF 0x0112", "values": turns}]
-
-
-def size_steps(transform: EvalTransform) -> list[dict[str, Any]]:
-    """Return the steps that resize and crop."""
-    tall, wide = (math.floor(side / transform.crop) for side in transform.image_size)
-    if transform.fit == "squash":
-        sides = f"height {tall}, width {wide}"
-    elif tall == wide:
-        sides = f"shorter side {tall}, longer side {tall} * longer / shorter, rounded down"
-    else:
-        sides = (
-            f"ratio = min(h / {tall}, w / {wide}); height max({tall}, round_half_even(h / ratio)), "
-            f"width max({wide}, round_half_even(w / ratio))"
-        )
-    filters = {
-        "nearest": "the pixel at (position + 0.5) * scale, rounded down; computed by adding scale "
-        "repeatedly",
-        "bilinear": "1 - |x| for |x| < 1",
-        "bicubic": "(1.5|x| - 2.5)|x|^2 + 1 for |x| < 1, -0.5(((|x| - 5)|x| + 8)|x| - 4) for "
-        "|x| < 2",
-        "lanczos": "sinc(x) sinc(x / 3) for -3 <= x < 3",
-    }
-    order = (
-        "columns, then rows; rows first if resizing removes rows, and over twice as many as columns"
+    text = program(
+        "specification",
+        transform=transform,
+        made_by=f"vitft {version('vitft')}, Pillow {PIL.__version__}",
+        max_aspect=MAX_ASPECT,
+        max_pixels=MAX_RESIZED_PIXELS,
+        equality=EQUALITY,
+        folder=VECTORS,
+        images=images,
     )
-    resize: dict[str, Any] = {
-        "step": "resize",
-        "library": "like Image.resize of Pillow",
-        "sides": sides,
-        "filter": transform.interpolation,
-        "formula": filters[transform.interpolation],
-        "antialias": transform.interpolation != "nearest",
-    }
-    if transform.interpolation != "nearest":
-        resize |= {
-            "scale": "old / new; the filter is stretched by max(scale, 1)",
-            "weights": "float64, normalised to a sum of 1, times 2^22, rounded half away from 0",
-            "rounding": "after each pass: clip((sum + 2^21) >> 22, 0, 255)",
-            "order": order,
-        }
-    height, width = transform.image_size
-    crop: dict[str, Any] = {
-        "step": "crop",
-        "height": height,
-        "width": width,
-        "top": f"round_half_even((resized height - {height}) / 2)",
-        "left": f"round_half_even((resized width - {width}) / 2)",
-    }
-    if transform.fit == "crop":
-        crop["large images"] = (
-            f"if the resized image would have an aspect ratio above {MAX_ASPECT} or more than "
-            f"{MAX_RESIZED_PIXELS} pixels, only the part inside the crop is resized: its corners "
-            "times old / new, rounded to float32, are the argument box of Image.resize"
-        )
-    return [resize, crop]
-
-
-def number_steps(transform: EvalTransform) -> list[dict[str, Any]]:
-    """Return the steps from bytes to the model's input."""
-    return [
-        {"step": "scale", "formula": "float32(byte) / float32(255)"},
-        {
-            "step": "normalise",
-            "mean": list(transform.mean),
-            "std": list(transform.std),
-            "formula": "(value - float32(mean)) / float32(std), rounded to float32 after each step",
-        },
-        {"step": "layout", "order": "channels, rows, columns"},
-    ]
+    return dict(json.loads(text))
 
 
 def readme(transform: EvalTransform, vectors: Sequence[Vector]) -> str:
     """Return the text of README.md."""
-    height, width = transform.image_size
-    rows = "\n".join(f"| {vector.file} | {vector.about} |" for vector in vectors)
-    return f"""# Preprocessing of a vitft run
-
-{SPECIFICATION_FILE} describes each step from an image file to the model's input, float32
-(batch, {transform.channels}, {height}, {width}), with the numbers of the run. Three programs do
-the same:
-
-| language | needs | check |
-|---|---|---|
-| Python | NumPy, and Pillow to decode files | `python preprocess.py` |
-| JavaScript | nothing | `node preprocess.mjs` |
-| C++17 | nothing | `g++ -std=c++17 -O2 -ffp-contract=off preprocess.cpp -o preprocess && \
-./preprocess` |
-
-The command in the last column checks the program against the vectors in {VECTORS}/:
-
-| image | what it tests |
-|---|---|
-{rows}
-
-Next to each image are its decoded pixels (.pixels), the resized and cropped bytes (.view) and the
-model's input (.tensor). {EQUALITY}
-
-The programs in JavaScript and C++ take decoded pixels. Decode files with a library that returns
-unmodified samples and the EXIF orientation, and compare the result with the .pixels files. Browser
-canvases are not suitable for images with transparency.
-
-The programs are part of vitft and are licensed under Apache-2.0 (LICENSE); the model may have a
-different licence.
-"""
+    return program(
+        "preprocessing_readme",
+        file=SPECIFICATION_FILE,
+        transform=transform,
+        folder=VECTORS,
+        vectors=vectors,
+        equality=EQUALITY,
+    )
