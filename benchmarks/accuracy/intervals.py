@@ -227,8 +227,15 @@ def real(data: Path, weights: str, images: list[int], draws: int, clips: int) ->
         for draw in range(draws):
             rng = np.random.default_rng([number, draw])
             order = rng.permutation(group.max() + 1)
-            own = order[: number // max(1, clips)]
-            held = np.isin(group, own[: max(1, len(own) // 5)])
+            own, validated = order[:number], order[: number // 5]
+            if clips:  # as many of each class
+                of_group = np.zeros(len(order), int)
+                of_group[group] = y
+                each = number // clips // found.classes
+                parts = [order[of_group[order] == c][:each] for c in range(found.classes)]
+                own = np.concatenate(parts)
+                validated = np.concatenate([part[: max(1, each // 5)] for part in parts])
+            held = np.isin(group, validated)
             chosen = np.isin(group, own)
             train, rest = torch.from_numpy(chosen & ~held), torch.from_numpy(~chosen)
             if len(y[train].unique()) < found.classes:
@@ -255,8 +262,8 @@ def real(data: Path, weights: str, images: list[int], draws: int, clips: int) ->
             size = np.bincount(labels[others], minlength=found.classes)
             hit = np.bincount(labels[others], right[others], minlength=found.classes) / size
             truth = float((share * hit).sum())  # with the class frequencies of the chosen images
-            parts = np.where(others, (right - hit[labels]) * (share / size)[labels], 0.0)
-            error = math.sqrt(float((np.bincount(group, parts) ** 2).sum()))
+            terms = np.where(others, (right - hit[labels]) * (share / size)[labels], 0.0)
+            error = math.sqrt(float((np.bincount(group, terms) ** 2).sum()))
             validation = accuracy_interval(right[held], None if units is None else units[held])
             cells = {
                 "validation": (float(right[held].mean()), validation),

@@ -87,10 +87,11 @@ def print_comparison(comparison: "RunComparison") -> None:
     columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
     if comparison.cross_validated:
         columns += ("cross-validated", "95% interval")
+    kind = "images" if comparison.runs[0].is_evaluation else "validation images"
     output.table(
         columns,
         comparison.accuracy_rows(),
-        title=f"{comparison.kind}s compared: {comparison.shared:,}",
+        title=f"{kind} compared: {comparison.shared:,}",
         numbers=len(columns) - 1,
     )
     if comparison.pairs:

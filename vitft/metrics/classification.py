@@ -38,9 +38,6 @@ from vitft.metrics.results import (
 )
 from vitft.metrics.targets import are_right, chosen, mean_loss
 
-INDEPENDENT = 1.0, 1.0, 1.0
-"""Design effects of recall, precision and F1 without groups."""
-
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the number of images (C, C) by true class (row) and predicted class (column)."""
@@ -84,17 +81,12 @@ def classification_metrics(
     """
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, groups)
-    total = len(labels)
-    predicted, number = logits.argmax(dim=-1), len(classes)
-    rows, columns, hits = (
-        torch.bincount(found, minlength=number).tolist()
-        for found in (labels, predicted, labels[predicted == labels])
-    )
+    total, truth, guess = len(labels), labels.numpy(), logits.argmax(dim=-1).numpy()
+    right = truth == guess
+    rows, hits = (np.bincount(c, minlength=len(classes)).tolist() for c in (truth, truth[right]))
     fifth = in_top_k(logits, labels, 5) if len(classes) > 5 else None
     recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
-    truth, guess = labels.numpy(), predicted.numpy()
-    right, of_class = truth == guess, np.maximum(1, rows)
-    deviations = (right - (np.array(hits) / of_class)[truth]) / of_class[truth]
+    deviations = (right - (hits / np.maximum(1, rows))[truth]) / np.array(rows)[truth]
     found: Metrics = {
         "images": total,
         "top1": sum(hits) / total,
@@ -109,13 +101,7 @@ def classification_metrics(
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
-            name: class_metrics(
-                hits[i],
-                rows[i],
-                columns[i],
-                INDEPENDENT if groups is None else class_effects(truth == i, guess == i, groups),
-            )
-            for i, name in enumerate(classes)
+            name: class_metrics(truth == i, guess == i, groups) for i, name in enumerate(classes)
         },
         "confusion": [],
         "calibration": None,
@@ -141,9 +127,7 @@ def several_label_metrics(
     truth: Flags = labels.bool().numpy()
     total, right = len(labels), are_right(logits, labels, thresholds).numpy()
     per_class = {
-        name: class_metrics(
-            int((g & t).sum()), int(t.sum()), int(g.sum()), class_effects(t, g, groups)
-        )
+        name: class_metrics(t, g, groups)
         for name, g, t in zip(names, given.T, truth.T, strict=True)
     }
     hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
@@ -154,12 +138,7 @@ def several_label_metrics(
     _, sizes = np.unique(truth, axis=0, return_counts=True)
     bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
     results: LabelResults = label_results(logits.double().numpy(), truth, given, names, groups)
-    results["none"] = class_metrics(
-        int((bare & empty).sum()),
-        int(bare.sum()),
-        int(empty.sum()),
-        class_effects(bare, empty, groups),
-    )
+    results["none"] = class_metrics(bare, empty, groups)
     found: Metrics = {
         "images": total,
         "top1": int(right.sum()) / total,
@@ -181,35 +160,19 @@ def several_label_metrics(
     return found
 
 
-def class_effects(own: Flags, given: Flags, groups: Groups | None) -> tuple[float, float, float]:
-    """Return the design effects of the recall, precision and F1 of a class.
+def class_metrics(own: Flags, given: Flags, groups: Groups | None) -> ClassMetrics:
+    """Return the metrics of a class.
 
     `own` and `given` (n,) state whether each image belongs to the class and is predicted as it.
     """
-    if groups is None:
-        return INDEPENDENT
-    right = own & given
-    parts = [np.flatnonzero(part) for part in (own, given, own | given)]
-    recall, precision, f1 = (
-        design_effect(right[some] - right[some].sum() / max(1, len(some)), groups[some])
-        for some in parts
+    hits, either = own & given, own | given
+    right, images, predicted, union = (int(x.sum()) for x in (hits, own, given, either))
+    of_recall, of_precision, of_f1 = (
+        1.0
+        if groups is None
+        else design_effect(hits[some] - right / max(1, int(some.sum())), groups[some])
+        for some in (own, given, either)
     )
-    return recall, precision, f1
-
-
-def class_metrics(
-    right: int, images: int, predicted: int, effects: tuple[float, float, float] = INDEPENDENT
-) -> ClassMetrics:
-    """Return the metrics of a class.
-
-    Args:
-        right: Number of images of the class that are predicted correctly.
-        images: Number of images of the class.
-        predicted: Number of images, of any class, that are predicted as this class.
-        effects: Design effects of recall, precision and F1 (see `class_effects`).
-    """
-    of_recall, of_precision, of_f1 = effects
-    union = images + predicted - right
     f1, f1_interval = f1_with_interval(right, union, of_f1) if union else (None, None)
     return {
         "images": images,

@@ -17,6 +17,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitft.metrics.values import Interval
 
@@ -39,7 +40,9 @@ MOST_FREEDOM = 1000
 
 
 def design_effect(
-    residuals: Floats, groups: Groups | None, correlation: float = PRIOR_CORRELATION
+    residuals: NDArray[np.floating[Any]],
+    groups: Groups | None,
+    correlation: float = PRIOR_CORRELATION,
 ) -> float:
     """Return how many images of these groups are worth one independent image; at least 1.
 
@@ -80,7 +83,7 @@ def accuracy_interval(
     Without groups, it is the Wilson interval. `effect` is a further design effect.
     """
     fraction = float(right.sum()) / max(1, len(right))
-    effect *= design_effect(np.subtract(right, fraction, dtype=np.float64), groups)
+    effect *= design_effect(right - fraction, groups)
     return wilson_interval(int(right.sum()), len(right), effect)
 
 
@@ -321,10 +324,6 @@ class PairedDifference(NamedTuple):
         sums = np.bincount(np.unique(groups, return_inverse=True)[1], changes)
         effect = design_effect(changes - changes.mean(), groups, PRIOR_OF_CHANGES)
         return cls(*counts, len(first), sign_flip(sums.astype(np.int64)), effect)
-
-    def reversed(self) -> "PairedDifference":
-        """Return the second model minus the first."""
-        return self._replace(only_first=self.only_second, only_second=self.only_first)
 
     @property
     def difference(self) -> float:

@@ -107,11 +107,6 @@ class RunComparison:
         return len(self.images)
 
     @property
-    def kind(self) -> str:
-        """What the images are: `image` of an evaluation or `validation image`."""
-        return "image" if self.runs[0].is_evaluation else "validation image"
-
-    @property
     def letters(self) -> str:
         """One letter for each run, starting with A."""
         return ascii_uppercase[: len(self.runs)]

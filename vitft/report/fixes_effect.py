@@ -100,7 +100,11 @@ def fixes_effect(
     left_out = len(missing if unknown else missing & dropped_images(without, applied))
     if not relabelled and not left_out:
         return None
-    paired = held_out if is_second else held_out.reversed()
+    paired = (
+        held_out
+        if is_second
+        else held_out._replace(only_first=held_out.only_second, only_second=held_out.only_first)
+    )
     more = PairedDifference.of(*cross_validated_pairs(fixed, without))
     is_cross_validated = more.images > held_out.images
     if is_cross_validated:
