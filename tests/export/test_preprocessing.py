@@ -345,7 +345,7 @@ def test_the_specification_turns_images_as_pillow_does() -> None:
     assert [*step["values"]] == [*"2345678"]
     for orientation, name in step["values"].items():
         image = Image.fromarray(pixels)
-        image.getexif()[0x0112] = orientation
+        image.getexif()[0x0112] = int(orientation)
         expected = np.asarray(ImageOps.exif_transpose(image))
         np.testing.assert_array_equal(operations[name](pixels), expected, name)
 
