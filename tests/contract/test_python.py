@@ -134,7 +134,7 @@ def test_text_that_is_no_path_gets_a_row_that_says_what_it_is(
         image = eval(code, {"base64": base64, "text": given})
         assert model.predict(image)[0].classes == ("red",)
     assert "`vitft predict https://x.org/a.jpg`" in rows[2].error
-    assert "an address; pass the bytes" in rows[3].error
+    assert "an address: pass the bytes" in rows[3].error
     with pytest.raises(vitft.VitftError, match="text mode"):
         model.predict(photo.open(encoding="latin-1"))
 

@@ -505,6 +505,17 @@ def test_no_class_name_is_in_the_page(name: str, tmp_path: Path) -> None:
 # the command -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [60_000, 300_000, 3_000_000])
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /", b"nonsense\r\n\r\n"])
+def test_huge_headers_are_answered_and_the_connection_is_not_reset(
+    client: Client, start: bytes, size: int
+) -> None:
+    with client.raw(start + b"a" * size + b"\r\n\r\n") as connection:
+        parts = [*iter(lambda: connection.recv(65536), b"")]  # a reset would raise
+
+    assert error_of(b"".join(parts)) == (400, "invalid HTTP request")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory with a random model."""
@@ -605,6 +616,29 @@ def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert child.returncode == 143
     assert seconds < 12  # 5 s, and what a busy machine adds; the body alone may take 15 s
+
+
+def test_open_connections_may_still_send_a_request_after_a_signal(run: Path) -> None:
+    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        found = re.search(r":(\d+)/", child.stdout.readline())
+        assert found, child.communicate()
+        client = Client(int(found[1]))
+        with client.raw(b"") as fresh, client.raw(request) as used:
+            assert "connection" not in answered(used).headers
+            child.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            for connection in (fresh, used):
+                connection.sendall(request)
+                answer = answered(connection)
+                assert (answer.status, answer.headers["connection"]) == (200, "close")
+        child.wait(timeout=30)
+
+    assert child.returncode == 143
 
 
 def test_a_server_that_hangs_after_a_signal_is_ended(
@@ -728,7 +762,10 @@ def test_a_full_send_buffer_pauses_the_application_until_it_is_sent_or_the_time_
 def test_a_refused_request_gets_one_response_and_its_handler_is_woken(*, has_begun: bool) -> None:
     written, closed = bytearray(), []
     protocol: Any = object.__new__(TimeoutProtocol)
-    protocol.transport = SimpleNamespace(write=written.extend, close=lambda: closed.append(True))
+    protocol.transport = SimpleNamespace(
+        write=written.extend, write_eof=lambda: closed.append(True), close=lambda: None
+    )
+    protocol.connections, protocol.loop = set(), SimpleNamespace(call_later=lambda *_: None)
     protocol.conn = h11.Connection(h11.SERVER)
     protocol.conn.receive_data(HEAD + b"Content-Length: 9\r\n\r\n")
     protocol.conn.next_event()

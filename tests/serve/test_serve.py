@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.support.serving import Client, serving
+from tests.support.serving import Client, form, serving
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.timm_config import TimmConfig
@@ -527,6 +527,31 @@ def test_an_invalid_request_gets_an_error(
     assert error in answer.json["error"]
     assert "Traceback" not in answer.json["error"]
     assert "/" not in answer.json["error"].replace("multipart/form-data", "")
+
+
+def test_the_way_out_of_a_refused_request_works(client: Client) -> None:
+    """It is stated for forms without a boundary, with parameters as fields, and for JSON."""
+    image, base64 = form(("a.png", png(0))), b'{"image": "iVBORw0KGgo="}'
+    field = b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n2\r\n--x--'
+
+    no_boundary = client.ask("POST", "/predict", image, content_type=FORM)
+    as_field = client.ask("POST", "/predict", field, content_type=f"{FORM}; boundary=x")
+    elsewhere = client.ask("POST", "/explain", field, content_type=f"{FORM}; boundary=x")
+    as_json = client.ask("POST", "/predict", base64, content_type="application/json")
+    as_text = client.post("/predict", b"iVBORw0KGgoAAAANSUhEUg==")
+    foreign = client.ask("POST", "/predict", image, content_type=FORM, origin="http://x.example")
+    unknown = client.ask("GET", "/healthz", host="x.example")
+
+    assert "leave Content-Type out, and the client sets the boundary" in no_boundary.json["error"]
+    query = re.search(r"use (\?\S+) in the address", as_field.json["error"])
+    assert query is not None
+    assert len(client.post(f"/predict{query[1]}", png(0)).json["results"][0]["classes"]) == 2
+    assert "?top_k" not in elsewhere.json["error"]  # that route does not take it
+    assert "the bytes of an image" in as_json.json["error"]
+    assert "base64 must be decoded" in as_json.json["error"]
+    assert "looks like base64, which must be decoded" in as_text.json["error"]
+    assert "under one host name, e.g. with a proxy" in foreign.json["error"]
+    assert unknown.json["error"].endswith("--allow-host x.example")
 
 
 def test_a_misspelled_class_parameter_is_refused(client: Client) -> None:

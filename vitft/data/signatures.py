@@ -66,6 +66,9 @@ TEXT_SIGNATURES: Mapping[bytes, str] = {
     b'["': "JSON",
     b"[[": "JSON",
     b"<": "XML",
+    **dict.fromkeys(  # PNG, JPEG, GIF and WebP in base64, and a data URI
+        (b"ivbor", b"/9j/", b"r0lgod", b"uklgr", b"data:image/"), "base64, which must be decoded"
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from vitft.data.images import read_bytes
+from vitft.data.signatures import looks_like
 from vitft.system.errors import ImageError, UsageError
 
 Picture = (
@@ -36,8 +37,6 @@ PICTURE_TYPES = (
     "a path, the bytes of an image file, an open file, a PIL image, a uint8 array or a tensor, or "
     "a list of these"
 )
-BASE64 = ("data:", "iVBOR", "/9j/", "R0lGOD", "UklGR")
-"""Beginnings of PNG, JPEG, GIF and WebP files in base64."""
 
 
 def read_picture(picture: Picture) -> Picture:
@@ -63,11 +62,11 @@ def read_picture(picture: Picture) -> Picture:
     name, reason = os.fspath(picture), ""
     if os.path.isdir(name):  # noqa: PTH112 - the name may contain a null character
         reason = 'a folder; pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
-    elif name.startswith(BASE64):
-        reason = "base64 text; pass the bytes, base64.b64decode(text)"
+    elif is_base64(name):
+        reason = "base64 text: pass the bytes, base64.b64decode(text)"
         reason = reason.replace("text)", 'text.partition(",")[2])') if name[0] == "d" else reason
     elif "://" in name:
-        reason = "an address; pass the bytes of the image"
+        reason = "an address: pass the bytes of the image"
         reason += f", or use `vitft predict {name}`" if name.startswith("http") else ""
     elif "*" in name:
         reason = 'a pattern; pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
@@ -80,7 +79,12 @@ def read_picture(picture: Picture) -> Picture:
 def picture_name(index: int, picture: Picture) -> str:
     """Return the path of an image, or its index if it has no path."""
     name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
-    return str(index) if not name or name.startswith(BASE64) else name
+    return str(index) if not name or is_base64(name) else name
+
+
+def is_base64(text: str) -> bool:
+    """Return whether a text is an image in base64 rather than a path."""
+    return "base64" in looks_like(text[:64].encode("utf-8", "replace"))
 
 
 def numbered_batches(

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitft.metrics.chance import distinguishes
 from vitft.models.model_names import weights_name
 from vitft.predict.run_info import RunInfo
-from vitft.serve.access import Access, is_own_page
+from vitft.serve.access import Access, host_name, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
 from vitft.serve.limits import ANSWER_SECONDS
 from vitft.serve.metrics import CONTENT_TYPE, MetricsMiddleware, ServerMetrics
@@ -179,7 +179,12 @@ class Handlers:
         media = content_type.partition(";")[0].strip().lower()
         is_form = media == "multipart/form-data"
         if not is_form and not media.startswith("image/") and media != "application/octet-stream":
-            raise HTTPException(415, "send multipart/form-data, or an image with its Content-Type")
+            how = "with curl: -F image=@photo.jpg"
+            how = "JSON is not read, base64 must be decoded" if media.endswith("json") else how
+            fix = (
+                f"send multipart/form-data, or the bytes of an image with its Content-Type ({how})"
+            )
+            raise HTTPException(415, fix)
         with self.memory.reservation() as reservation:
             length = request.headers.get("content-length")
             body = await receive_body(
@@ -187,7 +192,12 @@ class Handlers:
             )
             files = [Upload("", body)]
             if is_form:
-                files = read_form(body, content_type, max_files=self.limits.images)
+                files = read_form(
+                    body,
+                    content_type,
+                    max_files=self.limits.images,
+                    parameters=query_parameters(request),
+                )
             del body
             with self.queue.admit(len(files)):
                 yield files
@@ -239,12 +249,14 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not access.allows(host):
+        name = host_name(host) or "NAME"
         return JsonResponse(
-            421, {"error": "host name not allowed; start the server with --allow-host NAME"}
+            421, {"error": f"host name not allowed: start the server with --allow-host {name}"}
         )
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
-        return JsonResponse(403, {"error": "cross-origin requests are not allowed"})
+        fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
+        return JsonResponse(403, {"error": f"cross-origin requests are not allowed: {fix}"})
     sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
     if key and not secrets.compare_digest(sent.encode(), key.encode()):
         return JsonResponse(
@@ -253,13 +265,18 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
     return None
 
 
+def query_parameters(request: Request) -> list[str]:
+    """Return the names of the query parameters of the requested route."""
+    return [field.alias for field in request.scope["route"].dependant.query_params]
+
+
 async def check_parameters(request: Request) -> None:
     """Refuse a request with an unknown query parameter, which would otherwise have no effect.
 
     Raises:
         HTTPException: The route does not define the parameter, or it is given twice (422).
     """
-    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    known = query_parameters(request)
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:

@@ -30,6 +30,8 @@ TIDY_SECONDS = 2.0  # interval at which freed memory is returned while there are
 SWITCH_SECONDS = 0.0005
 """Switch interval of Python threads in seconds. With the default of 0.005, each step of a response
 to /healthz could wait 5 ms for every decoding thread."""
+LINGER_SECONDS = 2.0  # time for which the rest of a refused request is read and discarded
+DRAIN_SECONDS = 1  # time from the stop signal until idle connections are closed
 GRACE_SECONDS = 4  # time from the stop signal until open requests are cancelled
 STOP_SECONDS = 5.0  # time from the stop signal until the process is forced to exit
 

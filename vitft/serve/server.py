@@ -21,8 +21,10 @@ from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
 from vitft.serve.limits import (
+    DRAIN_SECONDS,
     GRACE_SECONDS,
     HEAD_SECONDS,
+    LINGER_SECONDS,
     MAX_CONNECTIONS,
     MIN_BYTES_PER_LINE,
     READ_BYTES,
@@ -78,6 +80,8 @@ class TimeoutProtocol(H11Protocol):
     """Whether bytes have arrived since the last response."""
     is_chunked = False
     """Whether the body uses chunked transfer coding."""
+    is_refused = False
+    """Whether the rest of what the client sends is discarded."""
     num_bytes = num_line_ends = 0
     """Number of bytes and number of line breaks received for the current request."""
 
@@ -96,6 +100,8 @@ class TimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_refused:
+            return
         self.has_begun = True
         self.num_bytes += len(data)
         self.num_line_ends += data.count(b"\r\n")
@@ -178,7 +184,13 @@ class TimeoutProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # Closing with unread data would reset the connection, and the client might lose the answer.
+        self.is_refused = True
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 class Server(uvicorn.Server):
@@ -200,6 +212,17 @@ class Server(uvicorn.Server):
             sys.setswitchinterval(before)
             if self.watchdog is not None:
                 self.watchdog.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer the requests that clients have begun to send, then stop."""
+        self.server_state.default_headers.append((b"connection", b"close"))
+        for bound in sockets or []:
+            bound.listen(0)  # clients that have not connected yet wait, and are then refused
+        await asyncio.sleep(DRAIN_SECONDS if self.server_state.connections else 0.1)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(0.1)  # the last requests are read
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - of uvicorn
         if self.should_exit:
@@ -235,6 +258,6 @@ def server_of(app: ASGIApp) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS - DRAIN_SECONDS,
     )
     return Server(config)

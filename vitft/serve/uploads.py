@@ -7,10 +7,11 @@ never written to disk. Parsing stops as soon as a form exceeds the maximum numbe
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -21,6 +22,7 @@ from vitft.serve.limits import BODY_SECONDS, MAX_HEADER_LINES, MIN_BYTES_PER_SEC
 from vitft.system.text import count
 
 RETRY_SOON = {"Retry-After": "1"}
+CLIENT_SETS_IT = "leave Content-Type out, and the client sets the boundary"
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not to stderr
 
@@ -107,11 +109,12 @@ class FormError(Exception):
 class FormReader:
     """Parser callbacks that collect the files of a form."""
 
-    def __init__(self, max_files: int) -> None:
-        self.max_files = max_files
+    def __init__(self, max_files: int, parameters: Collection[str]) -> None:
+        self.max_files, self.parameters = max_files, parameters
         self.files: list[Upload] = []
         self.field, self.value = bytearray(), bytearray()
         self.name: str | None = None
+        self.label = ""
         self.chunks: list[bytes] = []
         self.num_parts = 0
         self.is_complete = False
@@ -131,27 +134,34 @@ class FormReader:
     def on_header_end(self) -> None:
         if self.field.lower() == b"content-disposition":
             kind, options = parse_options_header(bytes(self.value))
+            self.label = options.get(b"name", b"").decode("utf-8", "replace")[:50]
             if kind == b"form-data" and b"filename" in options:
                 self.name = options[b"filename"].decode("utf-8", "replace")[:255]
         self.field.clear()
         self.value.clear()
 
-    def on_headers_finished(self) -> None:
-        if self.name is None:
-            raise FormError("a part of the form is not a file (with curl: -F image=@photo.jpg)")
-
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self.chunks.append(data[start:end])
 
     def on_part_end(self) -> None:
-        self.files.append(Upload(self.name or "", b"".join(self.chunks)))
+        data = b"".join(self.chunks)
+        if self.name is None:
+            fix = "with curl: -F image=@photo.jpg"
+            if self.label in self.parameters:
+                fix = f"use ?{self.label}={quote(data[:100])} in the address"
+            raise FormError(f"a part of the form is not a file: {self.label!a} ({fix})")
+        self.files.append(Upload(self.name, data))
 
     def on_end(self) -> None:
         self.is_complete = True
 
 
-def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]:
+def read_form(
+    body: bytes, content_type: str, *, max_files: int, parameters: Collection[str] = ()
+) -> list[Upload]:
     """Return the files of a multipart/form-data body, in order.
+
+    `parameters` are the names of query parameters, which are proposed in place of form fields.
 
     Raises:
         FormError: The form is damaged, incomplete or empty, exceeds a limit, or has a part that is
@@ -159,8 +169,8 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise FormError("the Content-Type has no boundary")
-    reader = FormReader(max_files)
+        raise FormError(f"the Content-Type has no boundary: {CLIENT_SETS_IT}")
+    reader = FormReader(max_files, parameters)
     callbacks: Any = {n: getattr(reader, n) for n in dir(reader) if n.startswith("on_")}
     try:
         parser = MultipartParser(
@@ -171,7 +181,7 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
         raise FormError(
             "the headers of a part are malformed or too long"
             if reader.num_parts
-            else "the form does not begin with its boundary"
+            else f"the form does not begin with its boundary: {CLIENT_SETS_IT}"
         ) from None
     if not reader.is_complete:
         raise FormError("the form is incomplete" if body else "the form is empty")

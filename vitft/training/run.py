@@ -17,10 +17,11 @@ from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system import console
 from vitft.system.device import describe_device, peak_memory, vector_instructions
-from vitft.system.errors import RunError, Stopped
+from vitft.system.errors import ResourceError, RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
 from vitft.system.random_state import caller_state_preserved
 from vitft.system.run_content import damaged_file
+from vitft.system.run_names import has_settings, resume_command
 from vitft.system.rundir import (
     RunDir,
     create_run,
@@ -184,6 +185,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 
     Raises:
         RunError: The directory cannot be written, or the images have changed since the run started.
+        ResourceError: The disk is full or faulty; the fix continues the run if it has begun.
         LockedError: Another process is writing to the directory.
     """
     manifest, group = start.inputs.data.manifest, start.inputs.data.group
@@ -195,12 +197,20 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
     path = group.broadcast(create_run(out).path if group.is_main else out)
     run = RunDir(path, writes=group.is_main)
     with locked(run) if group.is_main else contextlib.nullcontext():
-        if group.is_main:
-            run.write_text("config.toml", to_toml(start.setup.config))
-            manifest.write(run.split)
-            write_class_indices(run.class_indices, manifest.outputs)
-            record_weights(run, start.setup.report.provenance)
-        yield run
+        try:
+            if group.is_main:
+                run.write_text("config.toml", to_toml(start.setup.config))
+                manifest.write(run.split)
+                write_class_indices(run.class_indices, manifest.outputs)
+                record_weights(run, start.setup.report.provenance)
+            yield run
+        except ResourceError as error:
+            if has_settings(path):
+                again = f"continue with `{resume_command(path)}`"
+                fix = error.fix.replace("run the command again", again)
+                raise ResourceError(error.problem, fix=fix) from error
+            (path / "config.toml").unlink(missing_ok=True)  # the command can be repeated
+            raise
 
 
 def fit_and_write(context: RunContext, start: Start) -> Result:
