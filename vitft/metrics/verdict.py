@@ -15,7 +15,7 @@ from vitft.metrics.chance import chance_level
 from vitft.metrics.estimate import best_estimate, difference_text
 from vitft.metrics.results import LabelResults, RunResults
 from vitft.metrics.values import Interval
-from vitft.system.text import count, format_size, interval, percent
+from vitft.system.text import count, format_size, interval, percent, scored_images
 
 BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
@@ -52,8 +52,8 @@ def verdict(results: RunResults) -> str:
         )
     bounds = interval([least, most], digits)
     how = {
-        "image": f"; cross-validated on {count(images, 'image')}",
-        "test image": f"; {count(images, 'test image')}",
+        "image": f"; cross-validated on {scored_images(found)}",
+        "test image": f"; {scored_images(found, kind)}",
     }.get(kind, "")
     if not how and results.get("selected_on_validation"):
         how = "; probably more, because the epoch was selected on the same images"

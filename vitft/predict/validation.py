@@ -179,9 +179,9 @@ def read_groups(run: Path, images: int) -> list[str] | None:
         RunError: A file of the run is damaged.
     """
     split = read_split(run, read_classes(run))
-    validated, scored = {row.sha256 for row in split.val}, read_cross_validated(run, split)
+    scored = {*read_cross_validated(run, split)} - {row.sha256 for row in split.val}
     distinct = distinct_rows([row for row in split.rows if row.split != "test"])
-    training = [row for row in distinct if row.sha256 in {*scored} - validated]
+    training = [row for row in distinct if row.sha256 in scored]
     rows = (*distinct_rows(split.val), *training)
     if not any(row.group for row in rows) or len(rows) < images:
         return None
