@@ -189,11 +189,7 @@ class EvalTransform:
         return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
     def __call__(self, image: Image.Image) -> "Tensor":
-        """Return the model's input for a PIL image, float32 (channels, H, W), as datasets use it.
-
-        Raises:
-            ImageError: The image was opened from a damaged file.
-        """
+        """Return the model's input for a PIL image: float32 (channels, H, W)."""
         from torch import from_numpy
 
         from vitft.data.pictures import upright_rgb

@@ -110,20 +110,12 @@ def constant_class(results: RunResults) -> tuple[str, float] | None:
 
 
 def chance_remedy(weights: str, solver: str, *, mirrored: bool = False) -> str:
-    """Return advice for a model at chance level.
-
-    Args:
-        weights: Name of the initial weights.
-        solver: Solver of the last stage.
-        mirrored: Whether training images were mirrored at random.
-    """
-    remedy = "train longer, with another learning rate, or on more images"
-    if weights == "none" or weights.startswith("random:"):
-        remedy = "train longer or start from pretrained weights"
-    elif solver == "lbfgs":
-        remedy = (
-            "use more images or other weights, or train more layers, e.g. with --freeze blocks:2"
-        )
+    """Return advice for a model at chance level, given its initial weights and its solver."""
     if mirrored:
-        remedy += ". If left and right differ in meaning, add --set train.flip=0"
-    return remedy
+        found = chance_remedy(weights, solver)
+        return f"{found}. If left and right differ in meaning, add --set train.flip=0"
+    if weights == "none" or weights.startswith("random:"):
+        return "train longer or start from pretrained weights"
+    if solver == "lbfgs":
+        return "use more images or other weights, or train more layers, e.g. with --freeze blocks:2"
+    return "train longer, with another learning rate, or on more images"

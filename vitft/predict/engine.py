@@ -262,9 +262,8 @@ class MirroredEngine:
         """
         bounds = run and (run.cross_validated_interval or run.top1_interval)
         changed, total = sum(self.differs), len(self.differs)
-        if not bounds or self.thresholds or not total:
-            return ""
-        if wilson_interval(changed, total)[0] <= 2 * (1 - bounds[0]):
+        is_rare = wilson_interval(changed, total)[0] <= 2 * (1 - bounds[0]) if bounds else True
+        if is_rare or self.thresholds:
             return ""
         return (
             f"the mirror images of {changed:,} of {count(total, 'image')} have another class; "

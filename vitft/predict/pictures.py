@@ -107,19 +107,10 @@ def numbered_batches(
             f"images have unsupported type {type(given).__name__}",
             fix=f"pass its images, e.g. {one if is_one else f'list({one})'}",
         )
-    is_stack = isinstance(given, np.ndarray | torch.Tensor) and given.ndim > 3
-    is_single = isinstance(
-        given,
-        str
-        | os.PathLike
-        | bytes
-        | bytearray
-        | memoryview
-        | Image.Image
-        | np.ndarray
-        | torch.Tensor,
-    )
-    if (is_single and not is_stack) or hasattr(given, "read") or hasattr(given, "file"):
+    is_array = isinstance(given, np.ndarray | torch.Tensor)
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+    is_file = hasattr(given, "read") or hasattr(given, "file")
+    if is_file or isinstance(given, kinds) or (is_array and given.ndim <= 3):
         given = [given]
     if not isinstance(given, Iterable):
         raise UsageError(
