@@ -9,7 +9,7 @@ from pathlib import Path
 
 MAX_FOLDERS = 200
 """Maximum number of folders in which a name is searched."""
-SIMILAR = 0.75
+SIMILAR = 0.66
 """Minimum ratio of difflib for a misspelling."""
 MAX_FOUND = 3
 """Maximum number of paths to suggest."""
