@@ -18,7 +18,7 @@ from tests.support.export_run import make_run
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, to_toml
 from vitft.export.card import write_readme
-from vitft.export.limits import calibration, limits_of
+from vitft.export.limits import limits_of
 from vitft.export.pictures import confusion_png
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import load_trained
@@ -306,11 +306,13 @@ def test_a_dry_run_writes_the_folder_without_network_or_token(
     ],
 )
 def test_a_calibration_error_that_cannot_be_measured_is_not_called_zero(
-    ece: float, text: str
+    tmp_path: Path, ece: float, text: str
 ) -> None:
-    results: Any = {"calibration": {"ece": ece, "ece_interval": (0.0, 0.135)}, "images": 50}
+    run = make_run(tmp_path)
+    measured = {"ece": ece, "ece_interval": (0.0, 0.135)}
+    found = {"balanced_interval": (0.7, 0.9), "calibration": measured, "images": 50}
+    results: Any = {**results_of_run(run), **found}
 
-    found = calibration(results)
+    (sentence,) = [one for one in limits_of(run, ("a", "b", "c"), results) if text in one]
 
-    assert text in found[0]
-    assert "13.5%" in found[0]
+    assert "13.5%" in sentence

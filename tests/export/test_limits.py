@@ -1,29 +1,20 @@
 """Section "Intended use and limits" of a model card: which classes and confusions it names."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.export_run import make_run
-from vitft.export.limits import (
-    ClassPair,
-    calibration,
-    confusions,
-    data_problems,
-    limits_of,
-    most_confused,
-    weak_classes,
-)
+from vitft.export.limits import ClassPair, limits_of, most_confused
 from vitft.metrics.results import RunResults, read_results
 
-
-def results(matrix: Any = (), **more: Any) -> Any:
-    """Return results with this confusion matrix."""
-    found = np.array(matrix)
-    rows = {f"c{i}": row(int(r.sum()), 0.5) for i, r in enumerate(found)}
-    return {"confusion": found.tolist(), "per_class": rows, "images": 50, **more}
+SEVERAL = {"map_interval": (0.6, 0.8), "chance_map": 0.3}
+AUDIT: Any = {"images": 9, "bad": [], "odd": [], "duplicates": [], "mislabels": []}
+AUDIT["imbalance"] = {"largest": None, "smallest": None, "ratio": None}
+"""An audit that has found nothing."""
 
 
 def row(images: int, recall: float | None) -> dict[str, Any]:
@@ -31,26 +22,53 @@ def row(images: int, recall: float | None) -> dict[str, Any]:
     return {"images": images, "recall": recall, "recall_interval": (0.25, 0.75)}
 
 
-def test_the_three_most_frequent_confusions_are_named() -> None:
+@pytest.fixture
+def measured(tmp_path: Path) -> tuple[Path, RunResults]:
+    """A run of three classes that is better than chance, with its results."""
+    run = make_run(tmp_path)
+    found = read_results(run / "eval.json")
+    assert found is not None
+    good: Any = {"top1": 0.8, "top1_interval": (0.7, 0.9), "balanced_interval": (0.7, 0.9)}
+    return run, {**found, **good}
+
+
+Said = Callable[..., list[str]]
+
+
+@pytest.fixture
+def said(measured: tuple[Path, RunResults]) -> Said:
+    """A function that returns the sentences after the first two, given changed results.
+
+    Unless it changes them, nothing is confused, and every recall is 100%.
+    """
+    run, found = measured
+
+    def sentences(names: str = "abc", **changed: Any) -> list[str]:
+        perfect = {name: row(20, 1.0) for name in names}
+        changed = {"per_class": perfect, "confusion": [], **changed}
+        results: Any = {**found, **changed}
+        return limits_of(run, names, results)[2:]
+
+    return sentences
+
+
+def test_the_three_most_frequent_confusions_are_named(said: Said) -> None:
     matrix = [[10, 2, 0, 5], [1, 10, 3, 0], [4, 0, 10, 0], [0, 0, 0, 10]]
 
-    found = most_confused(results(matrix))
+    found = most_confused({"confusion": matrix})  # type: ignore[typeddict-item]
 
     assert found == [ClassPair(0, 3, 5, 17), ClassPair(2, 0, 4, 14), ClassPair(1, 2, 3, 14)]
-    (text,) = confusions("wxyz", results(matrix))
+    (text,) = said("wxyz", confusion=matrix)
     assert text.endswith("are: w predicted as z (5 of 17); y predicted as w (4 of 14); "
                          "x predicted as y (3 of 14).")  # fmt: skip
 
 
 @pytest.mark.parametrize(("wrong", "number"), [(0, 0), (1, 0), (2, 1)])
-def test_a_confusion_of_one_image_is_not_named(wrong: int, number: int) -> None:
-    found = results([[9, wrong], [0, 9]])
-
-    assert len(most_confused(found)) == number
-    assert len(confusions("ab", found)) == number
+def test_a_confusion_of_one_image_is_not_named(said: Said, wrong: int, number: int) -> None:
+    assert len(said("ab", confusion=[[9, wrong], [0, 9]])) == number
 
 
-def test_the_three_lowest_recalls_below_all_right_are_named() -> None:
+def test_the_three_lowest_recalls_below_all_right_are_named(said: Said) -> None:
     per_class = {
         "a": row(20, 0.9),
         "b": row(20, 1.0),
@@ -60,7 +78,7 @@ def test_the_three_lowest_recalls_below_all_right_are_named() -> None:
         "f": row(20, 0.8),
     }
 
-    lowest, few = weak_classes("abcdef", results(np.zeros((0, 0)), per_class=per_class))
+    lowest, few = said("abcdef", per_class=per_class)
 
     assert lowest == (
         "The lowest recalls on the validation images are: e 0.0% on 1 image (95% interval 25.0 to "
@@ -68,8 +86,7 @@ def test_the_three_lowest_recalls_below_all_right_are_named() -> None:
         "interval 25.0 to 75.0%)."
     )
     assert few.startswith("2 classes have fewer than 10 validation images")
-    perfect = results(np.zeros((0, 0)), per_class={"b": row(20, 1.0)})
-    assert weak_classes("b", perfect) == []
+    assert said("ab") == []
 
 
 @pytest.mark.parametrize(
@@ -78,16 +95,16 @@ def test_the_three_lowest_recalls_below_all_right_are_named() -> None:
         ((10, 10), {}, None),
         ((9, 10), {}, "1 class has fewer than 10"),
         ((9, 9), {}, "2 classes have fewer than 10"),
-        ((9, 10), {"labels": {}}, "1 label has fewer than 10"),
-        ((9, 9), {"labels": {}}, "2 labels have fewer than 10"),
+        ((9, 10), {"labels": SEVERAL}, "1 label has fewer than 10"),
+        ((9, 9), {"labels": SEVERAL}, "2 labels have fewer than 10"),
     ],
 )
 def test_classes_with_fewer_than_ten_validation_images_are_counted(
-    images: tuple[int, ...], more: dict[str, Any], text: str | None
+    said: Said, images: tuple[int, ...], more: dict[str, Any], text: str | None
 ) -> None:
     per_class = {f"c{i}": row(n, 1.0) for i, n in enumerate(images)}
 
-    found = weak_classes("ab", results(np.zeros((0, 0)), per_class=per_class, **more))
+    found = said("ab", per_class=per_class, **more)
 
     assert [one.partition(" validation")[0] for one in found] == ([text] if text else [])
 
@@ -95,14 +112,13 @@ def test_classes_with_fewer_than_ten_validation_images_are_counted(
 @pytest.mark.parametrize(
     ("images", "text"), [(19, "There were too few"), (20, "The probabilities differ from the")]
 )
-def test_a_calibration_error_needs_twenty_images(images: int, text: str) -> None:
-    measured: Any = {"calibration": {"ece": 0.06, "ece_interval": (0.02, 0.13)}, "images": images}
+def test_a_calibration_error_needs_twenty_images(said: Said, images: int, text: str) -> None:
+    error = {"ece": 0.06, "ece_interval": (0.02, 0.13)}
 
-    (found,) = calibration(measured)
+    (found,) = said(calibration=error, images=images)
 
     assert found.startswith(text)
-    unknown: Any = {**measured, "calibration": None}
-    assert calibration(unknown) == []
+    assert said(calibration=None, images=images) == []
 
 
 @pytest.mark.parametrize(
@@ -116,29 +132,28 @@ def test_a_calibration_error_needs_twenty_images(images: int, text: str) -> None
     ],
 )  # fmt: skip
 def test_problems_of_the_data_are_counted(
-    tmp_path: Path, groups: int, labels: int, texts: list[str]
+    said: Said, measured: tuple[Path, RunResults], groups: int, labels: int, texts: list[str]
 ) -> None:
-    leak = {"members": [{"split": "train"}, {"split": "val"}]}
-    within = {"members": [{"split": "train"}, {"split": "train"}]}
-    audit: Any = {
-        "duplicates": [within, *[leak] * groups],
-        "mislabels": [{"path": f"{i}.png"} for i in range(labels)],
-    }
+    leak, within = (
+        {
+            "kind": "near",
+            "members": [{"path": f"{i}.png", "label": "a", "split": part} for i, part in pair],
+            "across_split": True,
+            "labels_differ": False,
+        }
+        for pair in (enumerate(("train", "val")), enumerate(("train", "train")))
+    )
+    doubt = {"given_probability": 0.1, "suggested_probability": 0.9}
+    mislabels = [
+        {"path": f"{i}.png", "label": "a", "suggested": "b", **doubt} for i in range(labels)
+    ]
+    audit = {**AUDIT, "duplicates": [within, *[leak] * groups], "mislabels": mislabels}
+    (measured[0] / "audit.json").write_text(json.dumps(audit))
 
-    found = data_problems(tmp_path, audit)
+    found = said()
 
     assert len(found) == len(texts)
     assert all(one.startswith(text) for one, text in zip(found, texts, strict=True))
-
-
-@pytest.fixture
-def measured(tmp_path: Path) -> tuple[Path, RunResults]:
-    """A run of three classes that is better than chance, with its results."""
-    run = make_run(tmp_path)
-    found = read_results(run / "eval.json")
-    assert found is not None
-    good: Any = {"top1": 0.8, "top1_interval": (0.7, 0.9), "balanced_interval": (0.7, 0.9)}
-    return run, {**found, **good}
 
 
 def test_what_is_said_depends_on_the_kind_of_model_and_its_accuracy(
@@ -146,7 +161,7 @@ def test_what_is_said_depends_on_the_kind_of_model_and_its_accuracy(
 ) -> None:
     run, found = measured
     names = ("blue", "green", "red")
-    several: Any = {"labels": {"map_interval": (0.6, 0.8), "chance_map": 0.3}}
+    several: Any = {"labels": SEVERAL}
 
     whole = limits_of(run, names, found)
     exported = limits_of(run, names, found, by_class=False)
@@ -165,12 +180,7 @@ def test_validation_images_of_the_data_itself_are_called_so(
     measured: tuple[Path, RunResults],
 ) -> None:
     run, found = measured
-    audit = (
-        '{"images": 9, "bad": [], "odd": [], "duplicates": [], "mislabels": [], "own_split": true,'
-    )
-    (run / "audit.json").write_text(
-        audit + '"imbalance": {"largest": null, "smallest": null, "ratio": null}}'
-    )
+    (run / "audit.json").write_text(json.dumps({**AUDIT, "own_split": True}))
 
     assert any(
         text.startswith("The validation images are those that the data names")
@@ -186,10 +196,12 @@ def test_validation_images_of_the_data_itself_are_called_so(
         (6, "(95% interval 25.0 to 75.0%); and 3 more classes with the same recall as c."),
     ],
 )
-def test_classes_beyond_the_third_with_the_same_recall_are_counted(tied: int, end: str) -> None:
+def test_classes_beyond_the_third_with_the_same_recall_are_counted(
+    said: Said, tied: int, end: str
+) -> None:
     names = "abcdef"[:tied]
     per_class = {**{name: row(20, 0.8) for name in names}, "x": row(20, 0.9)}
 
-    (lowest,) = weak_classes(f"{names}x", results(np.zeros((0, 0)), per_class=per_class))
+    (lowest,) = said(f"{names}x", per_class=per_class)
 
     assert lowest.endswith(end)

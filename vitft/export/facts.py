@@ -13,6 +13,7 @@ from typing import Any
 from vitft.config.run import read_run_config
 from vitft.data.remote.places import short_name
 from vitft.data.split import run_manifest
+from vitft.export.snippets import program
 from vitft.export.trained import TrainedRun, read_head_results
 from vitft.metrics.estimate import (
     better_estimate,
@@ -26,7 +27,7 @@ from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_config import TimmConfig
-from vitft.system.text import count, interval, percent
+from vitft.system.text import percent
 
 Literal = Callable[[str], str]
 """Function that converts a name to text that is displayed literally."""
@@ -66,54 +67,36 @@ def count_images(run: Path) -> dict[str, Counter[str]]:
 
 def model_sentence(card: Card, literal: Literal) -> str:
     """Return a sentence about the architecture and the origin of a model."""
-    shape = card.architecture
-    kind = (
-        f"timm model {literal(shape.timm)}"
-        if isinstance(shape, TimmConfig)
-        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and a patch "
-        f"size of {shape.patch_size[0]} pixels"
-    )
     origin = Path(card.weights.get("name", "")).name
     if origin == "model":  # the file name model.safetensors conveys no information
         origin = card.weights.get("from", "")
-    history = f"fine-tuned from {literal(origin)}" if origin else "fine-tuned"
-    if origin == "none" or origin.startswith("random:"):
-        history = "trained from random weights"
-    return f"{kind}, {history} with vitft {version('vitft')}."
-
-
-HOW_FITTED: Mapping[str, str] = {
-    "crop": "resized and cropped",
-    "squash": "resized",
-    "pad": "resized and padded",
-}
+    return program(
+        "facts",
+        about="model",
+        shape=card.architecture,
+        is_timm=isinstance(card.architecture, TimmConfig),
+        origin=origin,
+        literal=literal,
+        version=version("vitft"),
+    )
 
 
 def view_sentence(card: Card) -> str:
     """Return a sentence about the preprocessing of images."""
-    transform = card.transform
-    return (
-        f"Images are {HOW_FITTED[transform.fit]} to "
-        f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
-        f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
-        f"{list(transform.mean)} and std {list(transform.std)}."
-    )
+    return program("facts", about="view", transform=card.transform)
 
 
 def data_sentence(trained: TrainedRun, literal: Literal, results: RunResults | None = None) -> str:
     """Return a sentence about the name and size of the data, given the contents of eval.json."""
     images = count_images(trained.run)
-    sizes = {part: images[part][""] for part in ("train", "val", "test")}
     test = results.get("test") if results else None
-    left_out = test["left_out"] if test else 0
-    counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
-    if sizes["test"]:
-        counted += f", plus {sizes['test'] - left_out} for testing"
-        if left_out:
-            verb = "is a copy" if left_out == 1 else "are copies"
-            counted += f" ({left_out} more {verb} of the others)"
-    name = literal(data_name(trained.run))
-    return f"The data is {name}{counted if sizes['train'] else ''}."
+    return program(
+        "facts",
+        about="data",
+        data=literal(data_name(trained.run)),
+        sizes={part: images[part][""] for part in images},
+        left_out=test["left_out"] if test else 0,
+    )
 
 
 def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
@@ -134,49 +117,29 @@ def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple
 
 def accuracy_sentence(results: RunResults) -> str:
     """Return sentences about the accuracy on the test and validation images, with intervals."""
-    selected = (
-        " The epoch was selected on the same images, so the accuracy is slightly optimistic."
-        if results.get("selected_on_validation")
-        else ""
-    )
-    tested = f"T{tested_text(test)[1:]}. " if (test := results.get("test")) else ""
-    if found := results.get("labels"):
-        return (
-            f"{tested}Mean average precision {percent(found['map'])} (95% interval "
-            f"{interval(found['map_interval'])}; random scores: {percent(found['chance_map'])}) "
-            f"and mean F1 over the labels {percent(found['macro_f1'])} (95% interval "
-            f"{interval(found['macro_f1_interval'])}) on "
-            f"{count(results['images'], 'held-out validation image')}.{selected}"
-        )
-    crossed = ""
-    if more := better_estimate(results):
-        text = cross_validated_text(more["top1"], more["top1_interval"], more["images"])
-        crossed = f"; {text}"
-    return (
-        f"{tested}Accuracy {percent(results['top1'])} (95% interval "
-        f"{interval(results['top1_interval'])}) on "
-        f"{count(results['images'], 'held-out validation image')}{crossed}; "
-        f"baseline (largest class): {percent(results.get('majority', 0))}.{selected} "
-        f"{difference_text(results)}".rstrip()
-    )
+    test, more = results.get("test"), better_estimate(results)
+    return program(
+        "facts",
+        about="accuracy",
+        results=results,
+        tested=tested_text(test)[1:] if test else "",
+        crossed=more and cross_validated_text(more["top1"], more["top1_interval"], more["images"]),
+        difference_text=difference_text,
+    ).rstrip()
 
 
 def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
     """Return a sentence about the licences of a model and of its pretrained weights."""
     known = pretrained_licence(card.weights)
-    pretrained = f"pretrained weights: {literal(known)}" if known else ""
-    if chosen:
-        if not pretrained or known.lower() == chosen.lower():
-            return f"{literal(chosen)}."
-        return f"{literal(chosen)} ({pretrained}). {obligation(known)}".rstrip()
-    if not pretrained and is_from_scratch(card.weights):
-        return (
-            "Not stated; there were no pretrained weights, whose licence could apply. The author "
-            "can state one with vitft export --licence NAME."
-        )
-    if not pretrained:
-        return "Not stated; the author can state it with vitft export --licence NAME."
-    return f"Same licence as the {pretrained}. {obligation(known)}".rstrip()
+    return program(
+        "facts",
+        about="licence",
+        chosen=chosen,
+        known=known,
+        obligation=obligation(known) if known else "",
+        from_scratch=is_from_scratch(card.weights),
+        literal=literal,
+    ).rstrip()
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:

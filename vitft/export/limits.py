@@ -8,19 +8,13 @@ from typing import NamedTuple
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import settled_paths
 from vitft.data.proposals import is_leak
+from vitft.export.snippets import program
 from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.results import AuditResults, RunResults
+from vitft.metrics.results import AuditResults, ClassMetrics, RunResults
 from vitft.system.run_content import read_run_json
-from vitft.system.text import (
-    MIN_CALIBRATION_IMAGES,
-    TOO_FEW_TO_CALIBRATE,
-    count,
-    interval,
-    is_measurable,
-    percent,
-)
+from vitft.system.text import MIN_CALIBRATION_IMAGES, TOO_FEW_TO_CALIBRATE, is_measurable
 
 FEW_PER_CLASS = 10
 """Number of validation images below which the recall of a class is unreliable."""
@@ -56,6 +50,9 @@ def limits_of(
 ) -> list[str]:
     """Return Markdown sentences about the intended use of the model and its limits.
 
+    Problems of the data are those that the audit of the run found, without the labels that its
+    fixes keep.
+
     Args:
         run: Run directory.
         names: Class names, escaped for Markdown, in the order of the model's outputs.
@@ -66,114 +63,43 @@ def limits_of(
     Raises:
         RunError: A file of the run is damaged.
     """
-    found = [
-        f"The model assigns an image to one of {count(len(names), 'class', 'classes')}. It always "
-        "names one of them, even for an image that shows none or several of them."
-    ]
-    if results and "labels" in results:
-        found = [f"The model assigns any of {count(len(names), 'label')}, or none, to an image."]
-    if (run / REFERENCE_FILE).is_file():
-        found.append(
-            "Given the run directory, `vitft predict` flags images that are unlike the training "
-            "images, although not reliably. Of the exports, only the web page (--html) does so."
+    audit = read_run_json(run / "audit.json", AuditResults) if results else None
+    leaks = wrong = few = 0
+    if audit:
+        has_settings = (run / "config.toml").is_file()
+        kept = settled_paths(checked_run_config(run).data) if has_settings else ()
+        leaks = sum(map(is_leak, audit["duplicates"]))
+        wrong = sum(item["path"] not in kept for item in audit["mislabels"])
+    at_chance = chance_level(results) if results else ""
+    ascending = list[tuple[float, str, ClassMetrics]]()
+    if results and by_class and not at_chance:
+        few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
+        ascending = sorted(
+            (
+                (row["recall"], name, row)
+                for name, row in zip(names, results["per_class"].values(), strict=True)
+                if row["images"] and row["recall"] is not None and row["recall"] < 1
+            ),
+            key=lambda one: one[:2],
         )
-    if not results:
-        return [*found, "The accuracy of the model was not measured."]
-    audit = read_run_json(run / "audit.json", AuditResults)
-    origin = "come from the same data as the training images"
-    if audit and audit.get("own_split"):
-        origin = "are those that the data names"
-    found.append(
-        f"The validation images {origin}. The accuracy on images from other sources was not "
-        "measured."
+    weak = ascending[:MOST_MENTIONED]
+    text = program(
+        "limits",
+        names=names,
+        results=results,
+        own_split=audit and audit.get("own_split"),
+        flags_unlike=(run / REFERENCE_FILE).is_file(),
+        at_chance=at_chance,
+        by_class=by_class,
+        weak=weak,
+        tied=sum(recall == weak[-1][0] for recall, *_ in ascending[MOST_MENTIONED:]),
+        few=few,
+        few_per_class=FEW_PER_CLASS,
+        confused=most_confused(results) if results else [],
+        min_calibration=MIN_CALIBRATION_IMAGES,
+        too_few=TOO_FEW_TO_CALIBRATE,
+        is_measurable=is_measurable,
+        leaks=leaks,
+        wrong=wrong,
     )
-    if chance_level(results):
-        return [*found, "The model is at chance level, so it should not be used."]
-    if by_class:
-        found += [*weak_classes(names, results), *confusions(names, results), *calibration(results)]
-    return [*found, *(data_problems(run, audit) if audit else [])]
-
-
-def weak_classes(names: Sequence[str], results: RunResults) -> list[str]:
-    """Return sentences about the classes with the lowest recall, and those with few images."""
-    rows = [
-        (row["recall"], name, row["recall_interval"], row["images"])
-        for name, row in zip(names, results["per_class"].values(), strict=True)
-        if row["images"] and row["recall"] is not None
-    ]
-    every = sorted(row for row in rows if row[0] < 1)
-    weak = every[:MOST_MENTIONED]
-    texts = [
-        f"{name} {percent(recall)} on {count(images, 'image')} (95% interval {interval(bounds)})"
-        for recall, name, bounds, images in weak
-    ]
-    one, several = ("label", "labels") if "labels" in results else ("class", "classes")
-    if tied := sum(row[0] == weak[-1][0] for row in every[MOST_MENTIONED:]):
-        more = count(tied, f"more {one}", f"more {several}")
-        texts.append(f"and {more} with the same recall as {weak[-1][1]}")
-    found = []
-    if texts:
-        found = [f"The lowest recalls on the validation images are: {'; '.join(texts)}."]
-    few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
-    if few:
-        found.append(
-            f"{count(few, f'{one} has', f'{several} have')} fewer than {FEW_PER_CLASS} validation "
-            "images, too few to estimate the recall reliably."
-        )
-    return found
-
-
-def confusions(names: Sequence[str], results: RunResults) -> list[str]:
-    """Return a sentence about the most frequent confusions, if there are any."""
-    texts = [
-        f"{names[pair.true]} predicted as {names[pair.predicted]} ({pair.images} of {pair.of})"
-        for pair in most_confused(results)
-    ]
-    if not texts:
-        return []
-    return [f"The most frequent confusions on the validation images are: {'; '.join(texts)}."]
-
-
-def calibration(results: RunResults) -> list[str]:
-    """Return a sentence about the probabilities, if their calibration was measured."""
-    found = results["calibration"]
-    if found is None:
-        return []
-    if results["images"] < MIN_CALIBRATION_IMAGES:
-        return [f"There were {TOO_FEW_TO_CALIBRATE}."]
-    if not is_measurable(found["ece"]):
-        return [
-            "No difference between the probabilities and the accuracy could be measured (expected "
-            f"calibration error below {percent(found['ece_interval'][1])})."
-        ]
-    return [
-        "The probabilities differ from the accuracy by "
-        f"{percent(found['ece'])} on average (expected calibration error, 95% interval "
-        f"{interval(found['ece_interval'])})."
-    ]
-
-
-def data_problems(run: Path, audit: AuditResults) -> list[str]:
-    """Return sentences about problems that the audit of the run found in its data.
-
-    Labels that the fixes of the run keep are not mentioned.
-
-    Raises:
-        RunError: The file config.toml is damaged.
-    """
-    found = []
-    groups = sum(map(is_leak, audit["duplicates"]))
-    if groups:
-        found.append(
-            f"{count(groups, 'group')} of identical or nearly identical images "
-            f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
-            "the accuracy may be too high."
-        )
-    kept = settled_paths(checked_run_config(run).data) if (run / "config.toml").is_file() else ()
-    labels = sum(item["path"] not in kept for item in audit["mislabels"])
-    if labels:
-        found.append(
-            f"{count(labels, 'label')} in the data {'is' if labels == 1 else 'are'} probably "
-            "wrong, according to a model that was not trained on the images in question."
-        )
-    return found
+    return [line for line in text.split("\n") if line]

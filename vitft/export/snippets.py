@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitft.data.transforms import EvalTransform
-from vitft.system.text import shell_quote
+from vitft.system.text import count, interval, percent, shell_quote
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,6 +56,8 @@ def program_engine() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    engine.globals["count"] = count
+    engine.filters |= {"interval": interval, "percent": percent}
     engine.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return engine
 
