@@ -17,12 +17,10 @@ from vitft.study.results import (
     CurvePoint,
     FewShotCurve,
     StudyResults,
-    bounds,
     difference,
     half_width_of_mean,
     heading,
     lead_sentences,
-    markdown_table,
     mean_of,
     short_rows,
     to_json,
@@ -207,15 +205,6 @@ def test_numbers_that_were_left_out_are_stated_last() -> None:
     )
 
 
-def test_a_table_has_numbers_on_the_right_and_escaped_names() -> None:
-    assert markdown_table(["a", "b", "c"], [["x|y", "1", "2"]]) == [
-        "| a | b | c |",
-        "|---|---:|---:|",
-        r"| x\|y | 1 | 2 |",
-    ]
-    assert bounds((0.123, 0.4567)) == "12.3 to 45.7"
-
-
 def test_all_files_are_written_together(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
@@ -241,6 +230,7 @@ def test_files_of_a_study_state_which_weights_were_trained_on_its_images() -> No
         "nothing about new images."
     )
     assert f"\n\n{note}\n\n## " in found
+    assert "\n| runs/a\\_b | 40.0 (" in found
     assert "**Note:**" not in to_markdown(STUDY, STUDY.leads(), "x")
     curves: Any = to_json(study, study.leads())["curves"]
     assert [one["trained_on_images"] for one in curves] == [7, 0]

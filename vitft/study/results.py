@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitft.export.snippets import program
 from vitft.metrics.intervals import Z, student_t_quantile, wilson_interval
 from vitft.metrics.values import Interval
 from vitft.study.plan import BASELINES, Plan
@@ -221,47 +222,18 @@ HEAD_NOTE = (
 
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
     """Return the content of study.md: command, table of accuracies and table of differences."""
-    plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
-    name = markdown_cell(plan.folder.name)
-    seeds = "Seed 0" if plan.seeds == 1 else f"Seeds 0 to {plan.seeds - 1}"
-    accuracies = [
-        [curve.name, *(f"{100 * p.top1:.1f} ({bounds(p.interval)})" for p in curve.points)]
-        for curve in study.curves
-    ]
-    differences = [
-        [name, *(f"{100 * mean:+.1f} ({bounds(ends)})" for mean, ends in points)]
-        for name, points in leads.items()
-    ]
-    lines = [
-        f"# {name}: accuracy by number of training images per class",
-        "",
-        f"    {visible(command)}",
-        "",
-        f"{count(study.images, 'distinct image')} of {len(plan.folder.classes)} classes; "
-        f"{heading(study)}. {seeds}; "
-        f"device {markdown_cell(study.device)}, precision {markdown_cell(study.precision)}.",
-        "",
-        *markdown_table(["images per class", *columns], accuracies),
-        "",
-        f"{HEAD_NOTE[0].upper()}{HEAD_NOTE[1:]}.",
-        "",
-        *known_images_lines(study),
-        f"## {markdown_cell(study.curves[0].name)} compared with the others",
-        "",
-        "Differences in percentage points on the same test images, with 95% intervals.",
-        "",
-        *markdown_table(["compared with", *columns], differences),
-        "",
-        "![Accuracy curves](study.png)",
-    ]
-    if plan.left_out:
-        many = ", ".join(map(str, plan.left_out))
-        lines += [
-            "",
-            f"Left out because the smallest class is too small: {many} training images per class; "
-            f"at most {plan.most} are possible.",
-        ]
-    return "\n".join(lines) + "\n"
+    text = program(
+        "study",
+        study=study,
+        plan=study.plan,
+        leads=leads,
+        command=visible(command),
+        described=heading(study),
+        head_note=HEAD_NOTE,
+        known_images_note=known_images_note,
+        cell=markdown_cell,
+    )
+    return f"{text.rstrip()}\n"
 
 
 def known_images_note(name: str, trained: int, images: int) -> str:
@@ -270,20 +242,6 @@ def known_images_note(name: str, trained: int, images: int) -> str:
         f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
         "here tell nothing about new images"
     )
-
-
-def known_images_lines(study: StudyResults) -> list[str]:
-    """Return the notes on sources that were trained on images of the study, as paragraphs."""
-    return [
-        line
-        for curve in study.curves
-        if curve.known_images
-        for name in [markdown_cell(curve.name)]
-        for line in (
-            f"**Note:** {known_images_note(name, curve.known_images, study.images)}.",
-            "",
-        )
-    ]
 
 
 def heading(study: StudyResults) -> str:
@@ -343,18 +301,6 @@ def lead_sentences(study: StudyResults) -> list[str]:
                 f"  images per class without a significant difference: {', '.join(unclear)}"
             )
     return lines
-
-
-def bounds(interval: tuple[float, float]) -> str:
-    """Return both bounds of an interval in percent, without a percent sign."""
-    low, high = interval
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table with names in the first column, then numbers."""
-    lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
-    return lines + [f"| {' | '.join([markdown_cell(row[0]), *row[1:]])} |" for row in rows]
 
 
 def markdown_cell(text: str) -> str:
