@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitft.config.options import setting_text
 from vitft.config.run import (
     config_from_table,
     flat_settings,
@@ -21,6 +20,7 @@ from vitft.config.run import (
     read_toml,
     to_toml,
 )
+from vitft.config.schema import shown_value
 from vitft.data.draw import draw
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
@@ -137,7 +137,7 @@ def test_settings_survive_toml_and_set(tmp_path: Path, key: str, value: object) 
 
     assert config_from_table(read_toml(path)) == config
     if not isinstance(value, str):
-        text = setting_text(flat_settings(config)[key])
+        text = shown_value(flat_settings(config)[key])
         assert config_from_table(merge_settings({}, [parse_setting(f"{key}={text}")])) == config
 
 

@@ -19,6 +19,7 @@ from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.draw import joined_groups
+from vitft.data.duplicates import IndexPair
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix, apply_fixes, not_yet_decided, read_fixes, with_former
 from vitft.data.folder import Folder
@@ -130,56 +131,74 @@ def check_folder(
             the fixes cannot be applied.
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
-    folder, max_pixels = scan_for_run(data, spec, split), spec.max_pixels
+    folder, max_pixels = scan(data, spec, allow_empty=True), spec.max_pixels
+    if split is not None and not any(file.path in split for file in folder.files):
+        raise DataError(
+            f"none of the images in {data} is in the run's split",
+            fix="use the folder or table that the model was trained on",
+        )
     folder, former = apply_former_fixes(folder, spec, needed=needs_fixes)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
-    inspected, features, transform = inspect_for_check(
-        folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
-    )
-    good, groups = inspected.good, duplicate_groups_of(fingerprints, features)
-    mislabels, probabilities = score_labels_of(inspected, groups, features, seed=train.seed)
+    features, transform, similar = None, EvalTransform(), list[IndexPair]()
+    if weights.name:
+        inspected, features, transform = inspect_with_features(
+            folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
+        )
+        if inspected.good:
+            from vitft.features.near_copies import similar_images
+
+            similar = similar_images(features([*fingerprints.by_digest]))  # as at the end of a run
+    else:
+        with console.Progress("checking images", len(folder.files)) as progress:
+            inspected = fingerprint_folder(
+                folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
+            )
+    good, groups = inspected.good, fingerprints.duplicate_groups(similar)
+    mislabels, probabilities = score_labels_of(inspected, groups, features, train.seed)
     audit = audit_images(
-        images_to_audit(inspected, split),
+        [
+            AuditedImage(
+                path=file.path,
+                label=folder.classes[file.label],
+                split=file.part if split is None else split.get(file.path, ""),
+                sha256=file.sha256,
+            )
+            for file in good
+        ],
         unused=folder.unused,
         notes=(*folder.warnings, *folder.notes),
         bad=inspected.bad,
-        odd=odd_images(inspected, fingerprints),
+        odd=[
+            (file.path, remark)
+            for file in good
+            for remark in (
+                *file.odd,
+                *quality_remarks(fingerprints.by_digest[file.sha256], file.width, file.height),
+            )
+        ],
         groups=groups,
         mislabels=mislabels,
         probabilities=probabilities,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
-    found = CheckResult(
+    if folder.labels:  # the number of images with each label, not with each set of labels
+        sets = [split_labels(text) for text in folder.classes]
+        audit["imbalance"] = class_imbalance(name for file in good for name in sets[file.label])
+    return CheckResult(
         audit=audit,
-        proposed=not_yet_decided(former, propose_fixes(audit)),
+        proposed=[] if folder.labels else not_yet_decided(former, propose_fixes(audit)),
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
         grey_range=grey_range,
     )
-    return for_several_labels(found, inspected) if folder.labels else found
-
-
-def duplicate_groups_of(
-    fingerprints: Fingerprints, features: "Callable[[Sequence[str]], Tensor] | None"
-) -> dict[str, str]:
-    """Map the digest of each image that has near-duplicates to the name of its group.
-
-    With `features`, the most similar images are compared, too, as at the end of a run.
-    """
-    if features is None or not fingerprints.by_digest:
-        return fingerprints.duplicate_groups()
-    from vitft.features.near_copies import similar_images
-
-    return fingerprints.duplicate_groups(similar_images(features([*fingerprints.by_digest])))
 
 
 def score_labels_of(
     inspected: InspectedFolder,
     groups: Mapping[str, str],
     features: "Callable[[Sequence[str]], Tensor] | None",
-    *,
     seed: int,
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Return the probable label errors, and the class probabilities by path.
@@ -204,25 +223,6 @@ def score_labels_of(
     return check_labels(good, classes, together, features, seed=seed, labels=folder.labels)
 
 
-def for_several_labels(found: CheckResult, inspected: InspectedFolder) -> CheckResult:
-    """Return the findings, with the number of images per label, but without proposed fixes."""
-    sets = [split_labels(text) for text in inspected.folder.classes]
-    sizes = class_imbalance(name for file in inspected.good for name in sets[file.label])
-    audit: AuditResults = {**found.audit, "imbalance": sizes}
-    return replace(found, audit=audit, proposed=[])
-
-
-def scan_for_run(data: Path, spec: DataSpec, split: Mapping[str, str] | None) -> Folder:
-    """Return the scanned data, after checking that it contains images in `split`, if given."""
-    folder = scan(data, spec, allow_empty=True)
-    if split is not None and not any(file.path in split for file in folder.files):
-        raise DataError(
-            f"none of the images in {data} is in the run's split",
-            fix="use the folder or table that the model was trained on",
-        )
-    return folder
-
-
 def apply_former_fixes(
     folder: Folder, spec: DataSpec, *, needed: bool
 ) -> tuple[Folder, Sequence[Fix]]:
@@ -245,51 +245,6 @@ def apply_former_fixes(
             raise
         log.warning(f"the fixes of the run are not applied: {error.problem}")
         return folder, ()
-
-
-def images_to_audit(
-    inspected: InspectedFolder, split: Mapping[str, str] | None
-) -> list[AuditedImage]:
-    """Return the readable images with their class names and subsets."""
-    return [
-        AuditedImage(
-            path=file.path,
-            label=inspected.folder.classes[file.label],
-            split=file.part if split is None else split.get(file.path, ""),
-            sha256=file.sha256,
-        )
-        for file in inspected.good
-    ]
-
-
-def inspect_for_check(
-    folder: Folder,
-    fingerprints: Fingerprints,
-    *,
-    weights: WeightsSpec,
-    train: TrainSpec,
-    max_pixels: int,
-) -> "tuple[InspectedFolder, Callable[[Sequence[str]], Tensor] | None, EvalTransform]":
-    """Inspect every image, with its features if the weights have a name.
-
-    Returns:
-        The inspected folder, the function of `inspect_with_features` or None, and the transform.
-    """
-    if not weights.name:
-        return inspect_files(folder, fingerprints, max_pixels=max_pixels), None, EvalTransform()
-    return inspect_with_features(
-        folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
-    )
-
-
-def inspect_files(
-    folder: Folder, fingerprints: Fingerprints, *, max_pixels: int
-) -> InspectedFolder:
-    """Inspect every image and compute its fingerprint."""
-    with console.Progress("checking images", len(folder.files)) as progress:
-        return fingerprint_folder(
-            folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
-        )
 
 
 def inspect_with_features(
@@ -328,18 +283,6 @@ def inspect_with_features(
     )
     log_cached_features(inspected, extractor.computed)
     return inspected, functools.partial(extractor.rows, view=view), transform
-
-
-def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:
-    """Return pairs (path, remark), one for each remark on the decoding or content of an image."""
-    return [
-        (file.path, remark)
-        for file in inspected.good
-        for remark in (
-            *file.odd,
-            *quality_remarks(fingerprints.by_digest[file.sha256], file.width, file.height),
-        )
-    ]
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:

@@ -5,10 +5,8 @@ fine-tuning ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; 
 2106.10270), with values from our own measurements (docs/experiments.md).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from vitft.system.errors import UsageError
 
 ADAMW = {"solver": "adamw", "weight_decay": 0.05, "label_smoothing": 0.1, "clip": 1.0}
 FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
@@ -41,21 +39,10 @@ BATCH_SIZES = (8, 32)
 STEPS_PER_EPOCH = 40
 """Number of steps per epoch for which batches smaller than the largest are used by default."""
 
-STEP_SETTINGS = frozenset(
-    {
-        *("lr", "schedule", "final_lr", "warmup", "layer_decay", "momentum", "weight_decay"),
-        *(
-            "epochs",
-            "batch_size",
-            "micro_batch",
-            "clip",
-            "label_smoothing",
-            "ema",
-            "interpolation",
-            "patience",
-        ),
-    }
-)
+STEP_SETTINGS = frozenset({
+    "lr", "schedule", "final_lr", "warmup", "layer_decay", "momentum", "weight_decay", "epochs",
+    "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "interpolation", "patience",
+})  # fmt: skip
 """Settings of `[optim]` that apply only to SGD and AdamW; setting one of them selects AdamW."""
 LBFGS_SETTINGS = frozenset({"l2"})
 """Settings of `[optim]` that apply only to L-BFGS."""
@@ -104,22 +91,6 @@ def idle_augmentation(augment: str, views: int) -> frozenset[str]:
     if augment == "none" and not views:
         return frozenset({"train.flip", "train.crop_scale", "train.padding"})
     return frozenset({"train.crop_scale" if augment == "shift" else "train.padding"})
-
-
-def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that every setting given by the user has an effect with this solver and these stages.
-
-    Raises:
-        UsageError: A setting has no effect.
-    """
-    unused = without_effect(solver, stages)
-    for key in named:
-        if key in unused:
-            other = "adamw" if solver == "lbfgs" else "lbfgs"
-            raise UsageError(
-                f"{key} has no effect with solver {solver}",
-                fix=f"remove it, or use --solver {other}",
-            )
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:

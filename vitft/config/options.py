@@ -289,23 +289,16 @@ def check_argument_types(arguments: Mapping[str, object], settings: object) -> N
         )
 
 
-def setting_text(value: object) -> str:
-    """Return a value in the syntax of `--set`."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
-
-
 def setting_words(key: str, value: object) -> list[str]:
     """Return the words of a command that set a setting: its own option, or `--set` without one."""
     option = next((one for one in FINETUNE_OPTIONS if one.setting == key), None)
     values = [*value] if isinstance(value, (list, tuple)) else [value]
     if key == "weights.image_size" and len({*values}) == 1:
         values = values[:1]  # a single side length
-    texts = [setting_text(one) for one in values]
+    texts = [shown_value(one) for one in values]
     is_list = option is not None and len(values) > 1 and option.setting_type.length is None
     if option is None or is_list or not texts or any(text.startswith("-") for text in texts):
-        return ["--set", f"{key}={setting_text(value)}"]
+        return ["--set", f"{key}={shown_value(value)}"]
     if option.setting_type.type is bool:
-        return [option.flag] if value is True else ["--set", f"{key}={setting_text(value)}"]
+        return [option.flag] if value is True else ["--set", f"{key}={shown_value(value)}"]
     return [option.flag, *texts]

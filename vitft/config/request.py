@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitft.config.defaults import STEP_SETTINGS, check_effect, idle_augmentation
+from vitft.config.defaults import STEP_SETTINGS, idle_augmentation, without_effect
 from vitft.config.run import (
     Config,
     config_from_table,
@@ -40,10 +40,16 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
         raise
     if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
         raise model_without_effect(config.weights.name)  # even if the values are the defaults
-    check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
-    train = config.train
+    solver, train = config.optim.solver, config.train
+    unused = without_effect(solver, len(train.stages))
     idle = idle_augmentation(train.augment, train.views) if not train.budget else ()
     for key, value in named:
+        if key in unused:
+            other = "adamw" if solver == "lbfgs" else "lbfgs"
+            raise UsageError(
+                f"{key} has no effect with solver {solver}",
+                fix=f"remove it, or use --solver {other}",
+            )
         if key in idle and value:  # a flip of 0 is obeyed without augmentation, too
             other = "--freeze none --set train.augment=shift"
             raise UsageError(

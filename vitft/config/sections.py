@@ -102,21 +102,12 @@ class DataSpec:
             "data.separator is empty",
             fix="set it to the text between the labels in a cell, e.g. |",
         )
-        require(
-            not (self.group_duplicates and self.split == "reference"),
-            "data.group_duplicates=true cannot be used with the reference split, which is fixed",
-            fix="use data.split=content, or remove data.group_duplicates",
-        )
-        require(
-            not (self.group_by and self.split == "reference"),
-            "data.group_by cannot be used with the reference split, which is fixed",
-            fix="use data.split=content, or remove data.group_by",
-        )
-        require(
-            not (self.classes and self.split == "reference"),
-            "data.classes cannot be used with the reference split, which is fixed",
-            fix="use data.split=content, or remove data.classes",
-        )
+        for name in ("group_duplicates", "group_by", "classes"):
+            require(
+                self.split != "reference" or not getattr(self, name),
+                f"data.{name} cannot be used with the reference split, which is fixed",
+                fix=f"use data.split=content, or remove data.{name}",
+            )
         require(
             not self.like or self.split == "content",
             f"data.like cannot be combined with data.split={self.split}",

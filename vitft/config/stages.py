@@ -24,13 +24,11 @@ def stage_rank(stage: str) -> float:
 
 def meant_stages(freeze: str) -> str:
     """Return the value that an invalid one probably meant, e.g. `blocks:2` for `block:2`, or ""."""
-    meant = ",".join(meant_stage(stage.strip().lower()) for stage in freeze.split(","))
-    return meant if is_valid(meant) else ""
-
-
-def meant_stage(stage: str) -> str:
-    """Return the stage that a misspelt one probably meant, or the stage itself if none is near."""
-    numbered = re.fullmatch(r"([a-z]+)[\W_]*(\d+)", stage)
-    if numbered and get_close_matches(numbered[1], ["blocks"], cutoff=0.7):
-        return f"blocks:{numbered[2]}"
-    return next(iter(get_close_matches(stage, NAMES, cutoff=0.7)), stage)
+    meant = []
+    for stage in freeze.lower().split(","):
+        numbered = re.fullmatch(r"\s*([a-z]+)[\W_]*(\d+)\s*", stage)
+        is_blocks = numbered and get_close_matches(numbered[1], ["blocks"], cutoff=0.7)
+        near = get_close_matches(stage.strip(), NAMES, cutoff=0.7)
+        meant += [f"blocks:{numbered[2]}"] if numbered and is_blocks else near[:1] or [stage]
+    text = ",".join(meant)
+    return text if is_valid(text) else ""

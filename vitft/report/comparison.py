@@ -13,7 +13,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from vitft.config.options import setting_text
+from vitft.config.schema import shown_value
 from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import (
     Flags,
@@ -344,7 +344,7 @@ def shown_setting(key: str, value: object) -> str:
     """Return the value of a setting as text: a dash if it has none, `auto` if it is chosen."""
     if value in (None, ""):
         return "–"
-    return "auto" if key in AUTOMATIC and value == 0 else setting_text(value)
+    return "auto" if key in AUTOMATIC and value == 0 else shown_value(value)
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
