@@ -27,6 +27,7 @@ import json
 import re
 import shlex
 import tomllib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,7 +154,7 @@ def expand(pattern: str) -> list[str]:
 def draw(path: Path) -> None:
     """Draw a noisy image whose colour follows the first letter of its name or folder."""
     letter = path.name[0] if path.name[0].isalpha() else (path.parent.name or "x")[0]
-    noise = np.random.default_rng(sum(map(ord, str(path))))  # another image for every path
+    noise = np.random.default_rng(zlib.crc32(str(path).encode()))  # another image for every path
     colour = np.random.default_rng(ord(letter)).integers(30, 225, 3)
     pixels = np.clip(colour + noise.normal(0, 25, (PIXELS, PIXELS, 3)), 0, 255)
     path.parent.mkdir(parents=True, exist_ok=True)
