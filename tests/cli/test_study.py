@@ -35,6 +35,7 @@ def test_by_default_five_numbers_of_images_are_drawn_three_times() -> None:
         "cache": None,
         "device": None,
         "allow_pickle": False,
+        "set": [],
         "command": study_command,
     }
 

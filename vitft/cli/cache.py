@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.cli.shared_options import add_shared
 from vitft.data.remote.local_copy import find_copies
 from vitft.system.cache_folder import cache_folder
 from vitft.system.errors import UsageError
@@ -25,11 +26,8 @@ def add_cache(parser: Parser) -> None:
         ("clean", "delete all cached features, or only the least recently used ones", clean_cache),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument(
-            "--cache",
-            metavar="DIR",
-            help="folder of cached features (default: ~/.cache/vitft/features)",
-        )
+        help_text = "folder of cached features (default: ~/.cache/vitft/features)"
+        add_shared(action, "--cache", help=help_text)
         action.set_defaults(command=command)
         if name == "clean":
             action.add_argument(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.shared_options import add_shared
 from vitft.cli.table_settings import (
     TABLE_SETTINGS,
     add_table_settings,
@@ -57,13 +58,7 @@ def add_check(parser: Parser) -> None:
         metavar="DIR",
         help="run directory that provides the pretrained weights and the split",
     )
-    labels.add_argument(
-        "--cache",
-        metavar="DIR",
-        help="folder of cached features, or none to disable the cache (default: "
-        "~/.cache/vitft/features)",
-    )
-    labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    add_shared(labels, "--cache", "--device")
     results = parser.add_argument_group("output")
     results.add_argument(
         "--out",
@@ -71,12 +66,7 @@ def add_check(parser: Parser) -> None:
         metavar="DIR",
         help="folder in which to write check.html and fixes.csv (default: .)",
     )
-    results.add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        help="output format (default: table)",
-    )
+    add_shared(results, "--format")
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=check_command)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.report import new_page
+from vitft.cli.shared_options import add_shared
 from vitft.system.imports import require_extra
 from vitft.system.text import count
 
@@ -24,12 +25,7 @@ def add_compare(parser: Parser) -> None:
         help="HTML page to write, with curves and the images on which the runs disagree, or, if "
         "it ends with .png, a figure of accuracies and curves (default: none)",
     )
-    parser.add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        help="output format (default: table)",
-    )
+    add_shared(parser, "--format")
     parser.set_defaults(command=compare_command)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
+from vitft.cli.shared_options import add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.metrics.confusions import class_pair_counts
@@ -63,19 +64,10 @@ def add_evaluate(parser: Parser) -> None:
         help="subset to evaluate, if the data is divided into subsets (default: val if present, "
         "else test)",
     )
-    parser.add_argument(
-        "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("table", "json", "csv"),
-        default="table",
-        help="output format (default: table)",
-    )
+    add_shared(parser, "--run")
+    add_shared(parser, "--format", choices=("table", "json", "csv"))
     parser.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
-    parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
-    )
+    add_shared(parser, "--device", default="auto")
     add_threshold_options(parser)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=evaluate_command)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.shared_options import add_shared
 from vitft.explain.method import (
     FUSIONS,
     METHOD_OPTIONS,
@@ -30,15 +31,11 @@ if TYPE_CHECKING:
 def add_explain(parser: Parser) -> None:
     """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
-    parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
-    )
+    add_shared(parser, "--run", help="run directory or checkpoint (default: runs/latest)")
     parser.add_argument(
         "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
     )
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
-    )
+    add_shared(parser, "--allow-pickle")
     parser.add_argument(
         "--method",
         metavar=f"{{{','.join(METHODS)}}}",  # `Method` checks it
@@ -72,9 +69,7 @@ def add_explain(parser: Parser) -> None:
         help="head for --method attention, counting from 0 (default: all)",
     )
     add_picture_options(parser)
-    parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
-    )
+    add_shared(parser, "--device", default="auto")
     parser.set_defaults(command=explain_command)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.cli.serve import browser_address, check_port, run_server
+from vitft.cli.shared_options import add_shared
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
 from vitft.data.table import leads_outside, path_in
@@ -67,25 +68,14 @@ def add_label(parser: Parser) -> None:
         metavar="FILE",
         help="table to which the answers are appended (default: labels.csv)",
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1)",
-    )
+    add_shared(parser, "--host")
     parser.add_argument(
         "--port",
         type=int,
         default=8001,
         help="port to listen on, or 0 for any free port (default: 8001)",
     )
-    parser.add_argument(
-        "--cache",
-        metavar="DIR",
-        help="folder of cached features, or none to disable the cache (default: "
-        "~/.cache/vitft/features)",
-    )
-    parser.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    add_shared(parser, "--cache", "--device")
     parser.set_defaults(command=label_command)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
+from vitft.cli.shared_options import add_shared
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
 
@@ -67,12 +68,8 @@ def add_predict(parser: Parser) -> None:
         action="store_true",
         help="also download images from this machine and its local network",
     )
-    parser.add_argument(
-        "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
-    )
-    parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
-    )
+    add_shared(parser, "--run")
+    add_shared(parser, "--device", default="auto")
     parser.add_argument(
         "--top-k",
         type=int,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
+from vitft.cli.shared_options import add_shared
 from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
@@ -36,15 +37,8 @@ def add_serve(parser: Parser) -> None:
         help="run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME "
         "(default: runs/latest)",
     )
-    parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1)",
-    )
+    add_shared(parser, "--device", default="auto")
+    add_shared(parser, "--host")
     parser.add_argument(
         "--port",
         type=int,

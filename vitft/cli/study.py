@@ -4,6 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.shared_options import add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.run import config_from_table
 from vitft.system.imports import heavy_imports, require_extra
@@ -52,18 +53,7 @@ def add_study(parser: Parser) -> None:
     run.add_argument(
         "--out", metavar="DIR", help="new folder for the results (default: study-<data>)"
     )
-    run.add_argument(
-        "--cache",
-        metavar="DIR",
-        help="folder of cached features, or none to disable the cache (default: "
-        "~/.cache/vitft/features)",
-    )
-    run.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
-    run.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="allow .pth files, which are pickles",
-    )
+    add_shared(run, "--cache", "--device", "--allow-pickle")
     add_table_settings(run)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=study_command)

@@ -4,6 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.cli.shared_options import add_shared
 from vitft.models.licences import marked_licence
 from vitft.system.errors import UsageError
 from vitft.system.speed import has_gpu
@@ -16,19 +17,14 @@ def add_weights(parser: Parser) -> None:
     add_list(actions)
     show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
     show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
-    show.add_argument(
-        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
-    )
+    add_shared(show, "--allow-pickle")
     show.set_defaults(command=show_weights)
     fetch = actions.add_parser("fetch", help="download weights for offline use")
     fetch.add_argument(
         "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
     )
-    fetch.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="also allow a pytorch_model.bin, which is a pickle",
-    )
+    pickle = "also allow a pytorch_model.bin, which is a pickle"
+    add_shared(fetch, "--allow-pickle", help=pickle)
     fetch.set_defaults(command=fetch_weights)
     add_inspect(actions)
 
@@ -73,9 +69,7 @@ def add_inspect(actions: Commands) -> None:
         metavar="PX",
         help="input size in pixels: one side, or height and width",
     )
-    inspected.add_argument(
-        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
-    )
+    add_shared(inspected, "--allow-pickle")
     inspected.set_defaults(command=inspect_weights)
 
 
