@@ -65,7 +65,7 @@ def test_a_class_that_earlier_blocks_show_is_read_there() -> None:
 
 
 def test_noise_in_earlier_blocks_leaves_the_head_as_it_was_to_the_bit() -> None:
-    x, y = blocks(last=3.0, earlier=0.0, more=400)
+    x, y = blocks(last=2.5, earlier=0.0, more=400)
 
     head = solve(x, y)
     today = solve(x[:, :READ].contiguous(), y)
