@@ -3,7 +3,6 @@
 Each network is timm's own, 32 wide and with two blocks, so what makes the family different stays.
 """
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -226,33 +225,16 @@ def test_an_activation_that_config_json_states_is_used_or_refused(
         load_pretrained(tmp_path)
 
 
-# digests ----------------------------------------------------------------------------------------
+# cards ------------------------------------------------------------------------------------------
 
 
-def test_cards_and_digests_of_models_without_later_features_are_as_before() -> None:
-    config = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2)
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    model = VisionTransformer(config)
-    for parameter in model.parameters():
-        parameter.data = torch.arange(parameter.numel(), dtype=torch.float32).view_as(parameter)
-    cut = cut_model(model, "head")
-    assert cut.prefix is not None
-
-    # Taken before `class_token` and the fields after it existed.
-    assert hashlib.sha256(card.to_json().encode()).hexdigest()[:16] == "c530ed6f68641a3b"
-    assert config.key == str(config)
-    assert cut.prefix.digest()[:16] == "de9a95ddfd3277c1"
-
-
-def test_a_card_with_later_features_is_read_back_and_has_another_digest() -> None:
+def test_a_card_with_every_part_is_read_back() -> None:
     config = ViTConfig(pool="mean", num_classes=0)
     later = replace(config, class_token=False, norm_before_pool=True, embed_norm=True)
     later = replace(later, activation="quick_gelu")
     card = Card(architecture=later, transform=EvalTransform(image_size=(224, 224)))
 
     assert parse_card(card.to_json()) == card
-    assert later.key != config.key
-    assert str(later) == str(config)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from tests.support.run_files import add_test_results, make_run
 from vitft.models.run_facts import RunFacts
 from vitft.predict.run_info import (
     RunInfo,
-    cross_validated_facts,
     facts_of_run,
     seconds_since_1970,
 )
@@ -243,15 +242,19 @@ def test_facts_of_a_run_precede_those_in_its_model_file(run: Path) -> None:
     assert found.at_chance == ""
 
 
-def test_cross_validation_is_stated_only_with_all_its_facts() -> None:
+def test_cross_validation_is_stated_only_with_all_its_facts(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").touch()
     facts = RunFacts(
         cross_validated=0.5, cross_validated_interval=(0.4, 0.6), cross_validated_images=9
     )
 
-    assert cross_validated_facts(facts) == "cross-validated on 9 images: 50.0% (40.0 to 60.0%)"
+    def stated(facts: RunFacts) -> str:
+        return RunInfo.read(None, tmp_path / "m.safetensors", 3, facts).cross_validated
+
+    assert stated(facts) == "cross-validated on 9 images: 50.0% (40.0 to 60.0%)"
     for key in [*facts]:
         missing = {name: value for name, value in facts.items() if name != key}
-        assert cross_validated_facts(cast("RunFacts", missing)) == ""
+        assert stated(cast("RunFacts", missing)) == ""
 
 
 @pytest.mark.parametrize("interval", [(0.6, 0.8), None])

@@ -65,7 +65,7 @@ class Prefix(nn.Module):
         )
         state = self.model.state_dict()
         used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}
-        return state_digest(f"{self.model.config.without_head().key} {self.stop}", used)
+        return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
         """Return the prefix, converted to bf16 if `precision` is `bf16`.

@@ -15,7 +15,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.run_facts import RunFacts
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TimmConfig
-from vitft.models.vit_config import ViTConfig, stated_fields
+from vitft.models.vit_config import ViTConfig
 from vitft.system.safetensors_file import TensorFacts
 from vitft.system.structure import Range, StructureError, parse_json, structured
 
@@ -63,11 +63,7 @@ class Card:
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
-        table = {
-            **asdict(self),
-            "architecture": stated_fields(self.architecture),
-            "transform": self.transform.to_json(),
-        }
+        table = {**asdict(self), "transform": self.transform.to_json()}
         if not self.thresholds:  # single-label checkpoints omit this field
             del table["thresholds"]
         if not self.run:

@@ -8,8 +8,8 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
@@ -19,10 +19,6 @@ Pool = Literal["cls", "mean", "map"]
 Norm = Literal["pre", "post"]
 NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-LATER: Mapping[str, bool] = {"later": True}
-"""Metadata of fields that older models lack. Cards and digests omit such a field if it has its
-default value, so those of older models remain valid.
-"""
 MAX_PATCHES = 16384
 """Maximum number of patches per image, e.g. in a grid of 128 x 128."""
 
@@ -135,38 +131,38 @@ class ViTConfig:
     """Number of final blocks that the head reads: the pooled output of the last block and, of each
     other block, the mean patch token and, unless `pool` is "mean", the class token.
     """
-    class_token: bool = field(default=True, repr=False, metadata=LATER)
-    norm_before_pool: bool = field(default=False, repr=False, metadata=LATER)
+    class_token: bool = True
+    norm_before_pool: bool = False
     """Whether the last LayerNorm is applied before mean pooling (SigLIP with average pooling)
     instead of after it; requires mean pooling.
     """
-    embed_norm: bool = field(default=False, repr=False, metadata=LATER)
+    embed_norm: bool = False
     """Whether a LayerNorm follows the position embeddings, as in CLIP. The patch projection then
     has no bias."""
-    activation: Activation = field(default="gelu", repr=False, metadata=LATER)
+    activation: Activation = "gelu"
     """Activation function of the MLPs: the exact GELU, or one of two approximations, with tanh
     (some SigLIP models) or with a sigmoid (OpenAI's CLIP)."""
-    pool_heads: Annotated[int, Range(ge=0, le=65536)] = field(default=0, repr=False, metadata=LATER)
+    pool_heads: Annotated[int, Range(ge=0, le=65536)] = 0
     """Number of heads of attention pooling; 0 for as many as in the blocks."""
-    norm_layer: NormLayer = field(default="layernorm", repr=False, metadata=LATER)
+    norm_layer: NormLayer = "layernorm"
     """Type of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""
-    final_norm: bool = field(default=True, repr=False, metadata=LATER)
+    final_norm: bool = True
     """Whether a normalisation layer precedes the head (RADIO and PE have none)."""
-    patch_norm: bool = field(default=False, repr=False, metadata=LATER)
+    patch_norm: bool = False
     """Whether the patch projection is followed by a normalisation layer (AIMv2)."""
-    proj_bias: bool = field(default=True, repr=False, metadata=LATER)
+    proj_bias: bool = True
     """Whether the output projection of the attention and the layers of the MLP have biases."""
-    attn_norm: bool = field(default=False, repr=False, metadata=LATER)
+    attn_norm: bool = False
     """Whether a normalisation layer precedes the output projection of the attention (BEiT-3)."""
-    mlp_norm: bool = field(default=False, repr=False, metadata=LATER)
+    mlp_norm: bool = False
     """Whether a normalisation layer precedes the last layer of the MLP (BEiT-3, EVA-02)."""
-    gated_mlp: bool = field(default=False, repr=False, metadata=LATER)
+    gated_mlp: bool = False
     """Whether the MLPs are SwiGLU layers (DINOv2-giant, EVA-02, AIMv2); `activation` then has no
     effect on them.
     """
-    positions: bool = field(default=True, repr=False, metadata=LATER)
+    positions: bool = True
     """Whether there are learned position embeddings."""
-    rope: RopeConfig | None = field(default=None, repr=False, metadata=LATER)
+    rope: RopeConfig | None = None
     """Rotary position embeddings, applied to queries and keys in every block; None for no RoPE."""
 
     def __post_init__(self) -> None:
@@ -185,75 +181,54 @@ class ViTConfig:
                 f"{self.grid[0]}x{self.grid[1]} patches exceed the limit of {MAX_PATCHES:,}",
                 fix="use smaller images or larger patches",
             )
-        both = bool(self.convs) and self.stem is not None
-        is_short = len(self.stem or ()) <= 4 and len(self.convs) <= 16
-        uneven = self.width % self.heads or any(side % self.stride for side in self.patch_size)
-        if uneven or both or not is_short or int(self.width * self.mlp_ratio) < 1:
-            raise UsageError(
-                "invalid or incompatible model settings: "
-                f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
-                f"{self.in_channels}, stem {self.stem}, convs {self.convs}, depth {self.depth}, "
-                f"width {self.width}, heads {self.heads}, patch_size {self.patch_size}, "
-                f"stride {self.stride}",
-                fix="make width a multiple of heads and patch_size a multiple of the stride; use "
-                "only one of stem (up to 4 stages) and convs (up to 16); increase mlp_ratio if it "
-                "is below 1 / width",
-            )
-        self.check_names()
-        self.check_pooling()
-        if self.rope and self.width // self.heads % 4:
-            raise UsageError(
-                "invalid or incompatible model settings: rotary position embeddings need heads "
-                f"with a multiple of 4 dimensions, but they have {self.width // self.heads}",
-                fix="choose another width or number of heads",
-            )
-        if self.read_blocks != 1:
-            self.check_read_blocks()
-
-    def check_names(self) -> None:
-        """Check the settings whose values are names.
-
-        Raises:
-            UsageError: A name is unknown.
-        """
-        kinds = {"pool": Pool, "norm": Norm, "activation": Activation, "norm_layer": NormLayer}
-        for name, kind in kinds.items():
-            if getattr(self, name) not in get_args(kind):
-                raise UsageError(
-                    f"invalid or incompatible model settings: {name} {getattr(self, name)!r}",
-                    fix=f"use one of {', '.join(get_args(kind))}",
-                )
-
-    def check_pooling(self) -> None:
-        """Check that the settings of the layers after the last block can be combined.
-
-        Raises:
-            UsageError: The settings cannot be combined.
-        """
-        fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
-        fits_norm = not self.norm_before_pool or (self.pool == "mean" and self.final_norm)
-        has_read_token = self.class_token or self.pool != "cls"
-        pool_heads = self.pool_heads or 1
-        fits_map = self.width % pool_heads == 0 and (self.pool == "map" or not self.pool_heads)
-        if not (fits_heads and fits_norm and has_read_token and fits_map):
-            raise UsageError(
-                "invalid or incompatible model settings: "
-                f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits}, "
-                f"class_token {self.class_token}, norm_before_pool {self.norm_before_pool}, "
-                f"final_norm {self.final_norm}, pool_heads {self.pool_heads}",
-                fix='a distilled model needs pool "cls" and no pre_logits; pool "cls" needs a '
-                'class token; norm_before_pool needs pool "mean" and a final norm; pool_heads '
-                'needs pool "map" and must divide the width',
-            )
-
-    def check_read_blocks(self) -> None:
-        """Check that a head can read the last `read_blocks` blocks of this architecture.
-
-        Raises:
-            UsageError: `read_blocks` is 0 or exceeds the depth, or the head of this architecture
-                can read only the last block.
-        """
-        if not 1 < self.read_blocks <= self.depth or not self.supports_read_blocks:
+        dimensions, is_map = self.width // self.heads, self.pool == "map"
+        rules = [  # whether settings are wrong, their names, and the fix
+            (self.width % self.heads, "width heads", "make width a multiple of heads"),
+            (self.hidden < 1, "mlp_ratio width", "increase mlp_ratio to at least 1 / width"),
+            (self.convs and self.stem is not None, "stem convs", "use only one of stem and convs"),
+            (len(self.stem or ()) > 4, "stem", "use up to 4 stages"),
+            (len(self.convs) > 16, "convs", "use up to 16 convolutions"),
+            (
+                any(side % self.stride for side in self.patch_size),
+                "patch_size stride",
+                "make patch_size a multiple of the stride",
+            ),
+            (
+                self.rope and dimensions % 4,
+                "width heads",
+                "rotary position embeddings need heads with a multiple of 4 dimensions",
+            ),
+            (
+                self.distilled and (self.pool != "cls" or self.pre_logits),
+                "distilled pool pre_logits",
+                'a distilled model needs pool "cls" and no pre_logits',
+            ),
+            (
+                self.norm_before_pool and (self.pool != "mean" or not self.final_norm),
+                "norm_before_pool pool final_norm",
+                'norm_before_pool needs pool "mean" and a final norm',
+            ),
+            (
+                self.pool == "cls" and not self.class_token,
+                "pool class_token",
+                'pool "cls" needs a class token',
+            ),
+            (
+                self.pool_heads and (not is_map or self.width % self.pool_heads),
+                "pool_heads pool width",
+                'pool_heads needs pool "map" and must divide the width',
+            ),
+        ]
+        named = {"pool": Pool, "norm": Norm, "activation": Activation, "norm_layer": NormLayer}
+        for name, kind in named.items():
+            fix = f"use one of {', '.join(get_args(kind))}"
+            rules.append((getattr(self, name) not in get_args(kind), name, fix))
+        for is_wrong, names, fix in rules:
+            if is_wrong:
+                shown = ", ".join(f"{name} {getattr(self, name)!r}" for name in names.split())
+                raise UsageError(f"invalid or incompatible model settings: {shown}", fix=fix)
+        can_read = 1 < self.read_blocks <= self.depth and self.supports_read_blocks
+        if self.read_blocks != 1 and not can_read:
             raise UsageError(
                 f"a head cannot read {self.read_blocks} blocks of this model (depth {self.depth}, "
                 f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits})",
@@ -322,23 +297,9 @@ class ViTConfig:
         """Number of inputs of the last layer of an MLP."""
         return int(self.width * self.mlp_ratio)
 
-    @property
-    def key(self) -> str:
-        """Text that identifies the architecture in digests."""
-        later = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
-        others = {n: v for n, v in later.items() if n in stated_fields(self)}
-        return f"{self} {others}" if others else str(self)
-
     def without_head(self) -> Self:
         """Return the configuration without a head, pre_logits layer or stochastic depth."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0, read_blocks=1)
-
-
-def stated_fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass instance
-    """Return a configuration's fields by name, without `LATER` fields that have their default."""
-    values = {f.name: (f, getattr(config, f.name)) for f in fields(config)}
-    stated = {n: v for n, (f, v) in values.items() if not f.metadata or v != f.default}
-    return {n: asdict(v) if isinstance(v, RopeConfig) else v for n, v in stated.items()}
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:

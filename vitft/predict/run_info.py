@@ -45,34 +45,28 @@ class RunInfo:
     unknown, the name of the folder, checkpoint or repository (`hf:owner/name`)."""
     classes: int
     """Number of classes."""
-    top1: float | None
+    top1: float | None = None
     """Accuracy on the validation images; for a multi-label model, the fraction of images with
     exactly the right labels. None if unknown."""
-    images: int
+    images: int = 0
     """Number of validation images; 0 if unknown."""
     trained_at: float
     """End of the run, in seconds since 1970; that of the file if `is_file_age` is set."""
-    at_chance: str
+    at_chance: str = ""
     """Phrase such as `always predicts 7` for a model at chance level (`metrics.chance`), otherwise
     an empty string."""
     top1_interval: Interval | None = None
     """95% interval of `top1`; None if unknown."""
     majority: float | None = None
     """Accuracy of always predicting the largest class or label set; None if unknown."""
-    cross_validated: str = ""
-    """Text such as `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`, where this tells more
-    about the model than `top1`; otherwise empty."""
     cross_validated_top1: float | None = None
-    """The accuracy in `cross_validated`; None if that is empty."""
+    """Accuracy by cross-validation, where this tells more about the model than `top1`."""
     cross_validated_interval: Interval | None = None
     """95% interval of `cross_validated_top1`."""
     cross_validated_images: int = 0
     """Number of cross-validated images."""
-    tested: str = ""
-    """Text such as `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`; empty without test
-    images."""
     tested_top1: float | None = None
-    """The accuracy (multi-label: mean average precision) in `tested`; None if that is empty."""
+    """Accuracy (multi-label: mean average precision) on the test images; None without any."""
     tested_interval: Interval | None = None
     """95% interval of `tested_top1`; None if unknown."""
     tested_images: int = 0
@@ -110,38 +104,42 @@ class RunInfo:
         """
         folder = checkpoint.parent
         settings = or_warn(config_at, folder / "config.toml")
-        facts: RunFacts = carried or {}
         environment = environment_of(folder)
         results = or_warn(read_results, folder / "eval.json")
-        facts = {**facts, **facts_of_run(environment, results)}
+        facts: dict[str, Any] = {**(carried or {}), **facts_of_run(environment, results)}
         status = environment["status"] if environment else "finished"
-        ended = seconds_since_1970(facts.get("ended", ""))
-        origin = carried.get("name", "") if carried else ""
+        ended = seconds_since_1970(facts.pop("ended", ""))
+        origin, weights = facts.pop("name", ""), facts.pop("weights", "")
+        for name in {"cross_validated", "tested"} & facts.keys():
+            facts[f"{name}_top1"] = facts.pop(name)
         return cls(
             name=origin or run_name(run, checkpoint),
             classes=classes,
-            top1=facts.get("top1"),
-            images=facts.get("images", 0),
             trained_at=checkpoint.stat().st_mtime if ended is None else ended,
-            at_chance=facts.get("at_chance", ""),
-            top1_interval=facts.get("top1_interval"),
-            majority=facts.get("majority"),
-            cross_validated=cross_validated_facts(facts),
-            cross_validated_top1=facts.get("cross_validated"),
-            cross_validated_interval=facts.get("cross_validated_interval"),
-            cross_validated_images=facts.get("cross_validated_images", 0),
-            tested=tested_facts(facts),
-            tested_top1=facts.get("tested"),
-            tested_interval=facts.get("tested_interval"),
-            tested_images=facts.get("tested_images", 0),
-            weights=str((settings or {}).get("weights", {}).get("name", facts.get("weights", ""))),
-            mean_ap=facts.get("mean_ap"),
-            mean_ap_interval=facts.get("mean_ap_interval"),
+            weights=str((settings or {}).get("weights", {}).get("name", weights)),
             is_export=bool(origin),
             is_file_age=ended is None,
             status="" if status == "finished" else status,
-            rounded=facts.get("rounded", False),
             chosen_file=chosen_among(run, checkpoint),
+            **facts,
+        )
+
+    @property
+    def cross_validated(self) -> str:
+        """Text such as `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`, or ""."""
+        top1, bounds = self.cross_validated_top1, self.cross_validated_interval
+        if top1 is None or bounds is None or not self.cross_validated_images:
+            return ""
+        return cross_validated_text(top1, bounds, self.cross_validated_images)
+
+    @property
+    def tested(self) -> str:
+        """Text such as `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`, or ""."""
+        if self.tested_top1 is None or not self.tested_images:
+            return ""
+        several = self.mean_ap is not None
+        return test_text(
+            self.tested_top1, self.tested_interval, self.tested_images, several=several
         )
 
     def line(self, now: float | None = None) -> str:
@@ -201,24 +199,6 @@ def facts_of_run(environment: RunEnvironment | None, results: RunResults | None)
         if found["map_interval"]:
             facts["mean_ap_interval"] = found["map_interval"]
     return facts
-
-
-def cross_validated_facts(facts: RunFacts) -> str:
-    """Return the cross-validated accuracy among the facts as text, or an empty string."""
-    keys = {"cross_validated", "cross_validated_interval", "cross_validated_images"}
-    if not keys <= facts.keys():
-        return ""
-    return cross_validated_text(
-        facts["cross_validated"], facts["cross_validated_interval"], facts["cross_validated_images"]
-    )
-
-
-def tested_facts(facts: RunFacts) -> str:
-    """Return the accuracy on test images among the facts as text, or an empty string."""
-    if not {"tested", "tested_images"} <= facts.keys():
-        return ""
-    bounds, several = facts.get("tested_interval"), "mean_ap" in facts
-    return test_text(facts["tested"], bounds, facts["tested_images"], several=several)
 
 
 def run_name(run: str | None, checkpoint: Path) -> str:

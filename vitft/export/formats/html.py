@@ -60,7 +60,7 @@ from vitft.models.numpy_vit import (
     numpy_supports,
     strictly,
 )
-from vitft.models.vit_config import ViTConfig, stated_fields
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
@@ -118,7 +118,8 @@ class HtmlFormat(ExportFormat):
         shape = card.architecture
         if not isinstance(shape, ViTConfig):
             return "the page can only run vitft's own Vision Transformer, not a timm model"
-        unknown = stated_fields(shape).keys() - KNOWN_FIELDS
+        others = [f for f in fields(shape) if f.name not in KNOWN_FIELDS]
+        unknown = [f.name for f in others if getattr(shape, f.name) != f.default]
         interpolation = card.transform.interpolation
         return first_unsupported(
             {
