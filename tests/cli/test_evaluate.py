@@ -12,14 +12,14 @@ from vitft.cli.evaluate import (
     evaluate_command,
     long_table,
     metric_cells,
-    plan_output,
     print_classes,
     print_confusion,
     print_tables,
     value_cells,
 )
 from vitft.cli.main import build_parser
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import UsageError
+from vitft.system.rundir import check_outside
 from vitft.system.text import TOO_FEW_TO_CALIBRATE
 
 
@@ -325,15 +325,12 @@ def test_columns_that_do_not_fit_are_numbered_like_the_rows(
 def test_the_output_is_outside_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "cat").mkdir(parents=True)
-    (tmp_path / "table.csv").touch()
 
-    assert plan_output("out", tmp_path / "data") == Path("out")
-    assert plan_output("out", tmp_path / "table.csv") == Path("out")
-    for inside in ("data/out", "data/cat/out"):
+    check_outside(Path("out"), tmp_path / "data")
+    check_outside(Path("out"), tmp_path / "table.csv")
+    for inside in ("data", "data/out", "data/cat/out"):
         with pytest.raises(UsageError, match=f"--out {inside} is inside the data directory"):
-            plan_output(inside, tmp_path / "data")
-    with pytest.raises(RunError, match="is not empty"):
-        plan_output("data", tmp_path / "data")
+            check_outside(Path(inside), tmp_path / "data")
 
 
 def test_only_the_data_is_required() -> None:

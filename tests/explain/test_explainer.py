@@ -18,7 +18,6 @@ from vitft.explain.attribution import attention_maps, explain, scale_maps
 from vitft.explain.explainer import (
     ExplainedImage,
     Explainer,
-    SheetTile,
     head_maps,
     illustrate_predictions,
     picture_stem,
@@ -36,7 +35,7 @@ from vitft.predict.prediction import OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.torch_engine import Predictor
 
 CLASSES = ("blue", "green", "red")
-TILE = SheetTile(view="", map="", name="x", answer="", probability=None, about="", notes=())
+TILE: dict[str, Any] = {"view": "", "map": "", "name": "x", "answer": "", "about": "", "notes": ()}
 
 
 def random_vit(config: ViTConfig) -> VisionTransformer:
@@ -231,9 +230,9 @@ def test_the_overview_shows_the_first_48_of_several_images(
     assert "Maps: relevance" in text
     assert "support the class more" in text
     first = explainer.tiles[0]
-    assert first.name == "1.png"
-    assert first.about == ""  # the map is that of the answer
-    for uri in (first.view, first.map):
+    assert first["name"] == "1.png"
+    assert first["about"] == ""  # the map is that of the answer
+    for uri in (first["view"], first["map"]):
         with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
             assert picture.size == (320, 320)
     (bar,) = re.findall(r'<p class="map-scale">.*?base64,([^"]+)', text)
@@ -255,8 +254,8 @@ def test_the_overview_names_the_class_of_a_map_that_is_not_the_answer(
         [*explainer.images([path])]
         tiles += explainer.tiles
 
-    assert [tile.about for tile in tiles] == ["", CLASSES[(answer + 1) % 3]]
-    assert [tile.answer for tile in tiles] == [CLASSES[answer]] * 2
+    assert [tile["about"] for tile in tiles] == ["", CLASSES[(answer + 1) % 3]]
+    assert [tile["answer"] for tile in tiles] == [CLASSES[answer]] * 2
 
 
 def test_pictures_have_the_size_and_the_legend_that_were_asked_for(

@@ -20,10 +20,10 @@ from vitft.config.sections import DataSpec
 from vitft.data.fixes import paths_settled_by
 from vitft.data.table import is_table
 from vitft.data.view_facts import describe_view
-from vitft.system.errors import DataError, RunError, UsageError
+from vitft.system.errors import DataError, RunError
 from vitft.system.files import free_name, writing
 from vitft.system.redaction import redacted
-from vitft.system.rundir import check_folder_name
+from vitft.system.rundir import check_folder_name, check_outside
 from vitft.system.text import count, shell_join, whole_percent
 
 if TYPE_CHECKING:
@@ -179,12 +179,7 @@ def fixes_path(out: Path, root: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
     check_folder_name(out)
-    inside = out.resolve()
-    if root.resolve() in (inside, *inside.parents):
-        raise UsageError(
-            f"--out {out} is inside the data directory, which vitft never changes",
-            fix="choose a folder outside it with --out DIR",
-        )
+    check_outside(out, root)
     return free_name(out / "fixes.csv", suffix=".csv")
 
 

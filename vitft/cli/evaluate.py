@@ -13,9 +13,8 @@ from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_ta
 from vitft.config.sections import DataSpec
 from vitft.metrics.confusions import class_pair_counts
 from vitft.predict.request import check_threshold
-from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import loading_step, plan_run
+from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import (
     MIN_CALIBRATION_IMAGES,
     TOO_FEW_TO_CALIBRATE,
@@ -87,7 +86,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
     data = find_labelled(prepare_data(args.data, spec), subset=args.subset, spec=spec)
-    out = None if args.out is None else plan_output(args.out, Path(data.source))
+    out = None if args.out is None else plan_run(args.out, "")
+    if out is not None:
+        check_outside(out, Path(data.source))
     for text in data.notes:
         output.note(text)
     with heavy_imports(loading_step(args.run)):
@@ -106,22 +107,6 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if out is not None:
         output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
-
-
-def plan_output(out: str, data: Path) -> Path:
-    """Return the path of the output folder without creating it.
-
-    Raises:
-        RunError: The folder is not empty or not writable.
-        UsageError: The folder is inside the data folder.
-    """
-    path = plan_run(out, str(data))
-    if data.is_dir() and data.resolve() in (path.resolve(), *path.resolve().parents):
-        raise UsageError(
-            f"--out {out} is inside the data directory",
-            fix="choose a folder outside it with --out DIR",
-        )
-    return path
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:

@@ -1,7 +1,6 @@
 """`vitft explain`: show which regions of an image a model uses."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -210,6 +209,7 @@ def draw_images(
         legend=args.legend,
     )
     rows, failed = list[tuple[str, ...]](), 0
+    by_class = method.name == "relevance"  # attention and rollout do not depend on a class
     with console.Progress("explaining", len(images)) as progress:
         for done in job.images(images):
             failed += bool(done.error)
@@ -218,12 +218,9 @@ def draw_images(
             found += f" ({', '.join(done.notes)})" if done.notes else ""
             answer = f"error: {done.error}" if done.error else found
             files = ", ".join(file.name for file in (done.file, done.heads) if file)
-            rows.append((done.path, answer, done.shown, files))
+            rows.append((done.path, answer, *[done.shown] * by_class, files))
     sheet = job.finish()
-    columns: tuple[str, ...] = ("path", "prediction", "explained class", "picture")
-    if method.name != "relevance":  # attention and rollout do not depend on a class
-        columns, rows = without_third(columns), [without_third(row) for row in rows]
-    output.table(columns, rows)
+    output.table(("path", "prediction", *["explained class"] * by_class, "picture"), rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
         also = f"; overview: {sheet.name}" if sheet else ""
@@ -231,11 +228,6 @@ def draw_images(
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
     return exit_code(failed)
-
-
-def without_third(cells: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a row without the third one."""
-    return (*cells[:2], *cells[3:])
 
 
 def draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:

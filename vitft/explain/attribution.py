@@ -174,10 +174,7 @@ def attribute_tokens(
     pooling: list[Tensor] = []
     with torch.no_grad():
         if method.name == "rollout":
-            steps = trace_attention(model, model.embed(pixels))
-            matrix, outputs = multiply_maps(
-                model.config, steps, fusion=method.fusion, discard=method.discard
-            )
+            matrix, outputs = rollout(model, pixels, fusion=method.fusion, discard=method.discard)
         else:
             traced = list(trace_attention(model, model.embed(pixels)))
             maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
@@ -255,33 +252,24 @@ def pool_explicitly(
 
 def rollout(
     model: VisionTransformer, pixels: Tensor, *, fusion: str = "mean", discard: float = 0.0
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Sequence[Tensor]]:
     """Multiply the attention maps of all blocks, adding the identity for residual connections.
 
     Returns:
         The fraction of each input token (columns) in each output token (rows), (B, N, N), where
-        each row sums to 1; and the logits (B, C).
+        each row sums to 1; and the outputs (B, N, D) that the head reads.
 
     Source: Abnar and Zuidema 2020, section 3; for fusion by maximum or minimum and for discarding,
     J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
     """
-    steps = trace_attention(model, model.embed(pixels))
-    product, outputs = multiply_maps(model.config, steps, fusion=fusion, discard=discard)
-    return product, model.classify(pool_explicitly(model, [], outputs))
-
-
-def multiply_maps(
-    config: ViTConfig, steps: Iterator[tuple[Tensor, Tensor]], *, fusion: str, discard: float
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the product (B, N, N) of `rollout` and the outputs (B, N, D) that the head reads."""
     outputs: Sequence[Tensor] = []
     product: Tensor | None = None
-    for maps, after in steps:
+    for maps, after in trace_attention(model, model.embed(pixels)):
         fused = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard)
         both = fused + torch.eye(fused.shape[-1], device=fused.device)
         mixing = both / both.sum(dim=-1, keepdim=True)
         product = mixing if product is None else mixing @ product  # (B, N, N)
-        outputs = read_outputs(config, [*outputs, after])
+        outputs = read_outputs(model.config, [*outputs, after])
     assert product is not None, "a model has at least one block"
     return product, outputs
 

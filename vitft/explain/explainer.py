@@ -3,8 +3,9 @@
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,22 +66,6 @@ class ExplainedImage:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SheetTile:
-    """An image and its map on the overview page, with the text below them."""
-
-    view: str
-    """Data URI of the image as received by the model."""
-    map: str
-    """Data URI of the image under its heat map."""
-    name: str
-    answer: str
-    probability: float | None
-    about: str
-    """Class that the map explains, if it is not the predicted one."""
-    notes: tuple[str, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Explainer:
     """Explainer that writes one heat map per image and, optionally, a file of arrays."""
@@ -97,7 +82,8 @@ class Explainer:
     """Minimum length of the shorter side of a picture, in pixels."""
     legend: bool = False
     """Whether a picture has a colour bar below it."""
-    tiles: list[SheetTile] = field(default_factory=list)
+    tiles: list[dict[str, Any]] = field(default_factory=list)
+    """Explained images on the overview page, with data URIs of the image and of its map."""
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
         """Yield one result per path, in order, once the files for the image have been written."""
@@ -169,7 +155,14 @@ class Explainer:
         shown = with_legend(blended, title) if self.legend else blended
         self.write(file, png_bytes(shown))
         if len(self.tiles) < MAX_ON_SHEET:
-            self.tiles.append(sheet_tile(picture, blended, result))
+            # The text is not drawn, because no font has the characters of all languages.
+            tile = {
+                "view": jpeg_uri(thumbnail_jpeg(picture, SHEET_SIDE)),
+                "map": jpeg_uri(thumbnail_jpeg(blended, SHEET_SIDE)),
+                "name": Path(path).name,
+                "about": result.shown if result.shown != result.answer else "",
+            }
+            self.tiles.append({**asdict(result), **tile})
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
         has_attention = not isinstance(self.model.net, TimmModel)
         wanted = has_attention and (is_overview or self.arrays)
@@ -231,22 +224,6 @@ class Explainer:
         sheet = self.out / "sheet.html"
         self.write(sheet, render("sheet.html.j2", view).encode())
         return sheet
-
-
-def sheet_tile(picture: Image.Image, blended: Image.Image, result: ExplainedImage) -> SheetTile:
-    """Return the tile of an image on the overview page.
-
-    The text is not drawn into the pictures because no font has the characters of all languages.
-    """
-    return SheetTile(
-        view=jpeg_uri(thumbnail_jpeg(picture, SHEET_SIDE)),
-        map=jpeg_uri(thumbnail_jpeg(blended, SHEET_SIDE)),
-        name=Path(result.path).name,
-        answer=result.answer,
-        probability=result.probability,
-        about=result.shown if result.shown != result.answer else "",
-        notes=result.notes,
-    )
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:

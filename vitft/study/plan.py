@@ -17,7 +17,7 @@ from vitft.models.model_names import weights_name
 from vitft.models.pretrained.locate import RANDOM, check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
-from vitft.system.rundir import FILE_NAME, plan_run
+from vitft.system.rundir import FILE_NAME, check_outside, plan_run
 from vitft.system.text import count, distinct_names
 
 BASELINES = ("pixels", "histogram")
@@ -104,11 +104,7 @@ def check_study(
         raise too_few_images(folder, counts)
     name = FILE_NAME.sub("", folder.name)  # the name of a table without its suffix
     place = plan_run(out or str(free_name(Path(f"study-{name}"))), data)
-    if (folder.table or folder.root).resolve() in (place.resolve(), *place.resolve().parents):
-        raise UsageError(
-            f"--out {place} is inside the data directory",
-            fix="choose a folder outside it with --out DIR",
-        )
+    check_outside(place, folder.table or folder.root)
     return Plan(
         folder=folder,
         sources=sources,

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
@@ -223,6 +223,15 @@ def check_folder_name(path: Path, name: str = "out", spell: Spelling = option) -
         )
 
 
+def check_outside(out: Path, data: Path) -> None:
+    """Raise a UsageError if `--out` is inside the data folder, which is never changed."""
+    if data.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UsageError(
+            f"--out {out} is inside the data directory, which vitft never changes",
+            fix="choose a folder outside it with --out DIR",
+        )
+
+
 def is_writable(folder: Path) -> bool:
     """Return whether a temporary file can be created in a folder.
 
@@ -387,9 +396,7 @@ def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list
     """
     if before is None:
         return []
-    unknown = {key: now[key] for key in ("processes", "instructions") if key in now}
-    last = describe_arithmetic(cast("RunEnvironment", {**unknown, **before}))
-    found = dict.fromkeys([*before.get("earlier", []), last])
+    found = dict.fromkeys([*before.get("earlier", []), describe_arithmetic(before)])
     return [text for text in found if text != describe_arithmetic(now)]
 
 
