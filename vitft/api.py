@@ -185,13 +185,7 @@ class Trained:
     def __init__(self, engine: Predictor | OnnxEngine, run: str | None) -> None:
         path = find_model(run, graphs=True)
         self.engine, self.path, self.folder = engine, path, path.parent
-        self.postprocess = Postprocess.for_run(
-            run,
-            engine.classes,
-            engine.reference,
-            thresholds=engine.thresholds,
-            facts=engine.facts,
-        )
+        self.postprocess = Postprocess.for_run(run, engine)
 
     def __repr__(self) -> str:
         return f"Trained(run='{self.folder}', classes={len(self.classes)})"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.reference_run import CLASSES, make_reference_run
+from tests.support.reference_run import make_reference_run
 from tests.support.run_files import make_run
 from vitft.data.fingerprint import BLANK_REMARK
 from vitft.features.reference import Reference
@@ -15,6 +15,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess, Scores, set_probability
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION
 from vitft.predict.run_info import RunInfo
+from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError
 
 ABC = ("a", "b", "c")
@@ -155,11 +156,10 @@ def test_the_postprocessing_of_a_run_has_its_statistics_and_default_options(
     tmp_path: Path, tiny_vit: VisionTransformer
 ) -> None:
     run = str(make_reference_run(tmp_path, tiny_vit))
-    known = reference(4.0)
+    engine = Predictor.from_run(run, device="cpu")
 
-    assert Postprocess.for_run(run, CLASSES, None).reference is None
-    found = Postprocess.for_run(run, CLASSES, known)
-    assert found.reference is known
+    found = Postprocess.for_run(run, engine)
+    assert found.reference is engine.reference is not None
     assert (found.top_k, found.threshold, found.thresholds) == (1, 0.0, ())
     assert found.run is not None
     assert (found.run.classes, found.run_name) == (3, "run")

@@ -66,7 +66,7 @@ def test_every_format_has_the_same_names_values_and_notes(
         assert main(["predict", *IMAGES, *common, "--out", f"o.{style}"]) == 3
     model = vitft.load(run, device="cpu")
     engine = model.engine
-    postprocess = Postprocess.for_run("run", CLASSES, engine.reference, top_k=3, threshold=0.99)
+    postprocess = Postprocess.for_run("run", engine, top_k=3, threshold=0.99)
 
     with serving(engine, postprocess=postprocess) as client:
         files = [(name, Path(name).read_bytes()) for name in IMAGES]
@@ -279,7 +279,7 @@ def test_a_blank_image_is_called_blank_by_every_command(
     main(["explain", *blank, "0.png", *common])
     explained = " ".join(capsys.readouterr().out.split())
     model = vitft.load(run, device="cpu")
-    postprocess = Postprocess.for_run("run", CLASSES, model.engine.reference)
+    postprocess = Postprocess.for_run("run", model.engine)
     with serving(model.engine, postprocess=postprocess) as client:
         files = [(name, Path(name).read_bytes()) for name in [*blank, "0.png"]]
         served = client.form("/predict", *files).json["results"]

@@ -176,7 +176,7 @@ def test_the_page_does_not_claim_that_a_model_at_chance_level_distinguishes_clas
     assert results is not None
     assert chance_level(results) == clause  # as in the log and the report
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
 
@@ -198,7 +198,7 @@ def test_the_page_and_the_labels_state_the_accuracy_on_test_images(
     poor_results(tmp_path)
     add_test_results(run)
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
         facts = client.ask("GET", "/labels").json
@@ -220,7 +220,7 @@ def test_the_page_states_the_cross_validated_accuracy_as_the_report_does(
     results["calibration"]["cross_validated"] = 40
     (run / "eval.json").write_text(json.dumps({**results, "best_epoch": 1}))
     predictor = Predictor.from_run(str(run), device="cpu")
-    postprocess = Postprocess.for_run(str(run), predictor.classes, predictor.reference, top_k=3)
+    postprocess = Postprocess.for_run(str(run), predictor, top_k=3)
     with serving(predictor, postprocess=postprocess) as client:
         page = opened(client, tmp_path, tmp_path / "0.png")
 

@@ -190,13 +190,7 @@ def draw_images(
     target = None if args.about is None else model.class_index(args.about)
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
-        postprocess = Postprocess.for_run(
-            args.run,
-            model.classes,
-            model.reference,
-            thresholds=model.thresholds,
-            facts=model.facts,
-        )
+        postprocess = Postprocess.for_run(args.run, model)
         output.note(postprocess.describe())
     job = Explainer(
         model=model,

@@ -112,12 +112,10 @@ def serve_command(args: argparse.Namespace) -> int:
         )
         postprocess = Postprocess.for_run(
             args.run,
-            engine.classes,
-            engine.reference,
+            engine,
             top_k=len(engine.classes),
             threshold=threshold,
             thresholds=thresholds,
-            facts=engine.facts,
         )
         output.note(postprocess.describe())
         server = make_server(engine, postprocess, limits, access)

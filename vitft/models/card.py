@@ -84,7 +84,8 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
     if isinstance(card.architecture, ViTConfig):  # the shapes of timm models require importing timm
         is_backbone = not card.classes  # its weights will be converted to float32
         found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
-        check_shapes(found, vit_shapes(card.architecture))
+        if mismatch := tensor_mismatch(found, vit_shapes(card.architecture)):
+            raise StructureError(f"the tensors do not match the architecture: {mismatch}")
     return card
 
 
@@ -138,17 +139,6 @@ def check_card(card: Card) -> None:
         raise StructureError(
             f"it has {len(card.thresholds):,} thresholds for {len(classes):,} labels"
         )
-
-
-def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> None:
-    """Check that tensors have exactly the names, types and shapes in `wanted`.
-
-    Raises:
-        StructureError: The tensors differ. The message lists the first five differences of each
-            kind.
-    """
-    if mismatch := tensor_mismatch(found, wanted):
-        raise StructureError(f"the tensors do not match the architecture: {mismatch}")
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:

@@ -5,11 +5,10 @@ also contain the thresholds of the labels, which only vitft reads.
 """
 
 from pathlib import Path
+from typing import Any
 
-from vitft.system.files import read_regular
-from vitft.system.structure import parse_json
+from vitft.models.run_facts import config_beside
 
-MAX_BYTES = 2**24
 SEVERAL = "multi_label_classification"
 THRESHOLDS = "vitft_thresholds"
 """Key of the list of thresholds in config.json, which is in the order of the labels."""
@@ -22,17 +21,11 @@ def foreign_thresholds(path: Path) -> tuple[float, ...]:
     0.5 if the file does not state valid thresholds. Without a readable config.json, the result
     is ().
     """
-    try:
-        facts = parse_json(read_regular(path.parent / "config.json", limit=MAX_BYTES))
-    except (OSError, ValueError):
+    facts = config_beside(path)
+    labels: Any = facts.get("id2label")
+    stated: Any = facts.get(THRESHOLDS)
+    if facts.get("problem_type") != SEVERAL or not isinstance(labels, dict):
         return ()
-    if not isinstance(facts, dict) or facts.get("problem_type") != SEVERAL:
-        return ()
-    labels = facts.get("id2label")
-    if not isinstance(labels, dict):
-        return ()
-    stated = facts.get(THRESHOLDS)
-    if not isinstance(stated, list) or len(stated) != len(labels):
-        return (0.5,) * len(labels)
-    is_right = all(isinstance(value, float) and 0 < value < 1 for value in stated)
+    is_list = isinstance(stated, list) and len(stated) == len(labels)
+    is_right = is_list and all(isinstance(value, float) and 0 < value < 1 for value in stated)
     return tuple(stated) if is_right else (0.5,) * len(labels)

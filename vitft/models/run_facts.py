@@ -6,7 +6,7 @@ the format of another library, in the config.json next to the weights.
 """
 
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from vitft.metrics.values import Interval
 from vitft.system.files import read_regular
@@ -39,17 +39,22 @@ class RunFacts(TypedDict, total=False):
     rounded: bool  # whether the weights were rounded to 8 bits after this measurement
 
 
+def config_beside(path: Path) -> dict[str, Any]:
+    """Return the content of the config.json next to a weight file; empty if it is unreadable."""
+    try:
+        config = parse_json(read_regular(path.parent / "config.json", limit=MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
 def facts_beside(path: Path) -> RunFacts:
     """Return the facts in the config.json next to a weight file, or no facts.
 
     Facts that are missing, damaged or of the wrong type are treated as unknown, because
     predictions do not depend on them.
     """
-    try:
-        config = parse_json(read_regular(path.parent / "config.json", limit=MAX_CONFIG_BYTES))
-    except (OSError, ValueError):
-        return RunFacts()
-    return parse_facts(config.get(RUN_KEY)) if isinstance(config, dict) else RunFacts()
+    return parse_facts(config_beside(path).get(RUN_KEY))
 
 
 def parse_facts(value: object) -> RunFacts:

@@ -18,7 +18,7 @@ from torch import nn
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TIMM_VITS, timm_module
 from vitft.models.timm_names import from_timm_names
-from vitft.models.vit_config import Activation, NormLayer, RopeConfig, ViTConfig, as_pair
+from vitft.models.vit_config import Activation, NormLayer, Pool, RopeConfig, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 from vitft.system.text import listing
 
@@ -34,6 +34,8 @@ TIMM_NORMS: Mapping[str, NormLayer] = {
     "RmsNorm": "rmsnorm",
 }
 """Mapping from the class names of timm's normalisation layers to vitft's names."""
+POOLS: Mapping[str, Pool] = {"token": "cls", "avg": "mean", "map": "map"}
+"""Mapping from timm's names of the poolings to vitft's."""
 ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
 """Class names of timm's rotary position embeddings that vitft's own model supports."""
 
@@ -86,85 +88,51 @@ def unsupported(name: str, reason: str) -> tuple[str, str]:
 
 def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
     """Return descriptions of the parts of a timm network that vitft's own model lacks."""
-    block = net.blocks[0]
-    kind = type(block).__name__
-    if kind not in ("Block", "EvaBlock"):
+    block, pool = net.blocks[0], net.global_pool
+    if (kind := type(block).__name__) not in ("Block", "EvaBlock"):
         return [f"an unsupported kind of block ({kind})"]
+    attention, mlp, patch = block.attn, block.mlp, net.patch_embed
+    rope: Any = getattr(net, "rope", None)
+    pooling: Any = getattr(net, "attn_pool", None)
+    parts = (rope, attention, mlp, getattr(mlp, "act", None), pooling)
+    rope_kind, attention_kind, mlp_kind, activation, pool_kind = (type(p).__name__ for p in parts)
+    is_gated = mlp_kind == "SwiGLU" or (mlp_kind == "GluMlp" and not mlp.gate_last)
+    activations = {"SiLU"} if is_gated else {*TIMM_ACTIVATIONS}
+    heads, has_prefix = attention.num_heads, getattr(net, "pool_include_prefix", None)
+    has_bias = getattr(getattr(patch, "proj", None), "bias", None) is not None
     norms = {type(module).__name__ for module in norms_of(net)}
-    parts = {
-        **embedding_parts(net),
-        **attention_parts(block.attn, net.embed_dim),
-        **mlp_parts(block.mlp),
-        **pooling_parts(net),
+    found = {
+        f"an unsupported kind of rotary position embeddings ({rope_kind})": rope is not None
+        and rope_kind not in ROPES,
+        "no position embeddings": net.pos_embed is None and rope is None,
+        "a LayerNorm before the first block with a bias in the patch projection": has_bias
+        and is_module(net, "norm_pre"),
+        "a convolutional stem": not hasattr(patch, "proj") or is_module(patch, "backbone"),
+        f"an unsupported kind of attention ({attention_kind})": attention_kind
+        not in ("Attention", "AttentionRope", "EvaAttention"),
+        "heads that are not D / H wide": attention.head_dim * heads != net.embed_dim,
+        "fewer keys and values than queries": getattr(attention, "num_kv_heads", heads) != heads,
+        "normalised queries and keys": is_module(attention, "q_norm"),
+        "gated attention": getattr(attention, "gate", None) is not None,
+        f"an unsupported kind of MLP ({mlp_kind})": mlp_kind != "Mlp" and not is_gated,
+        f"the activation {activation}": activation not in activations,
+        f"an unsupported kind of attention pooling ({pool_kind})": pooling is not None
+        and pool_kind != "AttentionPoolLatent",
+        "attention pooling of the patches only": pooling is not None
+        and net.num_prefix_tokens > 0
+        and has_prefix is False,
+        f"{pool} pooling": pool not in ("token", "avg", "map"),
+        "a norm after class token pooling": pool != "avg" and is_module(net, "fc_norm"),
+        "a mean that includes the prefix tokens": pool == "avg" and bool(has_prefix),
         "attention pooling with an MLP of a different width": is_module(net, "attn_pool")
-        and net.attn_pool.mlp.fc2.in_features != block.mlp.fc2.in_features,
+        and pooling.mlp.fc2.in_features != mlp.fc2.in_features,
         f"an unsupported set of normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
         or not norms <= {*TIMM_NORMS},
         "normalisation layers with different eps": len({m.eps for m in norms_of(net)}) > 1,
         "LayerScale in only one of the branches": has_layer_scale(block, 1)
         is not has_layer_scale(block, 2),
     }
-    return [part for part, is_there in parts.items() if is_there]
-
-
-def embedding_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Map each unsupported kind of part before the first block to whether the network has it."""
-    rope = getattr(net, "rope", None)
-    kind = type(rope).__name__
-    return {
-        f"an unsupported kind of rotary position embeddings ({kind})": rope is not None
-        and kind not in ROPES,
-        "no position embeddings": net.pos_embed is None and rope is None,
-        "a LayerNorm before the first block with a bias in the patch projection": is_module(
-            net, "norm_pre"
-        )
-        and getattr(getattr(net.patch_embed, "proj", None), "bias", None) is not None,
-        "a convolutional stem": not hasattr(net.patch_embed, "proj")
-        or is_module(net.patch_embed, "backbone"),
-    }
-
-
-def attention_parts(attention: Any, width: int) -> dict[str, bool]:  # noqa: ANN401
-    """Map each unsupported feature of attention layers to whether this layer has it."""
-    kind = type(attention).__name__
-    known = ("Attention", "AttentionRope", "EvaAttention")
-    heads = attention.num_heads
-    return {
-        f"an unsupported kind of attention ({kind})": kind not in known,
-        "heads that are not D / H wide": attention.head_dim * heads != width,
-        "fewer keys and values than queries": getattr(attention, "num_kv_heads", heads) != heads,
-        "normalised queries and keys": is_module(attention, "q_norm"),
-        "gated attention": getattr(attention, "gate", None) is not None,
-    }
-
-
-def mlp_parts(mlp: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Map each unsupported feature of MLPs to whether this MLP has it."""
-    kind = type(mlp).__name__
-    activation = type(getattr(mlp, "act", None)).__name__
-    is_gated = kind == "SwiGLU" or (kind == "GluMlp" and not mlp.gate_last)
-    return {
-        f"an unsupported kind of MLP ({kind})": kind != "Mlp" and not is_gated,
-        f"the activation {activation}": activation
-        not in ({"SiLU"} if is_gated else TIMM_ACTIVATIONS),
-    }
-
-
-def pooling_parts(net: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Map each unsupported kind of part after the last block to whether the network has it."""
-    pool, attention = net.global_pool, getattr(net, "attn_pool", None)
-    kind = type(attention).__name__
-    return {
-        f"an unsupported kind of attention pooling ({kind})": attention is not None
-        and kind != "AttentionPoolLatent",
-        "attention pooling of the patches only": attention is not None
-        and net.num_prefix_tokens > 0
-        and not getattr(net, "pool_include_prefix", True),
-        f"{pool} pooling": pool not in ("token", "avg", "map"),
-        "a norm after class token pooling": pool != "avg" and is_module(net, "fc_norm"),
-        "a mean that includes the prefix tokens": pool == "avg"
-        and getattr(net, "pool_include_prefix", False),
-    }
+    return [part for part, is_there in found.items() if is_there]
 
 
 def is_module(parent: Any, name: str) -> bool:  # noqa: ANN401
@@ -184,17 +152,20 @@ def norms_of(net: nn.Module) -> list[Any]:
 
 def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
     """Return the configuration of a timm network that has no unsupported parts."""
-    block, patch = net.blocks[0], net.patch_embed
-    hidden, width = block.mlp.fc2.in_features, net.embed_dim
+    block, patch, pooling = net.blocks[0], net.patch_embed, getattr(net, "attn_pool", None)
+    attention, mlp, width = block.attn, block.mlp, net.embed_dim
+    hidden = mlp.fc2.in_features
     ratio = hidden / width
     rows = 0 if net.pos_embed is None else net.pos_embed.shape[1] - math.prod(patch.grid_size)
+    first = getattr(attention, "qkv", None) or attention.q_proj
+    pool_heads = 0 if pooling is None else pooling.num_heads
     return ViTConfig(
         image_size=as_pair(patch.img_size),
         patch_size=as_pair(patch.patch_size),
         in_channels=patch.proj.in_channels,
         width=width,
         depth=len(net.blocks),
-        heads=block.attn.num_heads,
+        heads=attention.num_heads,
         mlp_ratio=ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf),
         num_classes=net.num_classes,
         norm_eps=block.norm1.eps,
@@ -208,36 +179,17 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         class_token=net.cls_token is not None,
         embed_norm=is_module(net, "norm_pre"),
         patch_norm=is_module(patch, "norm"),
-        **block_fields(block),
-        **pooling_fields(net),
+        qkv_bias=first.bias is not None or getattr(attention, "q_bias", None) is not None,
+        proj_bias=attention.proj.bias is not None,
+        attn_norm=is_module(attention, "norm"),
+        mlp_norm=is_module(mlp, "norm"),
+        gated_mlp=type(mlp).__name__ != "Mlp",
+        activation=TIMM_ACTIVATIONS.get(type(mlp.act).__name__, "gelu"),
+        pool=POOLS[net.global_pool],
+        pool_heads=0 if pool_heads == attention.num_heads else pool_heads,
+        final_norm=is_module(net, "norm") or is_module(net, "fc_norm"),
+        norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
     )
-
-
-def block_fields(block: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the fields of a `ViTConfig` that describe the layers of a block."""
-    attention, mlp = block.attn, block.mlp
-    first = getattr(attention, "qkv", None) or attention.q_proj
-    return {
-        "qkv_bias": first.bias is not None or getattr(attention, "q_bias", None) is not None,
-        "proj_bias": attention.proj.bias is not None,
-        "attn_norm": is_module(attention, "norm"),
-        "mlp_norm": is_module(mlp, "norm"),
-        "gated_mlp": type(mlp).__name__ != "Mlp",
-        "activation": TIMM_ACTIVATIONS.get(type(mlp.act).__name__, "gelu"),
-    }
-
-
-def pooling_fields(net: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the fields of a `ViTConfig` that describe the layers after the last block."""
-    attention = getattr(net, "attn_pool", None)
-    heads = 0 if attention is None else attention.num_heads
-    has_norm = is_module(net, "norm")
-    return {
-        "pool": {"token": "cls", "avg": "mean", "map": "map"}[net.global_pool],
-        "pool_heads": 0 if heads == net.blocks[0].attn.num_heads else heads,
-        "final_norm": has_norm or is_module(net, "fc_norm"),
-        "norm_before_pool": net.global_pool == "avg" and has_norm,
-    }
 
 
 def rope_config(net: Any) -> RopeConfig:  # noqa: ANN401

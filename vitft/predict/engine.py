@@ -83,6 +83,23 @@ class Engine(Protocol):
         """Return a context manager that restores process-wide settings after a prediction run."""
 
 
+class CpuEngine:
+    """Parts of an `Engine` that computes scores at once, with process-wide settings unchanged."""
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def enter_worker(self) -> None:
+        """Do nothing; workers need no preparation."""
+
+    def scores(self, views: Views) -> Scores:
+        raise NotImplementedError
+
+    def start(self, views: Views) -> Callable[[], Scores]:
+        scores = self.scores(views)
+        return lambda: scores
+
+
 class LoadedImage(NamedTuple):
     """A preprocessed image, or the reason it could not be loaded."""
 

@@ -140,8 +140,8 @@ def evaluate(
     check_classes(data, classes, several=bool(engine.thresholds))
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
-    chosen = requested_thresholds(threshold, precision, folder, engine)
-    postprocess = postprocess_of(run, engine, *chosen)
+    least, each = requested_thresholds(threshold, precision, folder, engine)
+    postprocess = Postprocess.for_run(run, engine, threshold=least, thresholds=each)
     log.info(postprocess.describe())
     predictions, logits, digests, validated, relabelled = score_labelled(
         data, engine, known, index, postprocess
@@ -248,20 +248,6 @@ def score_labelled(
                 predictions.append(LabelledPrediction(image.label, prediction, image.group))
             progress.advance(len(group))
     return LabelledScores(predictions, logits, digests, validated, relabelled)
-
-
-def postprocess_of(
-    run: str | None, engine: Predictor | OnnxEngine, threshold: float, thresholds: Sequence[float]
-) -> Postprocess:
-    """Return the postprocessing of a run's logits, given its thresholds (see `Postprocess`)."""
-    return Postprocess.for_run(
-        run,
-        engine.classes,
-        engine.reference,
-        threshold=threshold,
-        thresholds=thresholds,
-        facts=engine.facts,
-    )
 
 
 def targets_by_label(

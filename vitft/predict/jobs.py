@@ -91,12 +91,10 @@ def run_prediction(
     )
     postprocess = Postprocess.for_run(
         request.run,
-        engine.classes,
-        engine.reference,
+        engine,
         top_k=request.top_k,
         threshold=threshold,
         thresholds=thresholds,
-        facts=engine.facts,
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)

@@ -6,7 +6,6 @@ command line limits OpenBLAS to one thread, because waiting threads use CPU time
 machine with two cores, a matrix product with two threads took ten times as long as with one.
 """
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from vitft.data.images import MAX_PIXELS
 from vitft.features.reference import Reference, read_reference
 from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
-from vitft.predict.engine import Views, decode_view
+from vitft.predict.engine import CpuEngine, Views, decode_view
 from vitft.predict.postprocess import Scores, not_finite
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ FEW_IMAGES = 8
 """Maximum number of images for which NumPy is faster than importing and running torch."""
 
 
-class NumpyEngine:
+class NumpyEngine(CpuEngine):
     """An `Engine` in NumPy that scores one image per core at a time."""
 
     batch, in_workers = 1, True
@@ -63,21 +62,11 @@ class NumpyEngine:
         reference = read_reference(path.parent, model.feature_size, model.config)
         return cls(opened, model, reference)
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def enter_worker(self) -> None:
-        """Do nothing; workers need no preparation."""
-
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         return decode_view(data, name, self.transform, max_pixels=max_pixels)
 
     def view_of(self, image: Image.Image) -> Views:
         return self.transform.pixels(image)
-
-    def start(self, views: Views) -> Callable[[], Scores]:
-        scores = self.scores(views)
-        return lambda: scores
 
     def scores(self, views: Views) -> Scores:
         """Return the scores of preprocessed images (B, S, S, 3).

@@ -4,10 +4,9 @@
 graph that resizes images itself receives decoded images, one at a time.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from vitft.features.reference import Reference
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.models.run_facts import parse_facts
-from vitft.predict.engine import Views
+from vitft.predict.engine import CpuEngine, Views
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
@@ -30,7 +29,7 @@ ONNX_BATCH_SIZE = 16
 """Number of images per call to a graph with a fixed image size."""
 
 
-class OnnxEngine:
+class OnnxEngine(CpuEngine):
     """An `Engine` that runs an ONNX graph written by `vitft export`.
 
     Raises:
@@ -59,12 +58,6 @@ class OnnxEngine:
             raise unreadable_graph(path, f"its vitft metadata is incomplete: {error}") from error
         self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def enter_worker(self) -> None:
-        """Do nothing; workers need no preparation."""
-
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Return the preprocessed image (S, S, 3).
 
@@ -79,10 +72,6 @@ class OnnxEngine:
     def view_of(self, image: Image.Image) -> Views:
         """Return a decoded RGB image, preprocessed (S, S, 3), or as it is (H, W, 3)."""
         return np.asarray(image) if self.any_size else self.transform.pixels(image)
-
-    def start(self, views: Views) -> Callable[[], Scores]:
-        scores = self.scores(views)
-        return lambda: scores
 
     def scores(self, views: Views) -> Scores:
         """Return the scores of preprocessed images (B, S, S, 3).

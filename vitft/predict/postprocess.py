@@ -8,7 +8,7 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -38,6 +38,19 @@ class Scores(NamedTuple):
     """Intermediate features (B, D), also for out-of-distribution notes; empty if not computed."""
 
 
+class Trained(Protocol):
+    """A trained model, as far as its postprocessing depends on it: e.g. an `engine.Engine`."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def thresholds(self) -> tuple[float, ...]: ...
+    @property
+    def facts(self) -> RunFacts: ...
+    @property
+    def reference(self) -> Reference | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postprocess:
     """Callable that converts scores into predictions."""
@@ -59,27 +72,22 @@ class Postprocess:
     def for_run(
         cls,
         run: str | None,
-        classes: Sequence[str],
-        reference: Reference | None,
+        engine: Trained,
         *,
         top_k: int = 1,
         threshold: float = 0.0,
-        thresholds: Sequence[float] = (),
-        facts: RunFacts | None = None,
+        thresholds: Sequence[float] | None = None,
     ) -> Self:
         """Create an instance for a run.
 
         Args:
             run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest
                 run.
-            classes: Class names in the order of the logits.
-            reference: Statistics of the training features, or None if there are none or the engine
-                does not return features; there are no out-of-distribution notes then.
+            engine: The model of the run.
             top_k: Number of classes per prediction.
             threshold: Probability below which a prediction is marked `not sure`; 0 for a
                 multi-label model.
-            thresholds: Thresholds of the labels of a multi-label model; empty for other models.
-            facts: Facts about the run that the model file contains, if any.
+            thresholds: Thresholds of the labels of a multi-label model (default: the engine's).
 
         Raises:
             RunError: The run does not exist.
@@ -87,12 +95,12 @@ class Postprocess:
         """
         checkpoint = find_model(run, graphs=True)
         return cls(
-            classes=classes,
+            classes=engine.classes,
             top_k=top_k,
             threshold=threshold,
-            thresholds=thresholds,
-            reference=reference,
-            run=RunInfo.read(run, checkpoint, len(classes), facts),
+            thresholds=engine.thresholds if thresholds is None else thresholds,
+            reference=engine.reference,
+            run=RunInfo.read(run, checkpoint, len(engine.classes), engine.facts),
         )
 
     @property

@@ -49,12 +49,23 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     class_token = "cls_token" in tensors
     prefix = class_token + ("dist_token" in tensors) + registers
-    (rows, columns), prefix = patch_grid(tensors, prefix, patch, facts)
+    if "pos_embed" in tensors:
+        positions = shape_of(tensors, "pos_embed", 3)[1]
+        (rows, columns), prefix = grid_of(positions, prefix, patch, facts.image_size)
+    elif facts.image_size is not None:
+        height, across = facts.image_size
+        rows, columns, prefix = height // patch[0], across // patch[1], 1
+    else:
+        raise WeightsError(
+            "pos_embed is missing from the weights, and the image size is not stated",
+            fix="put a config.json that states the image size next to the weight file",
+        )
     hidden = shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1]
     ratio = hidden / width
     if int(width * ratio) != hidden:  # the same computation as in the model
         ratio = math.nextafter(ratio, math.inf)
     head = tensors.get("head.weight")
+    has_bias = "blocks.0.norm1.bias" in tensors or "blocks.0.norm1.weight" not in tensors
     try:
         return ViTConfig(
             image_size=(rows * patch[0], columns * patch[1]),
@@ -79,7 +90,11 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             activation=facts.activation or "gelu",
             positions="pos_embed" in tensors,
             rope=facts.unstored.rope if facts.unstored else None,
-            **norm_fields(tensors),
+            norm_layer="layernorm" if has_bias else "rmsnorm",
+            embed_norm="norm_pre.weight" in tensors,
+            patch_norm="patch_embed.norm.weight" in tensors,
+            attn_norm="blocks.0.attn.norm.weight" in tensors,
+            mlp_norm="blocks.0.mlp.norm.weight" in tensors,
             **pool_fields(tensors, facts),
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel
@@ -87,21 +102,6 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             f"the tensors do not form a valid Vision Transformer: {error.problem}",
             fix="use other weights",
         ) from error
-
-
-def norm_fields(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of a `ViTConfig` that describe the normalisation layers.
-
-    The fields that describe the last of these layers are returned by `pool_fields` instead.
-    """
-    has_bias = "blocks.0.norm1.bias" in tensors or "blocks.0.norm1.weight" not in tensors
-    return {
-        "norm_layer": "layernorm" if has_bias else "rmsnorm",
-        "embed_norm": "norm_pre.weight" in tensors,
-        "patch_norm": "patch_embed.norm.weight" in tensors,
-        "attn_norm": "blocks.0.attn.norm.weight" in tensors,
-        "mlp_norm": "blocks.0.mlp.norm.weight" in tensors,
-    }
 
 
 def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str, Any]:
@@ -120,28 +120,6 @@ def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str,
         "final_norm": has_norm,
         "norm_before_pool": pool == "mean" and has_norm and not has_fc_norm,
     }
-
-
-def patch_grid(
-    tensors: Mapping[str, Tensor], prefix: int, patch: tuple[int, int], facts: SidecarFacts
-) -> tuple[tuple[int, int], int]:
-    """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
-
-    Without learned position embeddings, the grid is taken from `facts`.
-
-    Raises:
-        WeightsError: The position embeddings match neither the image size nor a square grid, or
-            there are none and the image size is not stated.
-    """
-    if "pos_embed" in tensors:
-        return grid_of(shape_of(tensors, "pos_embed", 3)[1], prefix, patch, facts.image_size)
-    if facts.image_size is None:
-        raise WeightsError(
-            "pos_embed is missing from the weights, and the image size is not stated",
-            fix="put a config.json that states the image size next to the weight file",
-        )
-    height, width = facts.image_size
-    return (height // patch[0], width // patch[1]), 1
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:

@@ -204,6 +204,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     pool = arguments.text("global_pool") or config.text("global_pool")
     known = named_architecture(config)
+    architecture, tag = config.text("architecture"), cfg.text("tag")
     return SidecarFacts(
         unstored=unstored_facts(arguments, known) if known else None,
         pool=pool or (timm_pool(known) if known else ""),
@@ -213,14 +214,9 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
         or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
-        published=published_name(config.text("architecture"), cfg.text("tag")),
+        published=f"{architecture}.{tag}" if architecture and tag else "",
         **timm_preprocessing_facts(cfg),
     )
-
-
-def published_name(architecture: str | None, tag: str | None) -> str:
-    """Return the name of timm's published weights, or an empty string if a part is not stated."""
-    return f"{architecture}.{tag}" if architecture and tag else ""
 
 
 def named_architecture(config: JsonTable) -> ViTConfig | None:

@@ -7,7 +7,7 @@ image size or class count.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -122,22 +122,15 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
     }
 
 
-def entry_config(entry: CatalogEntry) -> ViTConfig | None:
-    """Return the configuration named in a catalogue entry, or None if none is named."""
-    if not entry.architecture:
-        return None
-    return replace(architecture_config(entry.architecture), **entry.options)
-
-
 def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     """Return the facts about weights that are recorded in the catalogue."""
-    config = entry_config(entry)
+    known: dict[str, Any] = {}
+    if entry.architecture:
+        config = replace(architecture_config(entry.architecture), **entry.options)
+        known = {name: getattr(config, name) for name in ("heads", "norm_eps", "activation")}
+        known |= {"pool": timm_pool(config), "unstored": UnstoredFacts.of(config)}
     return SidecarFacts(
-        heads=config.heads if config else None,
-        norm_eps=config.norm_eps if config else None,
-        activation=config.activation if config else None,
-        pool=timm_pool(config) if config else "",
-        unstored=UnstoredFacts.of(config) if config else None,
+        **known,
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
