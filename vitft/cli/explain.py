@@ -67,13 +67,6 @@ def add_explain(parser: Parser) -> None:
         metavar="N",
         help="head for --method attention, counting from 0 (default: all)",
     )
-    add_picture_options(parser)
-    add_shared(parser, "--device", default="auto")
-    parser.set_defaults(command=explain_command)
-
-
-def add_picture_options(parser: Parser) -> None:
-    """Add the options for what is drawn and where it is written."""
     parser.add_argument(
         "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
     )
@@ -102,6 +95,8 @@ def add_picture_options(parser: Parser) -> None:
     parser.add_argument(
         "--legend", action="store_true", help="add a colour bar to each picture, e.g. for slides"
     )
+    add_shared(parser, "--device", default="auto")
+    parser.set_defaults(command=explain_command)
 
 
 def explain_command(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.cli.shared_options import add_shared
 from vitft.export.plan import (
     CLOSED_FORMATS,
     EXPORT_FORMATS,
@@ -46,11 +47,8 @@ def add_export(parser: Parser) -> None:
         "--with-resize", action="store_true", help="ONNX only: accept images of any size"
     )
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--run",
-        metavar="RUN",
-        help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
-    )
+    models = "run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)"
+    add_shared(run, "--run", metavar="RUN", help=models)
     run.add_argument(
         "--out",
         metavar="DIR",
@@ -72,30 +70,6 @@ def add_export(parser: Parser) -> None:
         default="",
         help="licence stated in the README, e.g. mit (default: licence of the pretrained weights)",
     )
-    add_hub_options(parser)
-    parser.set_defaults(command=export_command)
-
-
-class FormatByName(argparse.Action):
-    """Argparse action for `--format NAME` of other tools, which raises an error with the option."""
-
-    def __call__(self, _parser: object, _namespace: object, value: object, *_: object) -> None:
-        """Raise a UsageError that suggests the option for the format."""
-        name = str(value).lower().replace("_", "-")
-        problem = "export has one option for each format, and no --format"
-        if name in EXPORT_FORMATS:
-            raise UsageError(problem, fix=f"use --{name}: vitft export --{name}")
-        if name in FOREIGN_FORMATS:
-            found = FOREIGN_FORMATS[name]
-            raise UsageError(
-                f"export does not write {value}",
-                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]}; see docs/export.md",
-            )
-        raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
-
-
-def add_hub_options(parser: Parser) -> None:
-    """Add the options of `vitft export` for the Hugging Face Hub."""
     hub = parser.add_argument_group("Hugging Face Hub")
     hub.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
@@ -121,6 +95,25 @@ def add_hub_options(parser: Parser) -> None:
     hub.add_argument(
         "--image-credit", metavar="TEXT", default="", help="authors and source of your images"
     )
+    parser.set_defaults(command=export_command)
+
+
+class FormatByName(argparse.Action):
+    """Argparse action for `--format NAME` of other tools, which raises an error with the option."""
+
+    def __call__(self, _parser: object, _namespace: object, value: object, *_: object) -> None:
+        """Raise a UsageError that suggests the option for the format."""
+        name = str(value).lower().replace("_", "-")
+        problem = "export has one option for each format, and no --format"
+        if name in EXPORT_FORMATS:
+            raise UsageError(problem, fix=f"use --{name}: vitft export --{name}")
+        if name in FOREIGN_FORMATS:
+            found = FOREIGN_FORMATS[name]
+            raise UsageError(
+                f"export does not write {value}",
+                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]}; see docs/export.md",
+            )
+        raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 
 def export_command(args: argparse.Namespace) -> int:

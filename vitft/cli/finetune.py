@@ -38,7 +38,26 @@ def add_finetune(parser: Parser) -> None:
     }
     for option in FINETUNE_OPTIONS:
         add_option(groups[option.group], option)
-    add_run_options(groups["run"])
+    run = groups["run"]  # options that do not correspond to a single setting
+    run.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed for the split and the training; --set train.seed=N keeps the split (default: 0)",
+    )
+    run.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
+    run.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to resume")
+    run.add_argument(
+        "--max-time",
+        metavar="TIME",
+        help="time limit, e.g. 90s, 10m or 2h; the run can be continued with --resume "
+        "(default: no limit)",
+    )
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check all inputs, print the settings and what would be trained, and exit",
+    )
     settings = parser.add_argument_group("settings")
     settings.add_argument(
         "--recipe", metavar="NAME", help="name of a recipe, or TOML file with settings"
@@ -68,29 +87,6 @@ def add_option(group: OptionGroup, option: Option) -> None:
             metavar=option.placeholder,
             help=text,
         )
-
-
-def add_run_options(group: OptionGroup) -> None:
-    """Add the options that do not correspond to a single setting."""
-    group.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed for the split and the training; --set train.seed=N keeps the split (default: 0)",
-    )
-    group.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
-    group.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to resume")
-    group.add_argument(
-        "--max-time",
-        metavar="TIME",
-        help="time limit, e.g. 90s, 10m or 2h; the run can be continued with --resume "
-        "(default: no limit)",
-    )
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check all inputs, print the settings and what would be trained, and exit",
-    )
 
 
 def finetune_command(args: argparse.Namespace) -> int:

@@ -89,12 +89,6 @@ def add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
     parser.add_argument("--resume", action="store_true", help="continue an unfinished output file")
-    add_inference_options(parser)
-    parser.set_defaults(command=predict_command)
-
-
-def add_inference_options(parser: Parser) -> None:
-    """Add the options for the threshold, mirrored images, overlays, precision and engine."""
     add_threshold_options(parser)
     parser.add_argument(
         "--tta",
@@ -119,6 +113,7 @@ def add_inference_options(parser: Parser) -> None:
         help="inference engine: numpy starts faster because it does not import torch; auto "
         "(default) uses numpy for a few images on a CPU",
     )
+    parser.set_defaults(command=predict_command)
 
 
 def predict_command(args: argparse.Namespace) -> int:

@@ -14,23 +14,6 @@ from vitft.system.text import duration
 def add_weights(parser: Parser) -> None:
     """Add the options of `vitft weights`."""
     actions = Commands(parser, "actions")
-    add_list(actions)
-    show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
-    show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
-    add_shared(show, "--allow-pickle")
-    show.set_defaults(command=show_weights)
-    fetch = actions.add_parser("fetch", help="download weights for offline use")
-    fetch.add_argument(
-        "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
-    )
-    pickle = "also allow a pytorch_model.bin, which is a pickle"
-    add_shared(fetch, "--allow-pickle", help=pickle)
-    fetch.set_defaults(command=fetch_weights)
-    add_inspect(actions)
-
-
-def add_list(actions: Commands) -> None:
-    """Add the command `vitft weights list`."""
     listed = actions.add_parser("list", help="list recommended weights, or the whole catalogue")
     listed.add_argument("--all", action="store_true", help="list the whole catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
@@ -45,10 +28,17 @@ def add_list(actions: Commands) -> None:
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
     )
     listed.set_defaults(command=list_weights)
-
-
-def add_inspect(actions: Commands) -> None:
-    """Add the command `vitft weights inspect`."""
+    show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
+    show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
+    add_shared(show, "--allow-pickle")
+    show.set_defaults(command=show_weights)
+    fetch = actions.add_parser("fetch", help="download weights for offline use")
+    fetch.add_argument(
+        "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
+    )
+    pickle = "also allow a pytorch_model.bin, which is a pickle"
+    add_shared(fetch, "--allow-pickle", help=pickle)
+    fetch.set_defaults(command=fetch_weights)
     inspected = actions.add_parser(
         "inspect",
         help="describe a weight file, and show which tensors are kept or resized on loading",

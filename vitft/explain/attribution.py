@@ -161,28 +161,24 @@ def attribute_patches(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Apply a method; return the attribution maps (B, gh, gw) and the logits (B, C)."""
-    tokens, logits = attribute_tokens(model, pixels, method, target)
-    return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid), logits
-
-
-def attribute_tokens(
-    model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Apply a method; return the attribution of each token (B, N) and the logits (B, C)."""
-    if method.name == "relevance":
-        return relevance(model, pixels, target)
     pooling: list[Tensor] = []
-    with torch.no_grad():
-        if method.name == "rollout":
-            matrix, outputs = rollout(model, pixels, fusion=method.fusion, discard=method.discard)
-        else:
-            traced = list(trace_attention(model, model.embed(pixels)))
-            maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
-            head = method.head
-            matrix = FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
-            outputs = read_outputs(model.config, [tokens for _, tokens in traced])
-        logits = model.classify(pool_explicitly(model, pooling, outputs))
-        return pool_rows(model.config, matrix, pooling), logits
+    if method.name == "relevance":
+        tokens, logits = relevance(model, pixels, target)  # (B, N), (B, C)
+    else:
+        with torch.no_grad():
+            if method.name == "rollout":
+                matrix, outputs = rollout(
+                    model, pixels, fusion=method.fusion, discard=method.discard
+                )
+            else:
+                traced = list(trace_attention(model, model.embed(pixels)))
+                maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
+                head = method.head
+                matrix = FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
+                outputs = read_outputs(model.config, [after for _, after in traced])
+            logits = model.classify(pool_explicitly(model, pooling, outputs))
+            tokens = pool_rows(model.config, matrix, pooling)
+    return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid), logits
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor, pooling: Sequence[Tensor]) -> Tensor:

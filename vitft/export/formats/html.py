@@ -136,9 +136,11 @@ class HtmlFormat(ExportFormat):
     def write(self, trained: TrainedRun, folder: Path) -> None:
         config = trained.card.architecture
         assert isinstance(config, ViTConfig)
-        weights = weights_of(trained)
+        state = trained.state.items()  # without the tensors that the run's head does not need
+        weights = {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
         parameters = sum(tensor.size for tensor in weights.values())
-        refuse_large(page_bytes(parameters, 8), "even with 8-bit weights")
+        size = parameters * (1 + 4 / BLOCK) * 4 / 3  # base64 encodes 3 bytes as 4
+        refuse_large(size, "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size, config)
         try:
             precision = choose_precision(trained, weights, self.images)
@@ -155,7 +157,10 @@ class HtmlFormat(ExportFormat):
 
     def open(self, folder: Path) -> OpenedModel:
         meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
-        model = NumpyModel(config_of(meta), read_tensors(meta["tensors"], data))
+        known = {field.name for field in fields(ViTConfig)}
+        shape = {name: value for name, value in meta["config"].items() if name in known}
+        config = structured(shape, ViTConfig, "config")
+        model = NumpyModel(config, read_tensors(meta["tensors"], data))
         transform = EvalTransform.from_json(meta["transform"])
         return OpenedModel(
             by=f"NumPy {np.__version__}",
@@ -167,20 +172,6 @@ class HtmlFormat(ExportFormat):
 
     def notes(self) -> list[str]:
         return self.written
-
-
-def weights_of(trained: TrainedRun) -> dict[str, Float32Array]:
-    """Return the tensors that the run's head needs, as arrays."""
-    state = trained.state.items()
-    return {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
-
-
-def config_of(meta: Mapping[str, Any]) -> ViTConfig:
-    """Return the architecture of the model in a page."""
-    known = {field.name for field in fields(ViTConfig)}
-    shape = {name: value for name, value in meta["config"].items() if name in known}
-    config: ViTConfig = structured(shape, ViTConfig, "config")
-    return config
 
 
 def normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
@@ -198,11 +189,6 @@ def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
 
 
 # size and precision ------------------------------------------------------------------------------
-
-
-def page_bytes(parameters: int, bits: Bits) -> float:
-    """Return the approximate size of a page in bytes: base64 encodes 3 bytes as 4."""
-    return parameters * (bits / 8 + 4 / BLOCK) * 4 / 3
 
 
 def refuse_large(size: float, how: str) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
@@ -93,12 +92,13 @@ class TransformersFormat(ExportFormat):
     def write(self, trained: TrainedRun, folder: Path) -> None:
         card, shape = trained.card, trained.card.architecture
         assert isinstance(shape, ViTConfig)
-        processor = {
+        processor: dict[str, Any] = {
             "image_processor_type": PROCESSOR,
             "architecture": "vit",
-            "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels)
-            | grey_settings(card.transform),
+            "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
         }
+        if card.transform.grey_range:  # only vitft reads it
+            processor["pretrained_cfg"]["grey_range"] = [*card.transform.grey_range]
         # If a folder is opened by its path, transformers reads the processor from config.json.
         write_json(folder / "config.json", hf_config(card, shape) | processor)
         write_json(folder / "preprocessor_config.json", processor)
@@ -126,11 +126,6 @@ class TransformersFormat(ExportFormat):
             ),
             logits=lambda inputs: module_logits(lambda x: model(pixel_values=x).logits, inputs),
         )
-
-
-def grey_settings(transform: EvalTransform) -> dict[str, Any]:
-    """Return the setting that only vitft reads: the grey range of the training images, if any."""
-    return {"grey_range": [*transform.grey_range]} if transform.grey_range else {}
 
 
 def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:

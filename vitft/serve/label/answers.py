@@ -106,7 +106,7 @@ class AnswerFile:
             RunError, ResourceError: The file cannot be written; it is unchanged.
         """
         self.check_unchanged()
-        lines = [encode_answer(answer) for answer in answers]
+        lines = [encode_table(answer, []) for answer in answers]
         starts = [self.end + sum(map(len, lines[:i])) for i in range(len(lines))]
         try:
             self.write(b"".join(lines))
@@ -173,11 +173,6 @@ class AnswerFile:
                 f"another program has changed {self.path}",
                 fix="restart vitft label to continue from the current file",
             )
-
-
-def encode_answer(answer: Answer) -> bytes:
-    """Return an answer as a line of the file."""
-    return encode_table(answer, [])
 
 
 def lock_file(descriptor: int, path: Path) -> None:

@@ -33,7 +33,8 @@ def find_pictures(root: Path) -> Folder:
     notes = unused_notes(walk.unused())
     if len(paths) > MOST_PICTURES:
         notes.append(f"using {MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
-        paths = sorted(sorted(paths, key=path_position)[:MOST_PICTURES])
+        paths.sort(key=lambda path: hashlib.sha256(os.fsencode(path)).digest())  # a random order
+        paths = sorted(paths[:MOST_PICTURES])
     return Folder(
         root=root,
         classes=(),
@@ -42,8 +43,3 @@ def find_pictures(root: Path) -> Folder:
         bad=tuple(walk.bad),
         notes=tuple(notes),
     )
-
-
-def path_position(path: str) -> bytes:
-    """Return the position of a path in a random order of all paths."""
-    return hashlib.sha256(os.fsencode(path)).digest()
