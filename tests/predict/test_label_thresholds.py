@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.predict.test_threshold import write_run
-from vitft.predict.label_thresholds import choose_label_thresholds, thresholds_for
+from vitft.predict.label_thresholds import choose_label_thresholds
+from vitft.predict.request import requested_thresholds
 from vitft.predict.threshold import choose_threshold
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError, UsageError
@@ -137,11 +138,11 @@ def test_the_kind_of_the_model_decides_which_threshold_is_chosen(tmp_path: Path)
     engine = SimpleNamespace(thresholds=(0.5,) * 3, classes=LABELS)
     plain = SimpleNamespace(thresholds=(), classes=("cat", "dog"))
 
-    assert thresholds_for(several, 0.9, cast("Predictor", engine), option) == (
+    assert requested_thresholds(None, 0.9, several, cast("Predictor", engine)) == (
         0.0,
         choose_label_thresholds(several, 0.9, LABELS),
     )
-    assert thresholds_for(one, 0.99, cast("Predictor", plain), option) == (
+    assert requested_thresholds(None, 0.99, one, cast("Predictor", plain)) == (
         choose_threshold(one, 0.99).value,
         (),
     )

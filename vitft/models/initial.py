@@ -146,10 +146,7 @@ def new_model(
         flavour="vitft",
         architecture=describe_vit(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        loaded=0,
-        dropped=(),
         head=f"new, {config.num_classes} classes, initialised to zero",
-        pre_logits="none",
         positions="random",
         transform=EvalTransform(
             image_size=config.image_size,
@@ -215,18 +212,17 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
     Raises:
         DataError: The size is None because the images differ in size, or a side exceeds 256 pixels.
     """
-    if size is None:
-        raise DataError(
-            f"the images in {folder.root} differ in size, so a new model needs an input size",
-            fix="set an input size, e.g. --image-size 64",
+    if size is not None and max(size) <= 256:
+        return size
+    reason = "differ in size, so a new model needs an input size"
+    if size is not None:
+        reason = (
+            f"are {size[1]}x{size[0]} pixels, which is too large for the default input size of a "
+            "new model"
         )
-    if max(size) > 256:
-        raise DataError(
-            f"the images in {folder.root} are {size[1]}x{size[0]} pixels, which is too large for "
-            "the default input size of a new model",
-            fix="set an input size, e.g. --image-size 64",
-        )
-    return size
+    raise DataError(
+        f"the images in {folder.root} {reason}", fix="set an input size, e.g. --image-size 64"
+    )
 
 
 def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:

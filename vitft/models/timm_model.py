@@ -60,15 +60,13 @@ class TimmModel(nn.Module):
         if tensors is not None:
             source = strict_source(config, tensors)
         self.net = create_timm(config, source, drop_path=drop_path)
-        outer = self.net.get_classifier()
-        names = [name for name, module in self.net.named_modules() if module is outer]
-        if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
+        self.head_name, outer = classifier_of(self.net)
+        """Module path of the classifier in timm's network."""
+        if outer is None:
             raise UsageError(
                 f"vitft cannot fine-tune {config.timm}: its head is not a single linear layer",
                 fix="choose another timm model",
             )
-        self.head_name = names[0]
-        """Module path of the classifier in timm's network."""
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
@@ -204,6 +202,15 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: flo
         ) from error
 
 
+def classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noqa: ANN401
+    """Return the path and module of timm's classifier; None if it is not a single linear layer."""
+    outer = net.get_classifier()
+    names = [name for name, module in net.named_modules() if module is outer]
+    if isinstance(outer, nn.Linear | nn.Conv2d) and names:
+        return names[0], outer
+    return "", None
+
+
 def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return settings that make timm load all tensors or raise RuntimeError.
 
@@ -215,13 +222,12 @@ def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str
         UsageError: As in `create_timm`.
     """
     net, state = create_timm(config, {}), dict(tensors)
-    outer = net.get_classifier()
-    names = [name for name, module in net.named_modules() if module is outer]
-    if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
+    name, outer = classifier_of(net)
+    if outer is None:
         return {"state_dict": state}
     for leaf, value in outer.state_dict().items():
-        state.setdefault(f"{names[0]}.{leaf}", value)
-    return {"state_dict": state, "num_classes": len(state[f"{names[0]}.weight"])}
+        state.setdefault(f"{name}.{leaf}", value)
+    return {"state_dict": state, "num_classes": len(state[f"{name}.weight"])}
 
 
 def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:

@@ -29,11 +29,9 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.intervals import Groups
 from vitft.metrics.results import (
     EvaluatedData,
     EvaluationResults,
-    Metrics,
     read_results,
 )
 from vitft.models.find import find_model
@@ -155,8 +153,22 @@ def evaluate(
     units = [name or f"image {i}" for i, name in enumerate(names)]
     groups = np.unique(units, return_inverse=True)[1] if any(names) else None
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
+    ece_before, temperature = before_temperature(folder, all_logits, labels)
     results: EvaluationResults = {
-        **all_metrics(postprocess, folder, all_logits, labels, groups),
+        **classification_metrics(
+            all_logits,
+            labels,
+            postprocess.classes,
+            thresholds=np.array(postprocess.thresholds),
+            groups=groups,
+        ),
+        **probability_metrics(
+            all_logits.double().numpy(),
+            labels,
+            ece_before=ece_before,
+            temperature=temperature,
+            groups=groups,
+        ),
         "data": evaluated_data(data, predictions, digests, None if known is None else validated),
         "kept": kept_results(predictions, postprocess.threshold, groups),
     }
@@ -164,34 +176,6 @@ def evaluate(
     warn_of_own_answers(data, predictions)
     log_first_pages(predictions)
     return Evaluation(results=results, predictions=tuple(predictions))
-
-
-def all_metrics(
-    postprocess: Postprocess,
-    folder: Path,
-    logits: Tensor,
-    labels: Tensor,
-    groups: Groups | None = None,
-) -> Metrics:
-    """Return the metrics of a model, given the folder of its run, logits (n, C) and targets.
-
-    Raises:
-        RunError: The file eval.json of the run is damaged.
-    """
-    ece_before, temperature = before_temperature(folder, logits, labels)
-    thresholds = np.array(postprocess.thresholds)
-    return {
-        **classification_metrics(
-            logits, labels, postprocess.classes, thresholds=thresholds, groups=groups
-        ),
-        **probability_metrics(
-            logits.double().numpy(),
-            labels,
-            ece_before=ece_before,
-            temperature=temperature,
-            groups=groups,
-        ),
-    }
 
 
 class LabelledScores(NamedTuple):
@@ -362,19 +346,16 @@ def before_temperature(
     """
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None
-    if kept and "labels" in kept:
-        every = kept["labels"]["per_label"].values()
-        divisors = np.array([row.get("temperature", 1.0) for row in every])
-        bins = bin_by_confidence(
-            *confidence_and_correctness(logits.double().numpy() * divisors, labels.numpy())
-        )
-        return calibration_error(bins)[0], None
     temperature = calibration["temperature"] if calibration else None
-    if temperature is None:
+    divisors: Any = temperature
+    if kept and "labels" in kept:
+        every, temperature = kept["labels"]["per_label"].values(), None
+        divisors = np.array([row.get("temperature", 1.0) for row in every])
+    if divisors is None:
         return None, None
-    raw = logits.double().numpy() * temperature
+    raw = logits.double().numpy() * divisors
     bins = bin_by_confidence(*confidence_and_correctness(raw, labels.numpy()))
-    return calibration_error(bins)[0], float(temperature)
+    return calibration_error(bins)[0], temperature
 
 
 def evaluated_data(

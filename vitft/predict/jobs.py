@@ -150,14 +150,11 @@ def check_some_named(request: PredictRequest) -> None:
 
 def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
     """Write the predictions; show the progress if `shown`."""
-    if not shown:
+    with console.Progress("predicting", None) if shown else contextlib.nullcontext() as progress:
         for prediction in predictions:
             rows.add(prediction)
-        return
-    with console.Progress("predicting", None) as progress:
-        for prediction in predictions:
-            rows.add(prediction)
-            progress.advance()
+            if progress is not None:
+                progress.advance()
 
 
 def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitft.metrics.calibration import sigmoid
-from vitft.predict.engine import Engine
-from vitft.predict.threshold import Answers, choose_threshold, smallest_cover
+from vitft.predict.threshold import Answers, smallest_cover
 from vitft.predict.validation import (
     read_classes,
     read_logits,
@@ -27,28 +26,6 @@ log = logging.getLogger(__name__)
 
 NEVER = 1.0
 """Threshold of a label that is never assigned, because no threshold reaches the precision."""
-
-
-def thresholds_for(
-    run: Path, precision: float, engine: Engine, spell: Spelling
-) -> tuple[float, tuple[float, ...]]:
-    """Choose and log the threshold or, for a multi-label model, the threshold of each label.
-
-    `spell` spells the options in errors.
-
-    Returns:
-        The threshold (0 for a multi-label model) and the threshold of each label (empty for other
-        models).
-
-    Raises:
-        RunError: The run has no validation predictions, or a file of the run is damaged.
-        UsageError: No threshold reaches the precision.
-    """
-    if engine.thresholds:
-        return 0.0, choose_label_thresholds(run, precision, engine.classes, spell)
-    chosen = choose_threshold(run, precision, spell)
-    log.info(str(chosen))
-    return chosen.value, ()
 
 
 def choose_label_thresholds(

@@ -1,5 +1,6 @@
 """Request for a prediction job, validated before any expensive import."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from vitft.system.text import shell_quote
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
+
+log = logging.getLogger(__name__)
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -183,9 +186,14 @@ def requested_thresholds(
         if not engine.thresholds or not threshold:
             return threshold or 0.0, engine.thresholds
         return 0.0, (threshold,) * len(engine.thresholds)
-    from vitft.predict.label_thresholds import thresholds_for  # imports simplejpeg
+    from vitft.predict.label_thresholds import choose_label_thresholds  # imports simplejpeg
+    from vitft.predict.threshold import choose_threshold
 
-    return thresholds_for(run, precision, engine, spell)
+    if engine.thresholds:
+        return 0.0, choose_label_thresholds(run, precision, engine.classes, spell)
+    chosen = choose_threshold(run, precision, spell)
+    log.info(str(chosen))
+    return chosen.value, ()
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:

@@ -103,7 +103,8 @@ class RunInfo:
             carried: Facts in the model file itself, used where files do not state them.
         """
         folder = checkpoint.parent
-        settings = or_warn(config_at, folder / "config.toml")
+        has_settings = (folder / "config.toml").exists()
+        settings = or_warn(read_run_config, folder) if has_settings else None
         environment = environment_of(folder)
         results = or_warn(read_results, folder / "eval.json")
         facts: dict[str, Any] = {**(carried or {}), **facts_of_run(environment, results)}
@@ -217,15 +218,6 @@ def chosen_among(run: str | None, checkpoint: Path) -> str:
     others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
     is_named = run is not None and run_path(run).is_file()
     return f"{checkpoint.name}, not {listing(others)}" if others and not is_named else ""
-
-
-def config_at(path: Path) -> dict[str, dict[str, Any]] | None:
-    """Return the settings of a run from the path of its config.toml; None if it does not exist.
-
-    Raises:
-        RunError: The file is damaged.
-    """
-    return read_run_config(path.parent) if path.exists() else None
 
 
 def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:

@@ -24,13 +24,13 @@ class LoadReport:
     architecture: str
     """Human-readable description, e.g. "ViT-B/16 224 px"."""
     parameters: int
-    loaded: int
+    loaded: int = 0
     """Number of the model's tensors that come from the file."""
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
     """Tensors in the file that were not used, each with its shape."""
     head: str
-    pre_logits: Literal["kept", "dropped", "none"]
-    positions: str
+    pre_logits: Literal["kept", "dropped", "none"] = "none"
+    positions: str = "as loaded"
     """How the position embeddings were resampled, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
     loaded"."""
     transform: EvalTransform

@@ -59,37 +59,19 @@ def load_timm(
         sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
         num_classes=num_classes,
     )
-    transform = timm_transform(entry, sides, mean, std)
+    given = check_statistics(mean, std, len(entry.mean))
+    known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
+    transform = EvalTransform(
+        image_size=sides,
+        crop=entry.crop,
+        interpolation=cast("Interpolation", known),
+        mean=given[0] if given else entry.mean,
+        std=given[1] if given else entry.std,
+        fit=CROP_MODES.get(str(entry.options["crop_mode"]), "crop"),
+    )
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    model, report = pretrained_timm(
-        entry, config, transform, drop_path=drop_path, allow_pickle=allow_pickle
-    )
-    return model, replace(
-        report,
-        positions="resized by timm" if config.sized else "as loaded",
-        statistics_source="given by --mean and --std" if mean else "from timm",
-    )
-
-
-def pretrained_timm(
-    entry: CatalogEntry,
-    config: TimmConfig,
-    transform: EvalTransform,
-    *,
-    drop_path: float,
-    allow_pickle: bool,
-) -> tuple[TimmModel, LoadReport]:
-    """Return a timm model with weights from the hub or the user's file, and a report.
-
-    Raises:
-        WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
-            model.
-        UsageError: The model cannot be built at this size or with stochastic depth, or its head is
-            not a single linear layer.
-        ResourceError: The disk is full.
-    """
     source: dict[str, Any]
     if entry.local:
         path = Path(entry.local)
@@ -107,7 +89,6 @@ def pretrained_timm(
         model = TimmModel(config, **source, drop_path=drop_path)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
-        sides = config.image_size
         raise WeightsError(
             f"{path} does not match timm's {config.timm} at {sides[0]}x{sides[1]} pixels: {reason}",
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
@@ -116,7 +97,13 @@ def pretrained_timm(
     head = source.get("tensors", {}).get(f"{model.head_name}.weight", ())
     old_classes = len(head) if entry.local else entry.num_classes
     report = timm_report(model, old_classes, transform, provenance)
-    return model, replace(report, dropped=(*report.dropped, *dropped), notes=notes)
+    return model, replace(
+        report,
+        dropped=(*report.dropped, *dropped),
+        notes=notes,
+        positions="resized by timm" if config.sized else "as loaded",
+        statistics_source="given by --mean and --std" if mean else "from timm",
+    )
 
 
 def reload_timm(
@@ -181,8 +168,6 @@ def timm_report(
         head=f"new, {config.num_classes} classes, initialised to zero"
         if config.num_classes
         else "none",
-        pre_logits="none",
-        positions="as loaded",
         transform=transform,
         statistics_source="from timm",
         provenance=provenance,
@@ -253,27 +238,4 @@ def registry_entry(name: str) -> CatalogEntry:
         note="the licence forbids commercial use"
         if licence_terms(known.licence) == "non-commercial"
         else "",
-    )
-
-
-def timm_transform(
-    entry: CatalogEntry, sides: tuple[int, int], mean: Statistics, std: Statistics
-) -> EvalTransform:
-    """Return timm's evaluation transform for this model at the given height and width.
-
-    If `mean` and `std` are given, they replace timm's statistics.
-
-    Raises:
-        UsageError: Only one of mean and std is given, or `mean` does not have one value per
-            channel.
-    """
-    given = check_statistics(mean, std, len(entry.mean))
-    known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
-    return EvalTransform(
-        image_size=sides,
-        crop=entry.crop,
-        interpolation=cast("Interpolation", known),
-        mean=given[0] if given else entry.mean,
-        std=given[1] if given else entry.std,
-        fit=CROP_MODES.get(str(entry.options["crop_mode"]), "crop"),
     )
