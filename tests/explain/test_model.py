@@ -52,7 +52,7 @@ def test_a_run_is_loaded_with_its_classes_thresholds_and_name(
     view = np.full((2, 16, 16, 3), 255, np.uint8)
     assert model.inputs(view)[0, :, 0, 0].tolist() == pytest.approx([1.8, 1.6, 1.4])
     assert torch.equal(model.net(model.inputs(view)), original(model.inputs(view)))
-    assert [model.class_index(name) for name in "abc"] == [0, 1, 2]
+    assert [class_index(name, model.classes) for name in "abc"] == [0, 1, 2]
 
 
 def test_another_file_gives_its_own_name_to_the_model(

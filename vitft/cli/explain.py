@@ -180,9 +180,10 @@ def draw_images(
 ) -> int:
     """Write one figure per image, print a table and return the exit code."""
     from vitft.explain.explainer import Explainer
+    from vitft.explain.model import class_index
     from vitft.predict.postprocess import Postprocess
 
-    target = None if args.about is None else model.class_index(args.about)
+    target = None if args.about is None else class_index(args.about, model.classes)
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
         postprocess = Postprocess.for_run(args.run, model)

@@ -69,12 +69,7 @@ def add_label(parser: Parser) -> None:
         help="table to which the answers are appended (default: labels.csv)",
     )
     add_shared(parser, "--host")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8001,
-        help="port to listen on, or 0 for any free port (default: 8001)",
-    )
+    add_shared(parser, "--port", default=8001)
     add_shared(parser, "--cache", "--device")
     parser.set_defaults(command=label_command)
 

@@ -39,12 +39,7 @@ def add_serve(parser: Parser) -> None:
     )
     add_shared(parser, "--device", default="auto")
     add_shared(parser, "--host")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        help="port to listen on, or 0 for any free port (default: 8000)",
-    )
+    add_shared(parser, "--port", default=8000)
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -94,7 +89,8 @@ def serve_command(args: argparse.Namespace) -> int:
 
     limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
     access = access_for(args.host, args.allow_host)
-    check_numbers(args)
+    check_port(args.port)
+    check_threshold(args.threshold, args.precision)
     require_extra("serve", feature="vitft serve")
     checkpoint = find_model(args.run, graphs=True)
     with heavy_imports(loading_step(args.run)):
@@ -141,16 +137,6 @@ def run_server(server: "Server", bound: socket.socket, message: str) -> int:
     if server.exit_code:
         output.note("stopped")
     return server.exit_code
-
-
-def check_numbers(args: argparse.Namespace) -> None:
-    """Check the port, the threshold and the precision.
-
-    Raises:
-        UsageError: A number is out of range, or both a threshold and a precision are given.
-    """
-    check_port(args.port)
-    check_threshold(args.threshold, args.precision)
 
 
 def check_port(port: int) -> None:

@@ -27,6 +27,10 @@ SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "ADDRESS",
         "help": "address to listen on (default: 127.0.0.1)",
     },
+    "--port": {
+        "type": int,
+        "help": "port to listen on, or 0 for any free port (default: %(default)s)",
+    },
 }
 
 

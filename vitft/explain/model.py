@@ -51,14 +51,6 @@ class ExplainedModel:
         """Normalise images (B, S, S, 3) and move them to the device of the model."""
         return self.transform.normalise(torch.from_numpy(pixels).to(self.device))
 
-    def class_index(self, name: str) -> int:
-        """Return the index of the output with this name.
-
-        Raises:
-            UsageError: No output has this name, or the model has no classes.
-        """
-        return class_index(name, self.classes)
-
 
 def class_index(name: str, classes: Sequence[str]) -> int:
     """Return the index of the class with this name.

@@ -90,7 +90,6 @@ def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
         return read_npz(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise damaged_file(path, describe_os_error(error)) from error
-    except ValueError as error:
-        raise damaged_file(path, str(error)) from error
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise damaged_file(path, reason) from error
