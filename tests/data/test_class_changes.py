@@ -53,7 +53,7 @@ def test_classes_are_renamed_merged_and_left_out(flowers: Path) -> None:
         "tulip/1.png": "herb", "rose/0.png": "shrub", "rose/1.png": "shrub",
     }  # fmt: skip
     assert list(found.files) == sorted(found.files, key=lambda file: (file.label, file.path))
-    note = "classes.csv: 1 class renamed, 2 merged into 1, 1 class left out (2 images)"
+    note = "classes.csv: 4 of 4 classes changed, 2 left (2 images left out)"
     assert note in found.notes
     assert contents(flowers) == before
 
@@ -61,12 +61,12 @@ def test_classes_are_renamed_merged_and_left_out(flowers: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ("rose,rose\n", "no changes"),
-        ("rose,a\ndaisy,b\n", "2 classes renamed"),
-        ("rose,tulip\n", "2 merged into 1"),
-        ("rose,a\ndaisy,a\ntulip,b\nweed,b\n", "4 merged into 2"),
+        ("rose,rose\n", "0 of 4 classes changed, 4 left"),
+        ("rose,a\ndaisy,b\n", "2 of 4 classes changed, 4 left"),
+        ("rose,tulip\n", "1 of 4 classes changed, 3 left"),
+        ("rose,a\ndaisy,a\ntulip,b\nweed,b\n", "4 of 4 classes changed, 2 left"),
         ("rose,tulip\ntulip,rose\nweed,\ndaisy,\n",
-         "2 classes renamed, 2 classes left out (4 images)"),
+         "4 of 4 classes changed, 2 left (4 images left out)"),
     ],
 )  # fmt: skip
 def test_a_note_counts_the_changes(flowers: Path, rows: str, note: str) -> None:
@@ -253,7 +253,7 @@ def test_the_commands_know_the_changed_classes_of_a_run(
     assert main(["evaluate", "--data", str(image_folder), "--run", "run", "--format", "json"]) == 0
     shown = capsys.readouterr()
     assert [*json.loads(shown.out)["per_class"]] == ["blue", "green", "warm"]
-    assert "applied the class changes of the run: classes.csv: 1 class renamed" in shown.err
+    assert "applied the class changes of the run: classes.csv: 1 of 3 classes changed" in shown.err
     assert main(["check", str(image_folder), "--run", "run", "--format", "json"]) == 0
     assert '"warm"' in capsys.readouterr().out
     assert main(["evaluate", "--data", str(image_folder), "--run", "run",

@@ -488,7 +488,7 @@ def test_a_table_in_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_reference_split_needs_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a table, but the reference split needs a folder"):
+    with pytest.raises(DataError, match="is not a folder of images, but the reference split"):
         table(tmp_path, GOOD, DataSpec(split="reference"))
 
 

@@ -192,9 +192,13 @@ def test_bad_files_alone_are_listed_and_empty_classes_are_counted(tmp_path: Path
 @pytest.mark.parametrize(
     ("rows", "classes", "note"),
     [
-        ("red,\n", ("blue", "green"), "1 class left out (10 images)"),
-        ("red,green\n", ("blue", "green"), "2 merged into 1"),
-        ("red,\nblue,\nother,\n", ("green",), "2 classes left out (20 images)"),
+        ("red,\n", ("blue", "green"), "1 of 3 classes changed, 2 left (10 images left out)"),
+        ("red,green\n", ("blue", "green"), "1 of 3 classes changed, 2 left"),
+        (
+            "red,\nblue,\nother,\n",
+            ("green",),
+            "2 of 3 classes changed, 1 left (20 images left out)",
+        ),
     ],
 )
 def test_the_note_on_changed_classes_counts_the_images_that_are_left_out(

@@ -73,11 +73,6 @@ class ArraySet:
         """Return the path of image `number` of a subset, which contains its class."""
         return f"{part.name}/{self.classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
 
-    def part_with(self, name: str, number: int) -> ArrayPart | None:
-        """Return the subset of this name, or None if it has no image `number`."""
-        parts = (part for part in self.parts if part.name == name and number < len(part.images))
-        return next(parts, None)
-
 
 def data_path(path: str, root: str = "") -> Path:
     """Convert a value of `--data` to a path.
@@ -137,13 +132,6 @@ def no_image_reason(path: str) -> str:
     )
 
 
-def refuse_arrays(folder: str) -> None:
-    """Raise a DataError if a folder contains a dataset of arrays in place of images."""
-    problem, _, way = no_image_reason(folder).partition(": ")
-    if problem:
-        raise DataError(f"{folder} is {problem}", fix=way)
-
-
 def array_member(path: str) -> bytes | None:
     """Return the BMP bytes of an image in an array dataset, or None if there is no such image.
 
@@ -187,17 +175,17 @@ def find_member(path: str) -> tuple[str, ArrayPart, int] | None:
         with this index.
     """
     match = MEMBER.fullmatch(path)
-    if match is None:
-        return None
     try:
-        arrays = find_arrays(Path(match["root"]))
+        arrays = None if match is None else find_arrays(Path(match["root"]))
     except DataError:
         return None
-    number = int(match["number"])
-    part = None if arrays is None else arrays.part_with(match["part"], number)
-    if arrays is None or part is None:
+    if match is None or arrays is None:
         return None
-    return f"{match['root']}/{arrays.path(part, number)}", part, number
+    number = int(match["number"])
+    for part in arrays.parts:
+        if part.name == match["part"] and number < len(part.images):
+            return f"{match['root']}/{arrays.path(part, number)}", part, number
+    return None
 
 
 def encode_bmp(image: PixelArray) -> bytes:

@@ -8,7 +8,6 @@ Classes that the table does not list keep their names. All changes are made simu
 classes may swap names.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,32 +106,20 @@ def change_classes(folder: Folder, table: Path) -> Folder:
         for path, text in folder.empty.content.items()
         if path.rpartition("/")[2] not in changes
     }
-    notes = [f"{table.name}: {describe_changes(folder.classes, new)}"]
-    if dropped := len(folder.files) - len(kept):
-        notes[0] += f" ({count(dropped, 'image')})"
+    note = note_on_changes(table, folder.classes, new, len(folder.files) - len(kept))
     return replace(
         folder,
         warnings=warnings_on_names(classes),
         classes=tuple(classes),
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         empty=replace(folder.empty, content=unexplained),
-        notes=(*folder.notes, *notes),
+        notes=(*folder.notes, note),
     )
 
 
-def describe_changes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Describe how many classes are renamed, merged and left out.
-
-    The caller may append the number of images that are left out.
-    """
-    sizes = Counter(name for name in new if name)
-    merged = sum(size for size in sizes.values() if size > 1)
-    into = sum(size > 1 for size in sizes.values())
-    renamed = sum(a != b and sizes[b] == 1 for a, b in zip(old, new, strict=True) if b)
-    dropped = sum(not name for name in new)
-    parts = [
-        f"{count(renamed, 'class', 'classes')} renamed" if renamed else "",
-        f"{merged} merged into {into}" if merged else "",
-        f"{count(dropped, 'class', 'classes')} left out" if dropped else "",
-    ]
-    return ", ".join(filter(None, parts)) or "no changes"
+def note_on_changes(table: Path, old: Sequence[str], new: Sequence[str], dropped: int) -> str:
+    """Return a note on how many classes a table changes, and how many images it leaves out."""
+    changed = sum(a != b for a, b in zip(old, new, strict=True))
+    note = f"{table.name}: {changed:,} of {count(len(old), 'class', 'classes')} changed"
+    left = f", {len({*new} - {''}):,} left"
+    return note + left + f" ({count(dropped, 'image')} left out)" * (dropped > 0)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import readable_now
+from vitft.data.label_columns import number_in
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
@@ -100,8 +101,15 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
         )
-    if warn and found.unreadable:
-        warn_of_readable(path, folder, found, max_pixels=spec.max_pixels)
+    unread = found.unreadable if warn else ()
+    if names := readable_now(folder, unread, max_pixels=spec.max_pixels):
+        those = count(
+            len(names), "file that was unreadable but is", "files that were unreadable but are"
+        )
+        log.warning(
+            f"{path}: drops {those} readable now: {listing(names, MOST_MISSING_NAMED)}; to use "
+            "them, remove these lines or set the action to keep"
+        )
     fixed = without_empty_classes(with_fixes(folder, found))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
@@ -118,18 +126,6 @@ def later_table(path: Path, known: Container[str]) -> Path | None:
         if newest != path and any(fix.path in known for fix in read_fixes(newest, "")):
             return newest
     return None
-
-
-def warn_of_readable(path: Path, folder: Folder, found: "Decisions", *, max_pixels: int) -> None:
-    """Warn of files that the table drops as unreadable, but that can be read now."""
-    if names := readable_now(folder, found.unreadable, max_pixels=max_pixels):
-        those = count(
-            len(names), "file that was unreadable but is", "files that were unreadable but are"
-        )
-        log.warning(
-            f"{path}: drops {those} readable now: {listing(names, MOST_MISSING_NAMED)}; to use "
-            "them, remove these lines or set the action to keep"
-        )
 
 
 def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
@@ -172,7 +168,7 @@ def read_fixes(path: Path, digest: str) -> list[Fix]:
             new_label=row.get("new_label", ""),
             reason=row.get("reason", ""),
             kind=row.get("kind", ""),
-            confidence=confidence_of(row.get("confidence", "")),
+            confidence=number_in(row.get("confidence", "")),
         )
         for row in rows
     ]
@@ -193,14 +189,6 @@ def paths_settled_by(fixes: Iterable[Fix]) -> set[str]:
     return {*kept, *(path[1:] for path in kept if path.startswith("'"))}
 
 
-def confidence_of(cell: str) -> float | None:
-    """Return the number in a cell, or None if the cell is empty or not a number."""
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
 def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
     """Return the fixes of an earlier table followed by proposals for other files.
 
@@ -219,12 +207,8 @@ def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
 def not_yet_decided(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
     """Return the proposals that an earlier table does not decide, as `with_former` merges them."""
     actions = {escape_formula(fix.path): fix.action for fix in former}
-
-    def is_open(fix: Fix) -> bool:
-        earlier = actions.get(escape_formula(fix.path), UNDECIDED)
-        return earlier == UNDECIDED or replaces(fix, earlier)
-
-    return [fix for fix in proposed if is_open(fix)]
+    pairs = ((fix, actions.get(escape_formula(fix.path), UNDECIDED)) for fix in proposed)
+    return [fix for fix, earlier in pairs if earlier == UNDECIDED or replaces(fix, earlier)]
 
 
 def replaces(proposed: Fix, earlier: str) -> bool:

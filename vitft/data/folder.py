@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -158,8 +158,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
             "so the reference split cannot be drawn",
             fix=f"omit --split reference, or use --data {shell_quote(str(root / parts['train']))}",
         )
-    scan_layout = scan_parts if parts else scan_classes
-    classes, files, notes, empty = scan_layout(walk, root, parts)
+    classes, files, notes, empty = scan_classes(walk, root, parts or {"": ""})
     if not any_names:
         check_are_classes(root / parts.get("train", ""), classes, {f.label for f in files})
     if empty.content and not allow_empty:
@@ -179,17 +178,8 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
     )
 
 
-def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return a `Folder` that presents an array dataset as image files.
-
-    Raises:
-        DataError: The reference split is requested, which requires image files.
-    """
-    if reference:
-        raise DataError(
-            f"{root} contains arrays, but the reference split needs image files",
-            fix="omit --split reference",
-        )
+def scan_arrays(root: Path, arrays: ArraySet) -> Folder:
+    """Return a `Folder` that presents an array dataset as image files."""
     return Folder(
         root=root,
         classes=arrays.classes,
@@ -244,13 +234,14 @@ def check_is_folder(root: Path) -> None:
         what, fix = next(found, ["is a file, not a folder", usual])
         names = {"path": shell_quote(str(root)), "stem": root.stem}
         raise DataError(f"{root} {what}", fix=fix.format(**names))
-    fix = path_fix(root, may_be_data)
+    data = (".npz", *TABLE_SUFFIXES)
+    fix = path_fix(root, lambda entry: entry.is_dir() or entry.name.lower().endswith(data))
     known = {name.lower(): name for name in CLASSES}
     if str(root).lower() in known and "did you mean" not in fix:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first with `vitft data fetch {root}`, or try the command with --data demo"
-    kind = "file" if root.suffix.lower() in (".npz", *TABLE_SUFFIXES) else "folder"
+    kind = "file" if root.suffix.lower() in data else "folder"
     raise DataError(f"data {kind} not found: {root}", fix=fix)
 
 
@@ -258,55 +249,48 @@ MOST_FOLDERS = 20
 """Maximum number of subfolders or tables that are searched for classes."""
 
 
-def may_be_data(entry: "os.DirEntry[str]") -> bool:
-    """Return whether an entry is a folder, an array file or a table."""
-    return entry.is_dir() or entry.name.lower().endswith((".npz", *TABLE_SUFFIXES))
-
-
 Found = tuple[list[str], list[File], list[str], EmptyClasses]
 """Class names, files, notes and empty class folders."""
 
 
-def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
-    """Scan a folder that contains one folder per class."""
-    classes, _ = walk.folders_of("")
-    check_class_count(walk, root, "")
-    found = {name: walk.images_in(name) for name in classes}
-    walk.raise_if_refused()
-    files = [File(p, i) for i, name in enumerate(classes) for p in found[name]]
-    return classes, files, [], empty_classes(walk, found, len(classes))
-
-
-def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
-    """Scan a folder that contains a train folder and a val folder, a test folder or both."""
-    train = parts["train"]
+def scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
+    """Scan the class folders in the folder of each subset, or in the only folder (`""`)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
-    classes = names["train"]
+    main: Part = "train" if "train" in parts else ""
+    classes = names[main]
     used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
-    needed: Part = "val" if "val" in parts else "test"
+    needed: Part = "val" if "val" in parts else "test" if main else ""
     if needed not in used:
-        raise unlike_classes(walk, root, {train: classes, parts[needed]: names[needed]})
-    check_class_count(walk, root, train)
+        raise unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
+    check_class_count(walk, root, parts[main])
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
             f"{parts['test']}/ is not used for testing: its classes differ from those of the "
             "training images"
         )
-    if unused := [name for name in walk.folders_of("")[0] if name not in parts.values()]:
+    unused = [name for name in walk.folders_of("")[0] if main and name not in parts.values()]
+    if unused:
         notes.append(f"not used for training or validation: {listing(unused)}")
-    places = {(part, n): f"{folder}/{n}" for n in classes for part, folder in used.items()}
-    found = {place: walk.images_in(place) for place in places.values()}
+    places = {
+        (part, n): f"{folder}/{n}".lstrip("/") for n in classes for part, folder in used.items()
+    }
+    found = {place: walk.images_in(path) for place, path in places.items()}
     walk.raise_if_refused()
-    required = {place: found[place] for (part, _), place in places.items() if part != "test"}
     files = [
         File(path, label, part)
         for label, name in enumerate(classes)
         for part in used
-        for path in found[places[part, name]]
+        for path in found[part, name]
     ]
-    return classes, files, notes, empty_classes(walk, required, len(classes))
+    required = [place for place in places if place[0] != "test"]
+    content = {
+        places[place]: by_suffix(unused_files(walk.unused(places[place])))
+        for place in required
+        if not found[place]
+    }
+    return classes, files, notes, EmptyClasses(content, len(required), len(classes))
 
 
 def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
@@ -341,7 +325,13 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
     """
     parts: dict[Part, str] = {}
     for part, known in PART_NAMES:
-        fitting = [n for n in names if n.lower() in known and has_class_images(walk, n)]
+        own = Walk(walk.root, walk.reference)  # does not count anything twice
+        fitting = [
+            folder
+            for folder in names
+            if folder.lower() in known
+            and any(own.images_in(f"{folder}/{name}") for name in walk.folders_of(folder)[0])
+        ]
         if len(fitting) > 1:
             raise DataError(
                 f"{walk.root} has more than one {part} folder: {listing(fitting)}",
@@ -350,12 +340,6 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
         if fitting:
             parts[part] = fitting[0]
     return parts if "train" in parts and len(parts) > 1 else {}
-
-
-def has_class_images(walk: Walk, folder: str) -> bool:
-    """Return whether there are images in a subfolder of `folder`."""
-    own = Walk(walk.root, walk.reference)  # does not count anything twice
-    return any(own.images_in(f"{folder}/{name}") for name in walk.folders_of(folder)[0])
 
 
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
@@ -518,13 +502,6 @@ def parent_of_class(root: Path) -> Path | None:
     if not others or are_parts([full.name, *others]):
         return None
     return root.parent if root.name else full.parent
-
-
-def empty_classes(walk: Walk, found: Mapping[str, Sized], classes: int) -> EmptyClasses:
-    """Return the class folders without images, given the images of each class folder."""
-    empty = [path for path, images in found.items() if not images]
-    content = {path: by_suffix(unused_files(walk.unused(path))) for path in empty}
-    return EmptyClasses(content, len(found), classes)
 
 
 MISSING_LABELS = re.compile(

@@ -95,21 +95,6 @@ def label_places(
     return tuple(found)
 
 
-def missing_column(
-    reader: TableReader, header: Sequence[str], role: str, setting: str
-) -> DataError | RunError:
-    """Return the error for a table without a column for a role, which `setting` can name."""
-    shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
-    sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
-    return reader.error(
-        f"no {role} column{sheet}; columns found: {shown}",
-        fix=f"write the name {role} above the column, in the first {reader.unit}, or choose the "
-        f"column with --set {setting}=NAME"
-        + f", or one column per label with --set {shell_quote('data.label=*')}"
-        * (role == "label"),
-    )
-
-
 def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
     """Return whether a table has the columns of `vitft predict`, whose answers are its labels.
 

@@ -22,13 +22,12 @@ from vitft.data.label_columns import (
     box_columns,
     is_predicted,
     label_places,
-    missing_column,
     read_labels,
     refuse_decisions,
 )
 from vitft.data.label_sets import join_labels, label_names
 from vitft.data.missing import same_names_below
-from vitft.data.parts import Part, part_named
+from vitft.data.parts import PART_NAMES, Part, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
@@ -96,8 +95,7 @@ class LabelTable:
     def parts(self) -> tuple[Part, ...]:
         """Subsets in the table, in the order train, val, test; empty if the table has no split."""
         present = {row.part for row in self.rows}
-        order: tuple[Part, ...] = ("train", "val", "test")
-        return tuple(part for part in order if part in present)
+        return tuple(part for part, _ in PART_NAMES if part in present)
 
     def error(
         self, problem: str, row: LabelledRow, role: str, *, fix: str = ""
@@ -117,14 +115,9 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     copy = copy_of_table(source)
+    missing = "check the path and its permissions"
     reader = (
-        IndexReader(source, copy.data)
-        if copy
-        else TableReader(
-            source,
-            missing="check the path and its permissions",
-            fix=FIX,
-        )
+        IndexReader(source, copy.data) if copy else TableReader(source, missing=missing, fix=FIX)
     )
     lines = iter(reader)
     header = next(lines, [])
@@ -167,7 +160,14 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             *notes_on_columns(rows, labels.names),
         ),
     )
-    check_split_cells(table)
+    unassigned = [row for row in table.rows if not row.part]
+    if unassigned and len(unassigned) < len(table.rows):
+        raise table.error(
+            "the split is empty, although other rows specify one",
+            unassigned[0],
+            "split",
+            fix="fill in the cell, or ignore the column with --set data.split_column=none",
+        )
     return table
 
 
@@ -216,7 +216,13 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix=f"choose one with --set {setting}=NAME",
             )
         if not places and role in ("path", "label"):
-            raise missing_column(reader, header, role, setting)
+            sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
+            every = f", or one column per label with --set {shell_quote('data.label=*')}"
+            raise reader.error(
+                f"no {role} column{sheet}; columns found: {shown}",
+                fix=f"write the name {role} above the column, in the first {reader.unit}, or "
+                f"choose the column with --set {setting}=NAME" + every * (role == "label"),
+            )
         if places:
             found[role] = places[0]
     return found
@@ -321,23 +327,21 @@ class RowParser:
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
             if old != new and (role != "label" or self.spec.labels != "several"):
                 place = self.labels[0] if role == "label" else self.roles[role]
+                ways = ["keep one of the two lines"]
+                if role == "label":
+                    ways.append("give the image both labels with --set data.labels=several")
+                if role == "label" and box_columns(self.header):
+                    ways.append("crop each box to an image of its own")
+                if len(found := same_names_below(self.root, row.path)) > 1:  # of different files
+                    ways = [
+                        f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
+                    ]
                 raise self.reader.error(
                     f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                     f"{first.line}) and {new or 'nothing'} (here)",
                     column=self.header[place],
-                    fix=self.fix_of_repeated(row.path, role),
+                    fix=", or ".join(ways),
                 )
-
-    def fix_of_repeated(self, path: str, role: str) -> str:
-        """Return the fix for a path with different rows; it may stand for different files."""
-        if len(found := same_names_below(self.root, path)) > 1:
-            return f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
-        ways = ["keep one of the two lines"]
-        if role == "label":
-            ways.append("give the image both labels with --set data.labels=several")
-        if role == "label" and box_columns(self.header):
-            ways.append("crop each box to an image of its own")
-        return ", or ".join(ways)
 
     def leave_out_unlabelled(self) -> list[str]:
         """Leave out the test part if none of its images has a label, and return a note on it."""
@@ -359,18 +363,6 @@ class RowParser:
     def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
         """Return the error for a problem in the current row, in the column with the given role."""
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
-
-
-def check_split_cells(table: LabelTable) -> None:
-    """Raise a DataError if only some of the rows specify a split."""
-    unassigned = [row for row in table.rows if not row.part]
-    if unassigned and len(unassigned) < len(table.rows):
-        raise table.error(
-            "the split is empty, although other rows specify one",
-            unassigned[0],
-            "split",
-            fix="fill in the cell, or ignore the column with --set data.split_column=none",
-        )
 
 
 def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import cast
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
-from vitft.data.class_changes import describe_changes, read_class_changes
+from vitft.data.class_changes import note_on_changes, read_class_changes
 from vitft.data.folder import check_are_classes, check_is_folder, split_folders, way_out
 from vitft.data.label_table import read_label_table
 from vitft.data.listed_files import find_files
@@ -110,9 +110,8 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
     changes = read_class_changes(table, data.classes, allow_unknown=True)
     new = {name: changes.get(name, name) for name in data.classes}
     images = tuple((path, new[name]) for path, name in data.images if new[name])
-    note = f"{table.name}: {describe_changes(data.classes, list(new.values()))}"
-    if dropped := len(data.images) - len(images):
-        note += f" ({count(dropped, 'image')})"
+    dropped = len(data.images) - len(images)
+    note = note_on_changes(table, data.classes, [*new.values()], dropped)
     classes = tuple(sorted({*new.values()} - {""}))
     return replace(data, classes=classes, images=images, notes=(*data.notes, note))
 

@@ -20,7 +20,7 @@ from vitft.data.folder import (
     scan_folder,
     warnings_on_names,
 )
-from vitft.data.label_table import LabelTable, read_label_table
+from vitft.data.label_table import read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.table import is_table
 from vitft.system.errors import DataError
@@ -43,7 +43,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     reference = spec.split == "reference"
     arrays = find_arrays(data)
     if arrays is not None:
-        folder = scan_arrays(data, arrays, reference=reference)
+        folder = scan_arrays(data, arrays)
     elif is_table(data):
         folder = scan_table(data, spec)
     else:
@@ -53,6 +53,11 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
             data, reference=reference, allow_empty=may_be_empty, any_names=bool(spec.classes)
         )
     if arrays is not None or folder.table:
+        if reference:
+            raise DataError(
+                f"{folder.source} is not a folder of images, but the reference split needs one",
+                fix="omit --split reference",
+            )
         refuse_measured(folder)
     if spec.classes and folder.labels:
         raise one_class_only("data.classes")
@@ -95,11 +100,10 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
 
     Raises:
         DataError: The table is invalid, has fewer than two classes, no labels or no training
-            images, lists files that are missing, or is combined with the reference split.
+            images, or lists files that are missing.
         UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     table = read_label_table(source, spec)
-    refuse_reference(table, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
     if len(classes) < 2:
@@ -136,15 +140,6 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         shown=table.copy.data if table.copy else "",
         labels=table.labels,
     )
-
-
-def refuse_reference(table: LabelTable, spec: DataSpec) -> None:
-    """Raise a DataError if the reference split is requested, which needs a folder."""
-    if spec.split == "reference":
-        what = f"{table.copy.data} is not a folder" if table.copy else f"{table.source} is a table"
-        raise DataError(
-            f"{what}, but the reference split needs a folder", fix="omit --split reference"
-        )
 
 
 def with_groups(folder: Folder, pattern: str) -> Folder:

@@ -129,9 +129,11 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     images = walk_and_log(walk := Walk(root.rstrip("/") or "/"))
     first = next(images, None)
     if first is None or not walk.has_image_name(first.name):
-        from vitft.data.arrays import refuse_arrays  # it imports numpy
+        from vitft.data.arrays import no_image_reason  # it imports numpy
 
-        refuse_arrays(root)
+        problem, _, way = no_image_reason(root).partition(": ")
+        if problem:
+            raise DataError(f"{root} is {problem}", fix=way)
     if first is None:
         content = [by_suffix(unused_files(walk.unused())), walk.hidden()]
         known = f", which contains {listing(filter(None, content))}" if any(content) else ""

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, cast, get_args
@@ -43,6 +43,8 @@ from vitft.system.text import count, listing
 
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
+MIN_SPELT = 4
+"""Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
 GROUP_COLUMN = "group"
 """Last column of the table, written only if any image has a group."""
 SETS_COLUMNS = ("path", "labels", "split", "sha256")
@@ -255,20 +257,17 @@ def split(
             held_back = keep_groups_together(members, draw_groups(members, spec))
         else:
             held_back = keep_groups_together(members, draw_paths(undecided, spec, at_least=1))
-    rows = tuple(
-        Row(file.path, file.label, split_of(file, held_back), file.sha256, file.group)
+    sides: Iterator[SplitName] = (
+        "test" if file.part == "test" else "val" if file.path in held_back else "train"
         for file in files
+    )
+    rows = tuple(
+        Row(file.path, file.label, side, file.sha256, file.group)
+        for file, side in zip(files, sides, strict=True)
     )
     manifest = Manifest(folder.root, folder.classes, rows, folder.labels)
     check_split_classes(manifest, checked)
     return manifest
-
-
-def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
-    """Return the split of an image, given the paths of the validation images."""
-    if file.part == "test":
-        return "test"
-    return "val" if file.path in held_back else "train"
 
 
 def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
@@ -333,7 +332,9 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
     if not only:
         return ""
     note = f"trained on but not validated, so the recall is unknown: {listing(only)}"
-    if near := misspelt_classes(only, names):
+    others = [name for name in names if name not in only]
+    found = ((n, misspelt_name(n.strip(), others)) for n in only if len(n) > MIN_SPELT)
+    if near := [(name, other) for name, other in found if other]:
         note += f". If {listing(f'{a!r} means {b!r}' for a, b in near)}, use {class_table(near)}"
     return note
 
@@ -357,17 +358,6 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",
         fix=fix,
     )
-
-
-MIN_SPELT = 4
-"""Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
-
-
-def misspelt_classes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the classes among `names` that are probably misspelt names of others, with these."""
-    others = [name for name in known if name not in names]
-    found = ((n, misspelt_name(n.strip(), others)) for n in names if len(n) > MIN_SPELT)
-    return [(name, other) for name, other in found if other]
 
 
 class Leaks(NamedTuple):

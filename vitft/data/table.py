@@ -177,7 +177,10 @@ class TableReader:
                 if found := SEPARATOR_LINE.fullmatch(line.strip("\r\n")):
                     separator = found[1]
                 elif not COMMENT.match(line):
-                    separator, lines = separator or separator_of(line), chain([line], lines)
+                    counts = Counter(re.sub('"[^"]*"', "", line))  # without quoted names
+                    if not separator and counts.keys() & {*SEPARATORS}:
+                        separator = max(SEPARATORS, key=counts.__getitem__)
+                    lines = chain([line], lines)
                     break
             reader = csv.reader(lines, delimiter=separator or ",", strict=True)
             for cells in reader:
@@ -247,12 +250,7 @@ class TableReader:
                 for cells in zip(*columns, strict=True):
                     self.line += 1
                     yield list(cells)
-        except (
-            pa.ArrowException,
-            OSError,
-            KeyError,
-            ValueError,
-        ) as error:  # e.g. text not in UTF-8
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = str(error).partition("\n")[0][:200]
             raise self.error(f"the file is not valid Parquet ({reason})") from error
 
@@ -323,12 +321,6 @@ def open_text(file: IO[bytes], head: bytes, newline: str = "") -> io.TextIOWrapp
     """Open text in UTF-8 or, if `head` has its mark, UTF-16; other bytes become surrogates."""
     encoding = "utf-16" if head[:2] in UTF_16_MARKS else "utf-8-sig"
     return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
-
-
-def separator_of(header: str) -> str:
-    """Return the separator that is most frequent in the header of a CSV file, outside quotes."""
-    counts = Counter(re.sub('"[^"]*"', "", header))
-    return max(SEPARATORS, key=counts.__getitem__) if counts.keys() & {*SEPARATORS} else ","
 
 
 def last_filled(cells: Sequence[str]) -> int:
