@@ -11,7 +11,6 @@ from PIL import Image, features
 
 from tests.data.test_images import encoded, gradient, mutated, reason
 from vitft.cli.main import main
-from vitft.data import images
 from vitft.data.images import decode, read_image
 from vitft.data.signatures import identify_format
 from vitft.system import imports
@@ -127,7 +126,7 @@ def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pillow_without_avif_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "has_avif", lambda: False)
+    monkeypatch.setattr("PIL.features.check", lambda _: False)
 
     assert reason(b"\0\0\0\x1cftypavif" + bytes(40)) == (
         "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"

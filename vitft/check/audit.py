@@ -65,7 +65,9 @@ def audit_images(
         "notes": [note for note in notes if note not in unused_notes(unused or {})],
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
-            remark_on(path, reason, labels)
+            FileRemark(path=path, reason=reason, label=labels[path])
+            if path in labels  # an image may be outside the split
+            else FileRemark(path=path, reason=reason)
             for path, reason in odd
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
@@ -88,14 +90,6 @@ def audit_images(
     if own_split:
         found["own_split"] = True
     return found
-
-
-def remark_on(path: str, reason: str, labels: Mapping[str, str]) -> FileRemark:
-    """Return a remark on a file, with its label if `labels` (by path) contains it."""
-    remark: FileRemark = {"path": path, "reason": reason}
-    if path in labels:  # an image may be outside the split
-        remark["label"] = labels[path]
-    return remark
 
 
 def copy_groups(
@@ -141,16 +135,8 @@ def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     looked_at = sum(item["path"] in kept for item in audit["mislabels"])
     some = f" (besides {looked_at:,} already decided)" * (looked_at > 0)
     findings = (
-        (
-            len(audit["mislabels"]) - looked_at,
-            f"probable label error{some}",
-            f"probable label errors{some}",
-        ),
-        (across, "group of duplicates across splits", "groups of duplicates across splits"),
-        (
-            relabelled,
-            "group of duplicates with different labels",
-            "groups of duplicates with different labels",
-        ),
+        (len(audit["mislabels"]) - looked_at, "probable label error", some),
+        (across, "group", " of duplicates across splits"),
+        (relabelled, "group", " of duplicates with different labels"),
     )
-    return ", ".join(count(number, one, many) for number, one, many in findings if number)
+    return ", ".join(count(number, what) + more for number, what, more in findings if number)

@@ -39,7 +39,10 @@ def write_check_page(
         ResourceError: The disk is full.
     """
     folder, audit = result.folder, result.audit
-    thumbnails = draw_thumbnails(result, max_pixels=max_pixels)
+    paths = shown_paths(result)
+    draw = functools.partial(draw_thumbnail, root=folder.root, max_pixels=max_pixels, result=result)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        thumbnails = dict(zip(paths, pool.map(draw, paths), strict=True))
     empty = listing(folder.empty.content)
     refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
     decisions = make_decisions(
@@ -50,12 +53,7 @@ def write_check_page(
         labels={file.path: folder.classes[file.label] for file in folder.files},
         thumbnail=lambda path: thumbnails.get(path, ""),
         several=bool(folder.labels),
-        steps=[
-            (
-                f"{refused}Train with the table. {OTHER_PATH}",
-                f"{command} --fixes {DOWNLOADED}",
-            )
-        ],
+        steps=[(f"{refused}Train with the table. {OTHER_PATH}", f"{command} --fixes {DOWNLOADED}")],
     )
     if decisions is None:
         return None
@@ -76,16 +74,6 @@ def write_check_page(
         out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, render("check.html.j2", view))
     return out
-
-
-def draw_thumbnails(result: CheckResult, *, max_pixels: int) -> dict[str, str]:
-    """Return the thumbnails of the images on the page, as data URIs by path."""
-    paths = shown_paths(result)
-    draw = functools.partial(
-        draw_thumbnail, root=result.folder.root, max_pixels=max_pixels, result=result
-    )
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        return dict(zip(paths, pool.map(draw, paths), strict=True))
 
 
 def shown_paths(result: CheckResult) -> Sequence[str]:

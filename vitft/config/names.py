@@ -104,13 +104,6 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
 
 
-def suggest_section(name: str) -> str:
-    """Return the suggested fix for an unknown section."""
-    near = [section for section in SECTIONS if name.startswith(section)]
-    near = near or get_close_matches(name, SECTIONS)
-    return f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
-
-
 def suggest_setting(key: str) -> str:
     """Return the suggested fix for an unknown setting."""
     if (found := find_setting(key)) is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from glob import escape
@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from vitft.config.defaults import with_stage_defaults
-from vitft.config.names import SECTIONS, SETTINGS, suggest_section, suggest_setting
+from vitft.config.names import SECTIONS, SETTINGS, suggest_setting
 from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
@@ -179,7 +179,12 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
             if isinstance(values, Mapping):
-                raise UsageError(f"unknown section {section}", fix=suggest_section(section))
+                near = [name for name in SECTIONS if section.startswith(name)]
+                near = near or get_close_matches(section, SECTIONS)
+                fix = (
+                    f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
+                )
+                raise UsageError(f"unknown section {section}", fix=fix)
             raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
         if not isinstance(values, Mapping):
             raise UsageError(
@@ -267,23 +272,18 @@ def read_recipe(name: str) -> dict[str, Any]:
         folder = resource("recipes")
         path = folder / f"{name}.toml"
         if not path.exists():
-            raise unknown_recipe(name, sorted(p.stem for p in folder.glob("*.toml")))
+            bundled, wanted = sorted(p.stem for p in folder.glob("*.toml")), Path(name)
+            near = get_close_matches(wanted.stem.lower(), bundled, cutoff=0.7)
+            if wanted.suffix == ".toml" and not near:
+                near = sorted(map(str, Path().glob(f"*/{escape(wanted.name)}")))
+            meant = f"did you mean {near[0]}? U" if near else "u"
+            raise UsageError(
+                f"unknown recipe {name!r}: there is no such file",
+                fix=f"{meant}se a TOML file, or one of the recipes {', '.join(bundled)}",
+            )
     table = read_toml(path)
     table.pop("recipe", None)
     return table
-
-
-def unknown_recipe(name: str, bundled: Sequence[str]) -> UsageError:
-    """Return the error for a recipe that is neither bundled nor a file."""
-    path = Path(name)
-    near = get_close_matches(path.stem.lower(), bundled, cutoff=0.7)
-    if path.suffix == ".toml" and not near:
-        near = sorted(map(str, Path().glob(f"*/{escape(path.name)}")))
-    meant = f"did you mean {near[0]}? U" if near else "u"
-    return UsageError(
-        f"unknown recipe {name!r}: there is no such file",
-        fix=f"{meant}se a TOML file, or one of the recipes {', '.join(bundled)}",
-    )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

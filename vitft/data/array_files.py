@@ -12,7 +12,7 @@ import math
 import re
 import socket
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import compress
@@ -32,12 +32,16 @@ TORCHVISION = "torchvision:"
 
 
 class PublishedSize(NamedTuple):
-    """Numbers of training and test images, shape of an image (H, W, C) and number of classes."""
+    """Numbers of training and test images, shape of an image (H, W, C) and number of classes.
+
+    `argument` is the argument of torchvision's class that selects the subset.
+    """
 
     train: int
     test: int
     shape: tuple[int, int, int]
     classes: int = 10
+    argument: str = "train"
 
 
 PUBLISHED_SIZES: Mapping[str, PublishedSize] = {
@@ -47,17 +51,12 @@ PUBLISHED_SIZES: Mapping[str, PublishedSize] = {
     "FashionMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
     "KMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
     "USPS": PublishedSize(7_291, 2_007, (16, 16, 1)),
-    "SVHN": PublishedSize(73_257, 26_032, (32, 32, 3)),
-    "STL10": PublishedSize(5_000, 8_000, (96, 96, 3)),
+    "SVHN": PublishedSize(73_257, 26_032, (32, 32, 3), argument="split"),
+    "STL10": PublishedSize(5_000, 8_000, (96, 96, 3), argument="split"),
 }
 ASSUMED: ContextVar[set[str] | None] = ContextVar("ASSUMED", default=None)
 """Names of the torchvision datasets that could not be fetched and were replaced by others of their
 published size; None if this is an error."""
-CLASSES: Mapping[str, str] = {
-    "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
-    "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
-}  # fmt: skip
-"""Mapping from supported torchvision datasets to the argument that selects the subset to load."""
 NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
@@ -150,16 +149,24 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         with zipfile.ZipFile(path) as archive:
             check_unpacked_size(archive, path.stat().st_size)
         by_case = {name.lower(): name for name in file.files}
-        parts = [
-            ArrayPart(
-                name,
-                channels_last(npz_member(file, by_case[x], path)),
-                one_column(npz_member(file, by_case[y], path)),
-            )
-            for (x, y), name in npz_subsets(file.files).items()
-        ]
+        parts = []
+        for (x, y), name in npz_subsets(file.files).items():
+            images, labels = (npz_member(file, by_case[one], path) for one in (x, y))
+            labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
+            parts.append(ArrayPart(name, channels_last(images), labels))
         if not parts:
-            raise no_labelled_images(path, file.files)
+            found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
+            if any(name.rpartition("/")[2] in WEIGHT_NAMES for name in file.files):
+                raise DataError(
+                    f"{path} contains weights instead of labelled images; {found}",
+                    fix=f"pass it with --weights {shell_quote(str(path))}, and the images with "
+                    "--data",
+                )
+            raise DataError(
+                f"{path} contains no labelled images; {found}",
+                fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and "
+                "y_test",
+            )
         notes = tuple(
             f"the array {by_case[one]} is not used: there is no {other}"
             for pair in NPZ_NAMES
@@ -180,24 +187,17 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         several = any((part.labels.sum(axis=1) != 1).any() for part in parts)
         if several:
             classes = tuple(name.replace(JOINER, "_") for name in classes)
-            parts = [part._replace(labels=label_sets(part.labels, classes)) for part in parts]
+            columns = parts[0].labels.shape[1]
+            texts = classes or [f"{i:0{len(str(columns - 1))}}" for i in range(columns)]
+            sets = [[join_labels(compress(texts, row)) for row in part.labels] for part in parts]
+            parts = [p._replace(labels=np.array(own)) for p, own in zip(parts, sets, strict=True)]
         else:
             parts = [part._replace(labels=part.labels.argmax(axis=1)) for part in parts]
             notes += ("the labels are one-hot: the class is the column of the 1",)
-    numbered, found = number_labels(parts)
-    return LoadedArrays(numbered, found or classes, notes, several)
-
-
-def one_column(labels: Array) -> Array:
-    """Return labels without axes of length 1, other than the first."""
-    return labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
-
-
-def label_sets(flags: Array, names: Sequence[str]) -> Array:
-    """Return the labels of each image as text, given an array (N, labels) of zeros and ones."""
-    width = len(str(flags.shape[1] - 1))
-    names = names or [f"{i:0{width}}" for i in range(flags.shape[1])]
-    return np.array([join_labels(compress(names, row)) for row in flags.tolist()])
+    if all(part.labels.dtype.kind == "U" for part in parts):  # labels that are class names
+        classes = tuple(sorted({name for part in parts for name in part.labels.ravel().tolist()}))
+        parts = [p._replace(labels=np.searchsorted(classes, p.labels)) for p in parts]
+    return LoadedArrays(tuple(parts), classes, notes, several)
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
@@ -207,20 +207,6 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
     """
     present = {name.lower() for name in names}
     return {pair: name for pair, name in NPZ_NAMES.items() if present.issuperset(pair)}
-
-
-def no_labelled_images(path: Path, names: Sequence[str]) -> DataError:
-    """Return the error for an .npz file without a pair of image and label arrays."""
-    found = f"arrays found: {', '.join(names[:8]) or 'none'}"
-    if any(name.rpartition("/")[2] in WEIGHT_NAMES for name in names):
-        return DataError(
-            f"{path} contains weights instead of labelled images; {found}",
-            fix=f"pass it with --weights {shell_quote(str(path))}, and the images with --data",
-        )
-    return DataError(
-        f"{path} contains no labelled images; {found}",
-        fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and y_test",
-    )
 
 
 def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:
@@ -236,18 +222,6 @@ def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:
             fix=f"save it as numbers or text, e.g. numpy.array({name}.tolist())",
         ) from error
     return array
-
-
-def number_labels(parts: Sequence[ArrayPart]) -> tuple[tuple[ArrayPart, ...], tuple[str, ...]]:
-    """Number labels that are class names: return the parts and the sorted names.
-
-    There are no names if the labels are not text.
-    """
-    if any(part.labels.dtype.kind != "U" for part in parts):
-        return tuple(parts), ()
-    names = sorted({name for part in parts for name in part.labels.ravel().tolist()})
-    numbered = [p._replace(labels=np.searchsorted(names, p.labels)) for p in parts]
-    return tuple(numbered), tuple(names)
 
 
 def channels_last(images: Array) -> Array:
@@ -343,10 +317,11 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
         DataError: The dataset is not supported or, unless its size may be assumed, cannot be
             fetched.
     """
-    if name not in CLASSES:
+    if name not in PUBLISHED_SIZES:
         raise DataError(
             f"torchvision:{name} is not supported",
-            fix=f"use one of {', '.join(CLASSES)}, or save the images in one folder per class",
+            fix=f"use one of {', '.join(PUBLISHED_SIZES)}, or save the images in one folder per "
+            "class",
         )
     assumed = ASSUMED.get()
     if assumed is not None and name in assumed:
@@ -388,7 +363,8 @@ def fetched_torchvision(name: str, root: Path) -> LoadedArrays:
     parts: list[ArrayPart] = []
     names: tuple[str, ...] = ()
     for part in ("train", "test"):
-        which = {"train": part == "train"} if CLASSES[name] == "train" else {"split": part}
+        argument = PUBLISHED_SIZES[name].argument
+        which = {argument: part == "train" if argument == "train" else part}
         found = open_torchvision(kind, root, which)
         labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
         parts.append(ArrayPart(part, channels_last(np.asarray(found.data)), labels.astype(int)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.config.sections import DataSpec
-from vitft.data.array_files import CLASSES, TORCHVISION
+from vitft.data.array_files import PUBLISHED_SIZES, TORCHVISION
 from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.label_table import read_label_table
@@ -236,7 +236,7 @@ def check_is_folder(root: Path) -> None:
         raise DataError(f"{root} {what}", fix=fix.format(**names))
     data = (".npz", *TABLE_SUFFIXES)
     fix = path_fix(root, lambda entry: entry.is_dir() or entry.name.lower().endswith(data))
-    known = {name.lower(): name for name in CLASSES}
+    known = {name.lower(): name for name in PUBLISHED_SIZES}
     if str(root).lower() in known and "did you mean" not in fix:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:

@@ -235,15 +235,9 @@ def find_decoder(kind: str, name: str) -> Decoder:
         from pillow_heif import HeifImageFile
 
         return HeifImageFile
-    if kind == "AVIF" and not has_avif():
+    if kind == "AVIF" and not features.check("avif"):
         raise ImageError(name, MISSING_AVIF)
     return DECODERS[kind]
-
-
-@functools.cache
-def has_avif() -> bool:
-    """Return whether this build of Pillow decodes AVIF."""
-    return features.check("avif") is True
 
 
 def silence_pillow() -> None:

@@ -102,16 +102,11 @@ def inside_data(name: str) -> list[str]:
     """
     if os.sep not in name or os.path.isabs(name):  # noqa: PTH117 - also for odd names
         return []
-    places = [one.name for one in os.scandir() if one.is_dir() or one.name.endswith(".npz")]
-    found = (f"{place}/{name}" for place in sorted(places)[:MOST_PLACES])
-    return [path for path in found if os.path.lexists(path) or is_array_member(path)][:MOST_WARNED]
-
-
-def is_array_member(path: str) -> bool:
-    """Return whether a path names an image in an array dataset."""
     from vitft.data.arrays import array_member  # imports numpy
 
-    return array_member(path) is not None
+    places = [one.name for one in os.scandir() if one.is_dir() or one.name.endswith(".npz")]
+    found = (f"{place}/{name}" for place in sorted(places)[:MOST_PLACES])
+    return [path for path in found if os.path.lexists(path) or array_member(path)][:MOST_WARNED]
 
 
 def refuse_run(root: str) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, cast, get_args
+from typing import Literal, Self, cast, get_args
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
@@ -360,24 +360,18 @@ def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> Da
     )
 
 
-class Leaks(NamedTuple):
-    """Groups of identical files in more than one subset or with different labels."""
+def leaks(manifest: Manifest) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the paths of each group of identical files that spans several subsets or labels.
 
-    across: tuple[tuple[str, ...], ...]
-    """Paths in each group that spans more than one subset, e.g. training and validation."""
-    labels: tuple[tuple[str, ...], ...]
-    """Paths in each group whose files have different labels."""
-
-
-def leaks(manifest: Manifest) -> Leaks:
-    """Return the groups of identical files in more than one subset or with different labels."""
+    The first list has the groups in more than one subset, e.g. training and validation, and the
+    second one those with different labels.
+    """
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
-    across = (rows for rows in by_digest.values() if len({row.split for row in rows}) > 1)
-    labels = (rows for rows in by_digest.values() if len({row.label for row in rows}) > 1)
-    paths = [tuple(tuple(row.path for row in rows) for rows in kind) for kind in (across, labels)]
-    return Leaks(*paths)
+    groups = by_digest.values()
+    across = [[row.path for row in g] for g in groups if len({row.split for row in g}) > 1]
+    return across, [[row.path for row in g] for g in groups if len({row.label for row in g}) > 1]
 
 
 def write_class_indices(path: Path, classes: Sequence[str]) -> None:

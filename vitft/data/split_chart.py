@@ -45,12 +45,11 @@ def log_split(manifest: Manifest) -> None:
         log.warning(note)
     if manifest.test:
         log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
-    found = leaks(manifest)
     across = "in both training and validation"
     if manifest.test:
         across = "in more than one of training, validation and test"
-    kinds = {across: found.across, "with different labels": found.labels}
-    for kind, groups in kinds.items():
+    kinds = zip((across, "with different labels"), leaks(manifest), strict=True)
+    for kind, groups in kinds:
         if groups:
             example = " and ".join(groups[0][:2])
             log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")

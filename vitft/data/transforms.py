@@ -68,17 +68,13 @@ class EvalTransform:
     `data.grey_levels`). If empty, each file type has its own fixed range."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.grey_range and not (
             len(self.grey_range) == 2 and self.grey_range[0] < self.grey_range[1]
         ):
             raise UsageError(
                 f"invalid grey range: {self.grey_range}",
                 fix="use two numbers, the lower one first",
-            )
-        if not 0 < self.crop <= 1:
-            raise UsageError(
-                f"the crop must be a fraction of the image side, but it is {self.crop}",
-                fix="use a number greater than 0 and at most 1, e.g. 0.9",
             )
         if max(self.image_size) / self.crop > MAX_RESIZED_SIDE:
             raise UsageError(
@@ -91,15 +87,11 @@ class EvalTransform:
                 f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",
                 fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad",
             )
-        if len(self.mean) != len(self.std) or not all(
-            math.isfinite(m) and math.isfinite(s) and s > 0
-            for m, s in zip(self.mean, self.std, strict=False)
-        ):
+        if len(self.mean) != len(self.std):
             raise UsageError(
                 f"invalid normalisation: mean {self.mean}, std {self.std}",
                 fix="use one mean and one positive standard deviation per channel, e.g. 0.5",
             )
-        check_ranges(self)
 
     @property
     def channels(self) -> int:

@@ -127,31 +127,19 @@ def make_copy(place: Place, limits: DownloadLimits) -> None:
                 "KEY.png or another image",
                 fix="write each image as KEY.jpg and its class as KEY.cls, or in KEY.json",
             )
-        write_copy(place, found, notes, version)
-
-
-def write_copy(
-    place: Place, shards: Sequence[IndexedShard], notes: Sequence[str], version: str
-) -> None:
-    """Write the index of a copy, the positions of its images and its description.
-
-    Raises:
-        ResourceError: The disk is full or faulty.
-        RunError: A file cannot be written.
-    """
-    folder = place.folder
-    (folder / SOURCE).unlink(missing_ok=True)
-    table = IndexTable({shard.file.name: shard.contents for shard in shards})
-    write_atomically(folder / MEMBERS, encode_positions(table))
-    write_atomically(folder / INDEX, encode_table(table.header, table.rows()))
-    copy = LocalCopy(
-        data=place.text,
-        version=version,
-        shards=tuple(shard.file for shard in shards),
-        notes=(*notes, *table.notes()),
-        images=table.images,
-    )
-    write_json(folder / SOURCE, asdict(copy))
+        folder = place.folder
+        (folder / SOURCE).unlink(missing_ok=True)
+        table = IndexTable({shard.file.name: shard.contents for shard in found})
+        write_atomically(folder / MEMBERS, encode_positions(table))
+        write_atomically(folder / INDEX, encode_table(table.header, table.rows()))
+        copy = LocalCopy(
+            data=place.text,
+            version=version,
+            shards=tuple(shard.file for shard in found),
+            notes=(*notes, *table.notes()),
+            images=table.images,
+        )
+        write_json(folder / SOURCE, asdict(copy))
 
 
 def is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:

@@ -145,7 +145,9 @@ def collect_samples(
             seen.add(name)
             if len(seen) > LIMITS.entries:
                 raise ArchiveRefusedError(f"it has more than {LIMITS.entries:,} entries")
-            key, component = split_name(name)
+            folder, slash, base = name.rpartition("/")  # the key ends as in `base_plus_ext`
+            stem, _, component = base.partition(".")  # of WebDataset
+            key, component = f"{folder}{slash}{stem}", component.lower()
             if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
                 place = Member(name, member.offset_data, member.size)
                 found.setdefault(key, Sample()).images[component] = place
@@ -163,16 +165,6 @@ def collect_samples(
             else:
                 unused[suffix_of(name)] += 1
         stream.finish()
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Return the key of a member, which ends at the first dot of its file name, and the rest.
-
-    Source: WebDataset's `base_plus_ext`. The rest is in lower case.
-    """
-    folder, slash, base = name.rpartition("/")
-    stem, _, component = base.partition(".")
-    return f"{folder}{slash}{stem}", component.lower()
 
 
 def json_fields(name: str, text: str) -> dict[str, str]:
