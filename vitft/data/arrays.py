@@ -221,7 +221,14 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
             images.
     """
     read = array_files.read_arrays(Path(source))
-    parts = choose_parts(read.parts, source)
+    by_name = {part.name: part for part in read.parts}
+    order = ("all",) if "all" in by_name else ("train", "val", "test")
+    if order[0] not in by_name:
+        raise DataError(
+            f"{source} has no training images; subsets found: {', '.join(by_name) or 'none'}",
+            fix="add training images",
+        )
+    parts = tuple(by_name[name] for name in order if name in by_name)
     check_arrays(parts, source)
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
@@ -252,56 +259,33 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     return ArraySet(classes, parts, read.notes, label_names(classes) if read.several else ())
 
 
-def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
-    """Return the training, validation and test subsets, or the only subset if there is no split.
-
-    Raises:
-        DataError: There are no training images.
-    """
-    by_name = {part.name: part for part in parts}
-    if "all" in by_name:
-        return (by_name["all"],)
-    if "train" not in by_name:
-        raise DataError(
-            f"{source} has no training images; subsets found: {', '.join(by_name) or 'none'}",
-            fix="add training images",
-        )
-    return tuple(by_name[name] for name in ("train", "val", "test") if name in by_name)
-
-
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Raise a DataError if the arrays are not labelled images of equal size.
-
-    The message contains the dtypes or shapes that were found.
-    """
-    shapes = {part.images.shape[1:] for part in parts}
+    """Raise a DataError if the arrays are not labelled uint8 images of one size, grey or RGB."""
     for part in parts:
-        check_images(part, source)
+        images = part.images
+        if images.ndim != 4 or images.shape[3] not in (1, 3):
+            raise DataError(
+                f"{source}, subset {part.name}: the images have an unsupported shape "
+                f"{images.shape}",
+                fix="save them with the shape (images, height, width) or (images, height, width, "
+                "channels), with 1 or 3 channels",
+            )
+        if images.dtype != np.uint8:
+            convert = ""
+            if np.issubdtype(images.dtype, np.floating):
+                convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
+            raise DataError(
+                f"{source}, subset {part.name}: the images have an unsupported dtype "
+                f"({images.dtype})",
+                fix=f"save them as uint8, with values from 0 to 255{convert}",
+            )
         check_labels_of(part, source)
+    shapes = {part.images.shape[1:] for part in parts}
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
             f"{source} contains empty images or images of different shapes: "
             f"{' and '.join(map(str, shapes))}",
             fix="resize all images to the same size",
-        )
-
-
-def check_images(part: ArrayPart, source: str) -> None:
-    """Raise a DataError if the images are not uint8 arrays with 1 or 3 channels."""
-    images = part.images
-    if images.ndim != 4 or images.shape[3] not in (1, 3):
-        raise DataError(
-            f"{source}, subset {part.name}: the images have an unsupported shape {images.shape}",
-            fix="save them with the shape (images, height, width) or (images, height, width, "
-            "channels), with 1 or 3 channels",
-        )
-    if images.dtype != np.uint8:
-        convert = ""
-        if np.issubdtype(images.dtype, np.floating):
-            convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
-        raise DataError(
-            f"{source}, subset {part.name}: the images have an unsupported dtype ({images.dtype})",
-            fix=f"save them as uint8, with values from 0 to 255{convert}",
         )
 
 

@@ -73,14 +73,26 @@ def archive_kind(file: BinaryIO) -> ArchiveKind:
 def open_entries(
     file: BinaryIO, kind: ArchiveKind, packed: int, limits: ArchiveLimits
 ) -> Generator[ArchiveEntry, None, None]:
-    """Yield every entry in archive order.
+    """Yield every entry, in the order of the tar file or of the zip file's central directory.
 
     The contents of an entry can be read only until the next entry is yielded.
     """
     file.seek(0)
     if kind == "zip":
-        return zip_entries(file, limits)
-    return tar_entries(file, packed, limits, is_zipped=kind == "tar.gz")
+        if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory
+            raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                yield zip_entry(info, archive)
+        return
+    raw = gzip.GzipFile(fileobj=file) if kind == "tar.gz" else file
+    stream = TarStream(cast("IO[bytes]", raw), packed, limits)
+    # TarStream has all methods that tarfile calls.
+    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined] # do not keep all members in memory
+            yield tar_entry(member, stream)
+        stream.finish()
 
 
 # tar --------------------------------------------------------------------------------------------
@@ -142,20 +154,6 @@ class TarStream:
                 return
 
 
-def tar_entries(
-    file: BinaryIO, packed: int, limits: ArchiveLimits, *, is_zipped: bool
-) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a tar file, reading it once from start to end."""
-    raw = gzip.GzipFile(fileobj=file) if is_zipped else file
-    stream = TarStream(cast("IO[bytes]", raw), packed, limits)
-    # TarStream has all methods that tarfile calls.
-    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # do not keep all members in memory
-            yield tar_entry(member, stream)
-        stream.finish()
-
-
 def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
     """Convert a `TarInfo` to an `ArchiveEntry`."""
     if member.isdir():
@@ -176,15 +174,6 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
 
 
 # zip --------------------------------------------------------------------------------------------
-
-
-def zip_entries(file: BinaryIO, limits: ArchiveLimits) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a zip file in the order of its central directory."""
-    if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory at once
-        raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
-    with zipfile.ZipFile(file) as archive:
-        for info in archive.infolist():
-            yield zip_entry(info, archive)
 
 
 def directory_size(file: BinaryIO) -> int:
