@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vitft.data.folder import CLASS_COLUMNS, Folder, warnings_on_names
 from vitft.data.table import TableReader
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError
 from vitft.system.near_paths import EquivalentNames, misspelt_name
 from vitft.system.text import count, listing
 
@@ -64,21 +64,18 @@ def read_class_changes(
         if old in changes:
             raise reader.error(f"{old} is listed twice", column="class")
         if old not in known and not allow_unknown:
-            raise unknown_class(reader, old, known)
+            near = misspelt_name(old, known)
+            raise reader.error(
+                f"the data has no class {old[:40]!r}, only {listing(sorted(known))}",
+                column="class",
+                fix=f"correct the name: did you mean {near}?"
+                if near
+                else "correct or remove the line",
+            )
         changes[old] = new.strip()
     if not changes:
         raise reader.error("the table lists no classes", line=reader.line)
     return changes
-
-
-def unknown_class(reader: TableReader, name: str, known: Collection[str]) -> DataError | RunError:
-    """Return the error for a class that does not exist in the data."""
-    near = misspelt_name(name, known)
-    return reader.error(
-        f"the data has no class {name[:40]!r}, only {listing(sorted(known))}",
-        column="class",
-        fix=f"correct the name: did you mean {near}?" if near else "correct or remove the line",
-    )
 
 
 def change_classes(folder: Folder, table: Path) -> Folder:

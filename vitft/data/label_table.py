@@ -124,11 +124,19 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     refuse_decisions(reader, header)
     roles = find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
+    path = columns["path"]
     root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
     rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec)
     for cells in filter(any, lines):
-        if not rows.by_path and not spec.path_column and not copy:
-            refuse_other_path(reader, header, cells, columns["path"])
+        if not (rows.by_path or spec.path_column or copy) and path.strip().lower() in ID_COLUMNS:
+            pairs = zip(header, cells, strict=False)
+            suffixes = {name: Path(cell.strip()).suffix.lower() for name, cell in pairs}
+            files = [name for name, suffix in suffixes.items() if suffix in FORMAT_BY_SUFFIX]
+            if files and path not in files:
+                raise reader.error(
+                    f"several columns may contain the path: {listing([path, *files])}",
+                    fix="choose one with --set data.path_column=NAME",
+                )
         rows.add(cells)
     if not rows.by_path:
         raise DataError(
@@ -226,19 +234,6 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         if places:
             found[role] = places[0]
     return found
-
-
-def refuse_other_path(
-    reader: TableReader, header: Sequence[str], cells: Sequence[str], path: str
-) -> None:
-    """Raise a DataError if the column `path` has a number or name, and another one a file name."""
-    pairs = zip(header, cells, strict=False)
-    files = [name for name, cell in pairs if Path(cell.strip()).suffix.lower() in FORMAT_BY_SUFFIX]
-    if path.strip().lower() in ID_COLUMNS and files and path not in files:
-        raise reader.error(
-            f"several columns may contain the path: {listing([path, *files])}",
-            fix="choose one with --set data.path_column=NAME",
-        )
 
 
 @dataclass(slots=True, kw_only=True)
