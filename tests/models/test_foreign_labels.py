@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitft.models.foreign_labels import foreign_thresholds
+from vitft.models.run_facts import foreign_thresholds
 
 LABELS = {"0": "cat", "1": "dog", "2": "red"}
 SEVERAL = {"problem_type": "multi_label_classification", "id2label": LABELS}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.pictures import encoded, read, scene
+from vitft.config.run import checked_run_config
 from vitft.data.duplicates import KnownImages
 from vitft.data.fingerprint import fingerprint_of
 from vitft.data.split import Manifest, Row
@@ -19,7 +20,6 @@ from vitft.predict.run_images import (
     PATH_NOTE,
     TRAINED_NOTE,
     RunImages,
-    group_pattern,
     read_fingerprints,
 )
 from vitft.system.errors import ImageError, RunError
@@ -108,7 +108,7 @@ def test_more_images_than_the_limit_are_not_compared(
     (tmp_path / "config.toml").write_text(f'[data]\npath = "{tmp_path}"\n')
     found = manifest(tmp_path, number)
 
-    read_fingerprints(tmp_path, found, found.rows, ())
+    read_fingerprints(checked_run_config(tmp_path), found, found.rows, ())
 
     assert bool(calls) is compared
     assert ("near-duplicates of training images are not recognised" in caplog.text) is not compared
@@ -120,13 +120,8 @@ def test_fingerprints_of_the_largest_runs_stay_within_a_gigabyte() -> None:
     assert 10_000 * size < run_images.MAX_COMPARED * size < 2**30
 
 
-def test_a_run_without_settings_has_no_fingerprints_and_no_groups(tmp_path: Path) -> None:
-    found = read_fingerprints(tmp_path, manifest(tmp_path, 1), (), ())
-
-    assert found.by_digest == {}
-    assert group_pattern(tmp_path) == ""
-    (tmp_path / "config.toml").write_text('[data]\npath = "d"\ngroup_by = "(p)"\n')
-    assert group_pattern(tmp_path) == "(p)"
+def test_a_run_without_settings_has_no_fingerprints(tmp_path: Path) -> None:
+    assert read_fingerprints(None, manifest(tmp_path, 1), (), ()).by_digest == {}
 
 
 def test_images_of_a_run_are_read_from_its_split(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
-from vitft.models.foreign_labels import foreign_thresholds
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
-from vitft.models.run_facts import facts_beside
+from vitft.models.run_facts import facts_beside, foreign_thresholds
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.text import shell_quote
 

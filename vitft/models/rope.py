@@ -73,11 +73,6 @@ class Rotary(nn.Module):
         return x * self.cos[:count] + swapped * self.sin[:count]
 
 
-def build_rotary(config: ViTConfig) -> nn.Module:
-    """Return the rotation of queries and keys, or the identity for a model without RoPE."""
-    return Rotary(config, config.rope) if config.rope else nn.Identity()
-
-
 def patch_angles(grid: tuple[int, int], rope: RopeConfig, size: int) -> Tensor:
     """Return the angles (P, K / 2) for a grid of patches and heads of `size` dimensions (K)."""
     rows, columns = (axis_coordinates(i, grid, rope) for i in (0, 1))

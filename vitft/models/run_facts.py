@@ -2,7 +2,8 @@
 
 A run directory has these facts in files of its own (`vitft.predict.run_info`). An export contains
 only the model, so they are stored in its card, in the metadata of an ONNX graph or, for files in
-the format of another library, in the config.json next to the weights.
+the format of another library, in the config.json next to the weights. For a multi-label model,
+that file also contains the thresholds of the labels, which only vitft reads.
 """
 
 from pathlib import Path
@@ -15,6 +16,10 @@ from vitft.system.structure import Natural, Share, parse_json, structured
 MAX_CONFIG_BYTES = 2**24
 RUN_KEY = "vitft_run"
 """Key of the facts in a config.json."""
+SEVERAL = "multi_label_classification"
+"""Value of `problem_type` with which transformers marks multi-label models in config.json."""
+THRESHOLDS = "vitft_thresholds"
+"""Key of the list of thresholds in config.json, which is in the order of the labels."""
 
 
 class RunFacts(TypedDict, total=False):
@@ -64,3 +69,20 @@ def parse_facts(value: object) -> RunFacts:
     except ValueError:
         return RunFacts()
     return found
+
+
+def foreign_thresholds(path: Path) -> tuple[float, ...]:
+    """Return the threshold of each label of a multi-label model, or () for any other model.
+
+    `path` is the weight file. The thresholds are read from the config.json next to it; each one is
+    0.5 if the file does not state valid thresholds. Without a readable config.json, the result
+    is ().
+    """
+    facts = config_beside(path)
+    labels: Any = facts.get("id2label")
+    stated: Any = facts.get(THRESHOLDS)
+    if facts.get("problem_type") != SEVERAL or not isinstance(labels, dict):
+        return ()
+    is_list = isinstance(stated, list) and len(stated) == len(labels)
+    is_right = is_list and all(isinstance(value, float) and 0 < value < 1 for value in stated)
+    return tuple(stated) if is_right else (0.5,) * len(labels)

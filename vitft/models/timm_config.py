@@ -60,8 +60,3 @@ def timm_modules() -> Mapping[str, str]:
         for file in sorted(files)
         for name in pattern.findall(file.read_text(encoding="utf-8"))
     }
-
-
-def timm_module(name: str) -> str:
-    """Return the name of the timm module that defines an architecture, or "" if there is none."""
-    return timm_modules().get(name, "")

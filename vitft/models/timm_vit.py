@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vitft.models.shapes import vit_shapes
-from vitft.models.timm_config import TIMM_VITS, timm_module
+from vitft.models.timm_config import TIMM_VITS, timm_modules
 from vitft.models.timm_names import from_timm_names
 from vitft.models.vit_config import Activation, NormLayer, Pool, RopeConfig, ViTConfig, as_pair
 from vitft.system.errors import UsageError
@@ -59,7 +59,7 @@ def timm_vit_config(name: str) -> ViTConfig:
 @functools.cache
 def translate(name: str) -> ViTConfig | str:
     """Return the configuration of a timm architecture, or the reason why there is none."""
-    module = timm_module(name)
+    module = timm_modules().get(name)
     if module not in TIMM_VITS:
         return f"it is not a plain Vision Transformer ({module or 'unknown'} in timm)"
     import timm  # takes seconds to import

@@ -32,7 +32,7 @@ from vitft.models.activations import ACTIVATION_FUNCTIONS
 from vitft.models.attention_pool import AttentionPool
 from vitft.models.gated_mlp import GatedMLP
 from vitft.models.norms import build_norm, optional_norm
-from vitft.models.rope import build_rotary
+from vitft.models.rope import Rotary
 from vitft.models.stem import DropPath, LayerScale, build_stem
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.num_read = config.heads, config.num_read
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
-        self.rotary = build_rotary(config)  # the identity in a plain ViT
+        self.rotary = Rotary(config, config.rope) if config.rope else nn.Identity()
         self.norm = optional_norm(config, config.attn_norm)
         self.proj = nn.Linear(config.width, config.width, bias=config.proj_bias)
 

@@ -2,7 +2,7 @@
 
 from vitft.models.checkpoint_file import lacks_card, open_checkpoint
 from vitft.models.find import find_model
-from vitft.models.foreign_labels import foreign_thresholds
+from vitft.models.run_facts import foreign_thresholds
 from vitft.predict.onnx_engine import OnnxEngine
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from vitft.config.run import checked_run_config
+from vitft.config.run import Config, checked_run_config
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fingerprint import fingerprint_of
@@ -97,7 +97,8 @@ class RunImages:
             )
         rows = (*manifest.val, *manifest.train)  # training rows take precedence
         splits = {row.sha256: row.split for row in rows}
-        found = read_fingerprints(folder, manifest, rows, grey_range)
+        config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
+        found = read_fingerprints(config, manifest, rows, grey_range)
         digests = [digest for digest in splits if digest in found.by_digest]
         return cls(
             splits=splits,
@@ -108,7 +109,7 @@ class RunImages:
             known_splits=tuple(splits[digest] for digest in digests),
             grey_range=grey_range,
             train_groups=frozenset(row.group for row in manifest.train if row.group),
-            group_by=group_pattern(folder),
+            group_by=config.data.group_by if config else "",
             train_labels=frozenset(
                 (row.sha256, manifest.classes[row.label])
                 for row in manifest.train
@@ -156,30 +157,16 @@ class RunImages:
         return Recognised("val" if near else "")
 
 
-def group_pattern(folder: Path) -> str:
-    """Return the setting `data.group_by` of a run, or an empty string if config.toml is missing.
-
-    Raises:
-        RunError: The file config.toml is damaged.
-    """
-    if not os.path.lexists(folder / "config.toml"):
-        return ""
-    return checked_run_config(folder).data.group_by
-
-
 def read_fingerprints(
-    folder: Path, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
+    config: Config | None, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
     """Return the fingerprints of the run's images that are still in its data folder.
 
-    The result is empty if config.toml is missing or the run has more than `MAX_COMPARED` images.
-
-    Raises:
-        RunError: The file config.toml is damaged.
+    The result is empty if the run has more than `MAX_COMPARED` images or no settings, which state
+    where its images are.
     """
-    if not os.path.lexists(folder / "config.toml"):  # the location of the images is unknown
+    if config is None:
         return Fingerprints("none")
-    config = checked_run_config(folder)
     if len(rows) > MAX_COMPARED:
         log.warning(
             f"near-duplicates of training images are not recognised: the run has {len(rows):,} "

@@ -20,8 +20,7 @@ from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupport
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
-from vitft.models.foreign_labels import SEVERAL, THRESHOLDS
-from vitft.models.run_facts import RUN_KEY
+from vitft.models.run_facts import RUN_KEY, SEVERAL, THRESHOLDS
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json

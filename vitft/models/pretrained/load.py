@@ -140,11 +140,10 @@ def load_backbone(
         UsageError: An option is invalid, or timm models do not support it.
         ResourceError: The disk is full.
     """
+    sizes: Any = {"num_classes": num_classes, "image_size": image_size}
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
-        sizes: Any = {"num_classes": num_classes, "image_size": image_size}
         return load_random(name_or_path, seed=seed, **sizes, **options)
     found = locate(name_or_path)
-    sizes = {"num_classes": num_classes, "image_size": image_size}
     if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
         return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
