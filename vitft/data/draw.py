@@ -61,8 +61,8 @@ def joined_groups(
     """Map digests to groups that must not be divided: the user's groups and duplicates.
 
     Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
-    and is returned unchanged if the user has not defined groups. The result
-    may omit digests without a group.
+    and is returned unchanged if the user has not defined groups. The result may omit digests
+    without a group.
     """
     if not any(file.group for file in files):
         return duplicates
@@ -161,10 +161,10 @@ def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[
     """Move each group to the side of its first image, and return the validation paths.
 
     A group is thus assigned to validation with the same probability as a single image, except that
-    a group with all images of a class is used for training. If all
-    images of a class are then on one side, the first suitable group with an image of that class is
-    moved to the other side. A group is suitable if the side that it leaves keeps at least one image
-    of each class in the group, and if the group is not already assigned to `val`.
+    a group with all images of a class is used for training. If all images of a class are then on
+    one side, the first suitable group with an image of that class is moved to the other side. A
+    group is suitable if the side that it leaves keeps at least one image of each class in the
+    group, and if the group is not already assigned to `val`.
     """
     alone = undivided(members)
     side = [  # True: validation

@@ -75,7 +75,9 @@ def probably_meant(name: str) -> list[str]:
     with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
         if inside := inside_data(name):
             return inside
-        near = near_paths(Path(name), may_be_image)
+        near = near_paths(
+            Path(name), lambda entry: entry.is_dir() or not is_surely_no_image(entry.name)
+        )
         wants_file = bool(Path(name).suffix)
         return [str(path) for path in near if path.is_file() or not wants_file]
     return []
@@ -88,11 +90,6 @@ def same_names_below(root: Path, name: str) -> list[str]:
     found = namesakes(root, folded(name), os.DirEntry.is_file)
     inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
     return [str(path.relative_to(root)) for path in inside]
-
-
-def may_be_image(entry: "os.DirEntry[str]") -> bool:
-    """Return whether an entry is a folder or may be an image."""
-    return entry.is_dir() or not is_surely_no_image(entry.name)
 
 
 def inside_data(name: str) -> list[str]:

@@ -1,8 +1,7 @@
 """Fixes proposed for the findings about labelled images, for the user to accept or change.
 
 The proposed action is `drop` only if a finding is certain. Otherwise it is `undecided`, with the
-reason.
-This module does not open images.
+reason. This module does not open images.
 """
 
 import re

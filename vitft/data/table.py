@@ -88,8 +88,7 @@ def path_in(root: Path, path: str) -> str:
     """Return a path relative to `root`, without empty or `.` components.
 
     An absolute path that is not below `root` and a web address are returned unchanged, and `..` is
-    kept. Symbolic
-    links are not resolved.
+    kept. Symbolic links are not resolved.
     """
     if path.startswith("/"):
         folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
