@@ -28,7 +28,6 @@ from vitft.export.formats.timm import (
 )
 from vitft.export.formats.transformers import (
     TransformersFormat,
-    grey_settings,
     hf_config,
     hf_tensors,
     side_or_sides,
@@ -439,8 +438,6 @@ def test_the_configuration_states_thresholds_figures_and_the_grey_range() -> Non
     assert found["vitft_run"] == {"top1": 0.5}
     assert side_or_sides((16, 16)) == 16
     assert side_or_sides((16, 24)) == [16, 24]
-    assert grey_settings(EvalTransform()) == {}
-    assert grey_settings(EvalTransform(grey_range=(1.0, 9.0))) == {"grey_range": [1.0, 9.0]}
 
 
 def test_queries_keys_and_values_are_separate_tensors_in_this_order() -> None:
