@@ -512,7 +512,8 @@ MISSING_LABELS = re.compile(
 
 def key_of(name: str) -> str:
     """Return what names have in common that are probably one: `Leaf rust` and `leaf_rust`."""
-    key = unicodedata.normalize("NFC", name).casefold().strip()
+    key = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    key = key.casefold().strip()
     key = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"^(\d+)\.0+$", r"\1", key))
     return re.sub(r"(?<=\w)[\s_-]+(?=\w)", "_", key)
 

@@ -24,16 +24,19 @@ from vitft.system.text import count, listing, shell_quote
 SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
 SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
-GROUP_COLUMNS = (
-    "group", "group_id", "patient", "patient_id", "subject", "subject_id", "video", "video_id",
-    "camera", "camera_id",
-)  # fmt: skip
+GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
+"""Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
+OTHER_GROUP = re.compile("(animal|case|slide|study|series|specimen|session)(id|no|number)?")
+"""Names of columns that may contain groups, but are not used for them without a setting."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
-YES, NO = ("1", "1,0", "true", "yes", "y", "x"), ("0", "0,0", "-1", "false", "no", "n")
+YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
+NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
 SEPARATOR_NAMES: Mapping[str, str] = {
     ",": "commas",
     ";": "semicolons",
     "/": "slashes",
+    "&": "ampersands",
+    "+": "plus signs",
     " ": "blanks",
 }
 SPLIT = re.compile(
@@ -75,12 +78,13 @@ def label_places(
         return (roles["label"],)
     names, used = [cell.strip() for cell in header], {*roles.values()}
     if spec.label == "*":
-        others = (*SPLIT_COLUMNS, *GROUP_COLUMNS, *WEIGHT_COLUMNS)
+        others = (*SPLIT_COLUMNS, *WEIGHT_COLUMNS)
         return tuple(
             place
             for place, name in enumerate(names)
             if place not in used
             and not (SPLIT.fullmatch(name) or BOX.search(name) or name.lower() in others)
+            and not GROUP.fullmatch(bare_name(name))
         )
     found: list[int] = []
     for wanted in (part.strip() for part in spec.label.split(",")):
@@ -306,6 +310,11 @@ class LabelParser:
         """Return the error for the first row with a cell."""
         line = self.lines[column.cells.index(cell)]
         return self.reader.error(problem, line=line, column=column.name, fix=fix)
+
+
+def bare_name(name: str) -> str:
+    """Return the name of a column in lower case, without blanks, underscores and the like."""
+    return re.sub(r"[\W_]+", "", name.lower())
 
 
 def number_in(cell: str) -> float | None:

@@ -13,12 +13,14 @@ from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.chosen import CHOSEN, CHOSEN_PARTS, SKIPPED, note_on_chosen
 from vitft.data.label_columns import (
-    GROUP_COLUMNS,
+    GROUP,
+    OTHER_GROUP,
     SEVERAL_NAMES,
     SPLIT,
     SPLIT_COLUMNS,
     WEIGHT_COLUMNS,
     LabelledRow,
+    bare_name,
     box_columns,
     is_predicted,
     label_places,
@@ -44,7 +46,7 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "path": PATH_COLUMNS,
     "label": ("label", "class", "class_name", "category", "target"),
     "split": SPLIT_COLUMNS,
-    "group": GROUP_COLUMNS,
+    "group": ("group",),
 }
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 SHARD_NAMES = ("cls", "txt")
@@ -210,6 +212,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
                 fix="choose one of these columns",
             )
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
+        if role == "group" and not name:
+            places = [i for i, cell in enumerate(names) if GROUP.fullmatch(bare_name(cell))]
         if role == "path" and not places and not name:
             places = [names.index(cell) for cell in ID_COLUMNS if cell in names][:1]
         if role == "label" and not places and not name:
@@ -221,7 +225,9 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
             several = listing(header[i].strip() for i in places)
             raise reader.error(
                 f"several columns may contain the {role}: {several}",
-                fix=f"choose one with --set {setting}=NAME",
+                fix=f"choose one with --set {setting}=NAME"
+                if len({names[i] for i in places}) > 1
+                else "rename all but one of them",
             )
         if not places and role in ("path", "label"):
             sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
@@ -387,10 +393,17 @@ def notes_on_columns(rows: RowParser, labels: Sequence[str]) -> list[str]:
         )
     if "split" not in rows.roles and spec.split_column != "none":
         notes += [
-            f"not used: the column {name} (to split by it, write train, val or test in its cells, "
-            f"and use --set {shell_quote(f'data.split_column={name}')})"
+            f"not used: the column {name} (to split by it, use train, val or test in its cells, "
+            f"and --set {shell_quote(f'data.split_column={name}')})"
             for name in rest
             if SPLIT.fullmatch(name)
+        ]
+    if not rows.spec.group_by and "group" not in rows.roles and spec.group != "none":
+        notes += [
+            f"not used: the column {name} (if the images of one belong together, use --set "
+            f"{shell_quote(f'data.group={name}')})"
+            for name in rest
+            if OTHER_GROUP.fullmatch(bare_name(name))
         ]
     if (boxes := box_columns(header)) and {*boxes} <= {*rest}:
         notes.append(

@@ -167,6 +167,8 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
     return replace(folder, files=tuple(files), notes=(*folder.notes, note))
 
 
+ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"
+"""Pattern of the names that Roboflow gives the augmented copies of an image."""
 SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
 """Pattern of a name with the number of a sequence and the number of an image in it."""
 DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
@@ -180,6 +182,12 @@ def sequence_note(folder: Folder) -> str:
     Every class must have several sequences, and they at least three images each on average.
     """
     paths = {f.path: f.label for f in folder.files}
+    copies = Counter(m[1] for path in paths if (m := re.search(ROBOFLOW, path)))
+    if copies and len(copies) <= 0.8 * copies.total() > 0.5 * len(paths):
+        return (
+            f"the names look like augmented copies of {len(copies):,} images, e.g. {min(paths)}: "
+            f"to keep the copies of an image on one side of the split, use --group-by '{ROBOFLOW}'"
+        )
     found = {path: m[1] for path in paths if (m := re.search(SEQUENCE, path))}
     found = {path: name for path, name in found.items() if not re.search(DATE, name)}
     by_class = Counter(label for label, _ in {(paths[path], name) for path, name in found.items()})

@@ -309,6 +309,8 @@ def more_images(run: Run) -> Advice | None:
 def few_validation_images(run: Run) -> Advice | None:
     """Advise using more validation images if the accuracy is too uncertain to compare models."""
     low, high = run.results["top1_interval"]
+    if run.results.get("groups"):  # a number of groups would be needed
+        return None
     best = model_cross_validation(run.results) or run.results  # few images may all be right
     images, needed = run.results.get("images", 0), sample_size(0.04, best["top1"])
     if high - low <= 0.08 or needed <= images:

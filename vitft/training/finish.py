@@ -213,6 +213,8 @@ def final_test(
     others = [row for row in data.manifest.test if row.sha256 not in known]
     rows = distinct_rows(others)
     if not rows:
+        if data.manifest.test:
+            log.warning("no accuracy on test images: all are copies of the other images")
         return {}
     logits = final_logits(inputs, model, precision, rows)[0][:, 0]
     groups = data.user_groups(rows)
