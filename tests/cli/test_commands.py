@@ -79,7 +79,6 @@ def test_images_that_were_not_explained_are_counted(
 ) -> None:
     assert explain.exit_code(failed) == code
     assert capsys.readouterr().err == text
-    assert explain.without_third(["a", "b", "c", "d"]) == ("a", "b", "d")
 
 
 @pytest.mark.parametrize(
