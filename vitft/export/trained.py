@@ -127,7 +127,10 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
     top1 = last_block_accuracy(card, results)
     if not results or top1 is None:
         return results
-    bounds = wilson_interval(round(top1 * results["images"]), results["images"])
+    images, (low, high) = results["images"], results["top1_interval"]
+    usual = wilson_interval(round(results["top1"] * images), images)
+    effect = ((high - low) / (usual[1] - usual[0])) ** 2  # of groups, as with the run's head
+    bounds = wilson_interval(round(top1 * images), images, max(1.0, effect))
     own = {k: value for k, value in results.items() if k not in ("cross_validation", "test")}
     if known := balanced_evidence(results):  # both heads are at chance level, or none is
         own["balanced_interval"] = known.interval
