@@ -172,7 +172,11 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
         reference=reference,
         bad=tuple(walk.bad),
         unused=walk.unused(),
-        warnings=(*warnings_on_names(classes), *warnings_on_subfolders(classes, files)),
+        warnings=(
+            *warnings_on_names(classes),
+            *warnings_on_subfolders(classes, files),
+            *warning_on_masks(files),
+        ),
         notes=tuple(notes),
         empty=empty,
     )
@@ -536,6 +540,24 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
     found = ((one, merged), (none, [(name, "") for name in lacking]))
     how = "in the table" if several else ""
     return tuple(f"{text} {how or f'with {class_table(rows)}'}" for text, rows in found if rows)
+
+
+MASK = re.compile(
+    r"(.+?)[ _-]*(mask|seg|segmentation|gt|annotation|overlay)[ _-]*\d*", re.IGNORECASE
+)
+"""Stem of the name of a mask, beside the image that it belongs to."""
+
+
+def warning_on_masks(files: Iterable[File]) -> Iterator[str]:
+    """Yield a warning if files are named like masks of others, e.g. x_mask.png beside x.png."""
+    stems = {file.path.rpartition(".")[0]: file.path for file in files}
+    pairs = ((path, MASK.fullmatch(stem)) for stem, path in stems.items())
+    found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
+    if found:
+        yield (
+            f"names like those of masks: {count(len(found), 'file')}, e.g. {found[0][0]} beside "
+            f"{found[0][1]}. If they are masks, move them out of the class folders"
+        )
 
 
 def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
