@@ -219,9 +219,7 @@ BAD = [
     pytest.param({"vitft": "[]"}, "not a JSON object", id="a list"),
     pytest.param({"vitft": "{}"}, "its vitft metadata is incomplete", id="empty"),
     pytest.param({"vitft": description(input=3)}, "incomplete", id="wrong type"),
-    pytest.param(
-        {"vitft": description(transform={"crop": 9})}, "but it is 9", id="wrong transform"
-    ),
+    pytest.param({"vitft": description(transform={"crop": 9})}, "crop is 9", id="wrong transform"),
 ]
 
 

@@ -67,8 +67,8 @@ class Row:
 
 
 def distinct_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each distinct file and label, so that copies count once."""
-    return list({(row.sha256, row.label): row for row in rows}.values())
+    """Return one row for each distinct file, so that copies count once."""
+    return list({row.sha256: row for row in rows}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ class OnnxEngine(CpuEngine):
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-            raise unreadable_graph(path, f"its vitft metadata is incomplete: {error}") from error
+            reason = error.problem if isinstance(error, UsageError) else error
+            raise unreadable_graph(path, f"its vitft metadata is incomplete: {reason}") from error
         self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:

@@ -380,11 +380,11 @@ def deep(levels: int) -> str:
         pytest.param('{"model_args": 5}', "model_args is 5 instead of an object", id="no table"),
         pytest.param('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean is 5", id="mean"),
         pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean is", id="NaN"),
-        pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "invalid norm", id="zero std"),
+        pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "std is 0.0", id="zero std"),
         pytest.param(
             '{"mean": [0, 0], "std": [1, 1]}', "mean and std have 2 values each", id="two channels"
         ),
-        pytest.param('{"crop_pct": 7}', "but it is 7", id="crop"),
+        pytest.param('{"crop_pct": 7}', "crop is 7.0", id="crop"),
         pytest.param('{"interpolation": "magic"}', "interpolation is magic", id="filter"),
         pytest.param('{"label_names": {"a": "b"}}', "label_names is", id="labels"),
     ],
