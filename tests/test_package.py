@@ -190,20 +190,14 @@ def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
 
 
 @cache
-def lazy_homes(module: str, name: str) -> list[str]:
-    """Return the modules from which a package's `__getattr__` imports a name on first use."""
-    tree = tree_of(MODULES[module])
-    if "__getattr__" not in definitions(tree):
-        return []
-    homes = {
-        str(value.value)
-        for table in ast.walk(tree)
-        if isinstance(table, ast.Dict)
-        for key, value in zip(table.keys, table.values, strict=True)
-        if isinstance(key, ast.Constant) and key.value == name
-        if isinstance(value, ast.Constant)
-    }
-    return sorted({*homes, *(f"{module}.{home}" for home in homes)} & {*MODULES})
+def lazy_homes(package: str, name: str) -> list[str]:
+    """Return the module from which a package imports a public name on first use."""
+    stub = MODULES[package].with_suffix(".pyi")
+    return [
+        f"{package}.{node.module}"
+        for node in (ast.parse(stub.read_text()).body if stub.exists() else ())
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == name
+    ]
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -261,6 +255,7 @@ def test_imports_inside_functions_are_of_heavy_packages() -> None:
 
 COMES_WITH = {
     "PIL": "pillow",
+    "lazy_loader": "lazy-loader",
     "pillow_heif": "pillow-heif",
     "tomli_w": "tomli-w",
     "markupsafe": "jinja2",

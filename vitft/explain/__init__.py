@@ -8,3 +8,7 @@ explainer      explanation of image files, written as heat maps and arrays
 patches        figures of an image, its patches and its tokens
 model_figures  figures of a model: filters, position embeddings, attention distances
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,18 +5,6 @@ predictions on the run's validation images are compared with the original predic
 that differs by more than the tolerance of its format is removed.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from vitft.export.job import Exported as Exported
-    from vitft.export.job import export_run as export_run
-    from vitft.export.job import export_safetensors as export_safetensors
-
-__all__ = ["Exported", "export_run", "export_safetensors"]
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in __all__:
-        raise AttributeError(f"module 'vitft.export' has no attribute {name!r}")
-    return getattr(importlib.import_module("vitft.export.job"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Frozen features: extraction, caching, linear heads, label errors and OOD detection."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

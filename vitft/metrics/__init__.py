@@ -1,1 +1,5 @@
 """Accuracy, intervals and calibration. Only `classification` and `targets` import torch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

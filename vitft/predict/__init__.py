@@ -1,1 +1,5 @@
 """Prediction: engines, postprocessing, output files, thresholds and evaluation."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

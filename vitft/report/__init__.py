@@ -15,3 +15,7 @@
 Only `plots` needs packages other than jinja2 and numpy. Pages are generated from the run
 directories alone; the images in the data folder are not opened.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Fine-tuning runs: setup, batches, training loop, optimiser, resuming and final evaluation."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+"""Public names of `vitft.check`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.config`, imported on first use."""

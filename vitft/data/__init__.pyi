@@ -1,0 +1,1 @@
+"""Public names of `vitft.data`, imported on first use."""

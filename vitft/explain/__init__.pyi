@@ -1,0 +1,1 @@
+"""Public names of `vitft.explain`, imported on first use."""

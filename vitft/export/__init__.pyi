@@ -1,0 +1,6 @@
+"""Public names of `vitft.export`, imported on first use."""
+
+
+from .job import Exported as Exported
+from .job import export_run as export_run
+from .job import export_safetensors as export_safetensors

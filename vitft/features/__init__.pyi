@@ -1,0 +1,1 @@
+"""Public names of `vitft.features`, imported on first use."""

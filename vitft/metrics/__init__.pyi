@@ -1,0 +1,1 @@
+"""Public names of `vitft.metrics`, imported on first use."""

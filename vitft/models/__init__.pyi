@@ -1,0 +1,1 @@
+"""Public names of `vitft.models`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.predict`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.report`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.serve`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.study`, imported on first use."""

@@ -1,0 +1,1 @@
+"""Public names of `vitft.system`, imported on first use."""

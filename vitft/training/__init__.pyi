@@ -1,0 +1,1 @@
+"""Public names of `vitft.training`, imported on first use."""
