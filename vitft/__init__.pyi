@@ -1,5 +1,7 @@
 """Public names of `vitft`, imported on first use."""
 
+__all__: list[str]
+
 from .api import Trained as Trained
 from .api import finetune as finetune
 from .api import load as load

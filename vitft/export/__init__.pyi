@@ -1,5 +1,6 @@
 """Public names of `vitft.export`, imported on first use."""
 
+__all__: list[str]
 
 from .job import Exported as Exported
 from .job import export_run as export_run
