@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.features import cache
-from vitft.features.cache import (
+from vitft.features import (
     KEY_BYTES,
     JoinedStore,
-    Space,
     Store,
     default_folder,
     key_of,
@@ -60,47 +58,6 @@ def test_rows_are_found_by_another_process_later(tmp_path: Path) -> None:
         assert found is not None
         assert np.array_equal(found, row(i))
     assert again.get(key_of("other")) is None
-
-
-def test_a_row_is_there_before_it_is_flushed(tmp_path: Path) -> None:
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    store.add({keys(1)[0]: row(0)})
-
-    assert same(store.get(keys(1)[0]), row(0))
-    assert not list(store.folder.glob("*.rows"))
-
-
-def test_rows_are_written_after_pauses_that_double_up_to_five_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = 0.0
-    monkeypatch.setattr("vitft.features.cache.time.monotonic", lambda: clock)
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    written = []
-
-    for second, key in enumerate(keys(1500)):
-        clock = float(second)
-        store.add({key: row(0)})
-        if not store.waiting:
-            written.append(second)
-
-    # more than 1, 2, 4, 8, ... seconds later
-    assert written == [2, 5, 10, 19, 36, 69, 134, 263, 520, 821, 1122, 1423]
-    assert sum(shard.shape[0] for shard in store.shards) == 1424
-
-
-def test_more_than_64_mebibytes_of_rows_do_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    monkeypatch.setattr("vitft.features.cache.time.monotonic", lambda: 0.0)
-    monkeypatch.setattr(Store, "write_shard", lambda _, rows: written.append(len(rows)))
-    store = Store(tmp_path, SPACE, (2**22,), "uint8")
-
-    for key in keys(35):
-        store.add({key: np.broadcast_to(np.uint8(0), (2**22,))})
-
-    assert written == [17, 17]  # of 4 MiB each
 
 
 def test_other_settings_are_another_space(tmp_path: Path) -> None:
@@ -274,13 +231,6 @@ def test_a_shard_with_another_header_is_damaged(tmp_path: Path, header: dict[str
     assert not path.exists()
 
 
-def test_a_shard_without_rows_is_damaged(tmp_path: Path) -> None:
-    path = Store(tmp_path, SPACE, (2, 3), "float32").folder / "0.rows"
-    path.write_bytes(written_by_hand([], [], {}))
-
-    assert Store(tmp_path, SPACE, (2, 3), "float32").damaged == 1
-
-
 def test_the_folder_of_a_space_has_the_same_name_in_every_version(tmp_path: Path) -> None:
     store = Store(tmp_path, {"with": "torch", "cut": "pooled"}, (2, 3), "float32")
 
@@ -303,60 +253,6 @@ def test_a_cache_that_is_deleted_while_it_is_open_is_written_again(tmp_path: Pat
     assert spaces(tmp_path / "nowhere") == []
 
 
-def test_small_files_may_be_merged_by_two_processes_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    for i, key in enumerate(keys(3)):
-        store.add({key: row(i)})
-        store.flush()
-    monkeypatch.setattr(cache, "MANY_SHARDS", 2)
-    write_shard = Store.write_shard
-
-    def beside_another(self: Store, rows: Any) -> None:
-        for path in self.folder.glob("*.rows"):
-            path.unlink()  # the other process was faster
-        write_shard(self, rows)
-
-    monkeypatch.setattr(Store, "write_shard", beside_another)
-
-    again = Store(tmp_path, SPACE, (2, 3), "float32")
-
-    assert all(same(again.get(key), row(i)) for i, key in enumerate(keys(3)))
-
-
-def test_a_key_is_known_as_soon_as_its_row_is_added(tmp_path: Path) -> None:
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    first, second, third = keys(3)
-    store.add({first: row(0)})
-    store.flush()
-    store.add({second: row(1)})
-
-    assert [key in store for key in (first, second, third)] == [True, True, False]
-
-
-def test_opening_a_space_records_its_use_and_removes_old_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = filled(tmp_path).folder
-    old, young = folder / ".old", folder / ".young"
-    for path, age in ((old, 86401), (young, 86400)):
-        path.touch()
-        os.utime(path, (10**6 - age, 10**6 - age))
-    os.utime(folder, (1, 1))
-    with monkeypatch.context() as patch:
-        patch.setattr("vitft.features.cache.time.time", lambda: 10.0**6)
-
-        Store(tmp_path, SPACE, (2, 3), "float32")
-
-    assert not old.exists()
-    assert young.exists()
-    young.unlink()
-    os.utime(folder, (1, 1))
-    Store(tmp_path, SPACE, (2, 3), "float32")
-    assert spaces(tmp_path)[0].used > 10**9
-
-
 @pytest.mark.parametrize(("files", "left"), [(64, 64), (65, 1)])
 def test_more_than_64_files_are_merged(tmp_path: Path, files: int, left: int) -> None:
     store = Store(tmp_path, SPACE, (2, 3), "float32")
@@ -369,142 +265,6 @@ def test_more_than_64_files_are_merged(tmp_path: Path, files: int, left: int) ->
     assert len([*store.folder.glob("*.rows")]) == left
     assert spaces(tmp_path)[0].shards == left
     assert all(same(again.get(key), row(i)) for i, key in enumerate(keys(files)))
-
-
-def test_files_of_16_mebibytes_are_not_merged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "MANY_SHARDS", 2)
-    store = Store(tmp_path, SPACE, (2**23,), "uint8")
-    names = [[key] for key in keys(2)] + [[key_of("a"), key_of("b")]]
-    for group in names:  # two files of 8 MiB and one of 16 MiB
-        store.add({key: np.zeros(2**23, np.uint8) for key in group})
-        store.flush()
-    large = max(store.folder.glob("*.rows"))  # the name begins with the time
-
-    again = Store(tmp_path, SPACE, (2**23,), "uint8")
-
-    merged = [*{*store.folder.glob("*.rows")} - {large}]
-    assert large.exists()
-    assert len(merged) == 1
-    assert all(key in again for group in names for key in group)
-
-
-def test_only_the_most_recently_used_files_stay_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    first, second, third = keys(3)
-    for i, key in enumerate(keys(3)):
-        store.add({key: row(i)})
-        store.flush()
-    monkeypatch.setattr(cache, "MAPPED_SHARDS", 2)
-    again = Store(tmp_path, SPACE, (2, 3), "float32")  # maps the first two
-
-    found = [again.get(key) for key in (first, second, first, third)]  # closes the second
-    for path in again.folder.glob("*.rows"):
-        path.unlink()
-
-    assert all(same(one, row(i)) for one, i in zip(found, (0, 1, 0, 2), strict=True))
-    assert same(again.get(first), row(0))
-    assert same(again.get(third), row(2))
-    assert again.get(second) is None
-
-
-def test_files_that_are_mapped_when_the_store_is_opened_outlast_their_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    for i, key in enumerate(keys(2)):
-        store.add({key: row(i)})
-        store.flush()
-    monkeypatch.setattr(cache, "MAPPED_SHARDS", 1)
-    again = Store(tmp_path, SPACE, (2, 3), "float32")
-    for path in again.folder.glob("*.rows"):
-        path.unlink()
-
-    assert same(again.get(keys(1)[0]), row(0))
-    assert again.get(keys(2)[1]) is None
-
-
-def space_of(size: int, used: float) -> Space:
-    return Space(Path("/nowhere"), {}, size, 1, used)
-
-
-@pytest.mark.parametrize(
-    ("size", "idle", "freed"),
-    [
-        pytest.param(8 * 10**9, 0.0, 0, id="20 GB fit"),
-        pytest.param(8 * 10**9 + 1, 0.0, 8 * 10**9 + 1, id="more do not"),
-        pytest.param(8 * 10**9 + 1, 10.0, 8 * 10**9 + 1, id="used ten seconds ago"),
-        pytest.param(8 * 10**9 + 1, 10.5, 0, id="used less than ten and a half seconds ago"),
-    ],
-)
-def test_twenty_gigabytes_of_the_most_recently_used_spaces_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, idle: float, freed: int
-) -> None:
-    found = [space_of(12 * 10**9, 95.0), space_of(size, 90.0)]
-    monkeypatch.setattr(cache, "spaces", lambda _: found)
-    monkeypatch.setattr("vitft.features.cache.time.time", lambda: 100.0)
-
-    assert prune(tmp_path, idle_s=idle) == freed
-    monkeypatch.setattr("vitft.features.cache.time.time", lambda: 90.0)  # just used
-    assert prune(tmp_path) == (size if size > 8 * 10**9 else 0)
-
-
-def open_files() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
-@pytest.mark.parametrize("most", [8, None])
-def test_open_files_are_bounded_however_many_shards_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
-) -> None:
-    if most:
-        monkeypatch.setattr(cache, "MAPPED_SHARDS", most)
-    monkeypatch.setattr(cache, "SMALL_SHARD", 0)  # none is merged
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    for i, key in enumerate(keys(100)):
-        store.add({key: row(i)})
-        store.flush()
-    del store
-    before = open_files()
-
-    again = Store(tmp_path, SPACE, (2, 3), "float32")
-    in_turn = [same(again.get(key), row(i)) for i, key in enumerate(keys(100))]
-    at_random = [same(again.get(keys(100)[i]), row(i)) for i in (99, 0, 50, 1, 98)]
-
-    assert len(again.shards) == 100
-    assert all(in_turn + at_random)
-    assert open_files() - before <= (most or 64)  # 256 may be open, of several stores
-    assert not again.damaged
-
-
-def test_rows_are_found_after_another_process_has_merged_their_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "MAPPED_SHARDS", 2)
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    for i, key in enumerate(keys(80)):
-        store.add({key: row(i)})
-        store.flush()
-
-    Store(tmp_path, SPACE, (2, 3), "float32")  # merges more than 64 small files
-
-    assert len([*store.folder.glob("*.rows")]) == 1
-    assert all(same(store.get(key), row(i)) for i, key in enumerate(keys(80)))
-
-
-def test_rows_of_a_deleted_file_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled(tmp_path)
-    monkeypatch.setattr(cache, "MAPPED_SHARDS", 0)
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    next(store.folder.glob("*.rows")).unlink()
-
-    assert store.get(keys(1)[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -556,17 +316,3 @@ def test_two_stores_are_one_whose_first_part_is_shared(tmp_path: Path) -> None:
     shared = again.leading.get(key_of("new"))
     assert shared is not None
     assert shared.tolist() == [0, 1]
-
-
-def test_rows_that_another_process_adds_to_both_stores_are_found(tmp_path: Path) -> None:
-    def opened() -> JoinedStore:
-        return JoinedStore(*(open_store(tmp_path, SPACE, (n,), "float32") for n in (2, 3)))
-
-    ours, theirs = opened(), opened()
-    theirs.add({key_of("new"): np.arange(5, dtype=np.float32)})
-    theirs.flush()
-
-    assert key_of("new") not in ours
-    ours.find_new_shards()
-    assert key_of("new") in ours
-    assert same(ours.get(key_of("new")), np.arange(5))

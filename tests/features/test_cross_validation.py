@@ -5,29 +5,18 @@ import pytest
 import torch
 
 from tests.features.test_head import blobs
-from vitft.features import head, penalty
-from vitft.features.folds import stratified_folds, stratified_subset
-from vitft.features.head import (
+from vitft.features import (
+    HeadMethod,
+    choose_penalty,
     cross_validate,
     cross_validation_rows,
     gain_from_twice,
     nested_subset,
     solve_head,
+    stratified_folds,
+    stratified_subset,
 )
-from vitft.features.mixture import HeadMethod
-from vitft.features.penalty import choose_penalty
-from vitft.metrics.intervals import Flags
-
-
-def test_folds_are_stratified() -> None:
-    y = torch.tensor([0] * 23 + [1] * 7 + [2] * 4)
-
-    held = stratified_folds(y, 5, seed=0)
-
-    for label in range(3):
-        counts = torch.bincount(held[y == label], minlength=5)
-        assert counts.max() - counts.min() <= 1
-    assert torch.bincount(held).max() - torch.bincount(held).min() <= 1
+from vitft.metrics import Flags
 
 
 def test_a_subset_keeps_the_class_proportions() -> None:
@@ -46,16 +35,6 @@ def test_a_subset_has_at_most_as_many_images_as_asked_for() -> None:
         rows = stratified_subset(y, most, seed=0)
         assert most / 2 < len(rows) <= most
         assert (rows.diff() > 0).all()
-
-
-def test_the_folds_of_few_groups_are_numbered_from_zero_without_gaps() -> None:
-    y, groups = torch.arange(2).repeat(6), torch.arange(12) // 6
-
-    fold_id = stratified_folds(y, 5, 0, groups)
-
-    assert fold_id.unique().tolist() == [0, 1]
-    empty = torch.zeros(0, dtype=torch.long)
-    assert len(stratified_folds(empty, 5, 0, empty)) == 0
 
 
 def right_at(*errors: float, images: int) -> Flags:
@@ -132,68 +111,6 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "each", "most"),
-    [
-        pytest.param(18, 10, 20, id="a subset has one image per class"),
-        pytest.param(6, 100, 25, id="a subset has four images per class"),
-        pytest.param(8, 1, 1000, id="one image per class"),
-    ],
-)
-def test_an_accuracy_that_cannot_be_measured_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    classes: int,
-    each: int,
-    most: int,
-) -> None:
-    monkeypatch.setattr(head, "CV_IMAGES", most)
-    y = torch.arange(classes).repeat(each)
-    x = torch.nn.functional.one_hot(y, classes).float()  # trivial to tell apart
-    names = [str(i) for i in range(classes)]
-
-    assert (
-        cross_validate(
-            x, y, names, method=HeadMethod(l2=1e-4, read=x.shape[1]), balanced=False, seed=0
-        )
-        is None
-    )
-    assert f"too few for {classes} classes" in capsys.readouterr().err
-
-
-def test_five_images_per_class_are_enough_of_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "CV_IMAGES", 30)
-    y = torch.arange(6).repeat(20)
-    x = torch.nn.functional.one_hot(y, 6).float()
-
-    found = cross_validate(
-        x, y, list("abcdef"), method=HeadMethod(l2=1e-4, read=6), balanced=False, seed=0
-    )
-
-    assert found is not None
-    assert found[0]["top1"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("images", "several", "scored"),
-    [(20_000, False, 20_000), (20_001, False, 10_001), (8000, True, 8000), (8001, True, 4001)],
-)
-def test_a_subset_of_many_images_is_cross_validated(
-    images: int, several: bool, scored: int
-) -> None:
-    x, y = torch.randn(images, 2, generator=torch.Generator().manual_seed(0)), torch.arange(images)
-    y = y % 2
-    x[:, 0] += 3 * y
-    method = HeadMethod(l2=0.1, read=1, discriminant=0.5 if several else 0.0, shrinkage=0.5)
-
-    found = cross_validate(x, y, "ab", method=method, balanced=False, seed=0)
-
-    assert found is not None
-    assert found[0]["images"] == pytest.approx(scored, abs=1)
-    assert found[0]["of"] == images
-    assert found[0].get("majority") == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize(
     ("images", "most", "classes", "is_enough"),
     [
         pytest.param(5, 1000, 4, True, id="as many outside each fold as classes"),
@@ -209,16 +126,6 @@ def test_cross_validation_needs_images_of_each_class(
 
     assert (rows is not None) == is_enough
     assert rows is None or len(rows) == min(images, most)
-
-
-def test_every_class_keeps_two_images_at_each_point_of_the_learning_curve() -> None:
-    x, y = blobs(per_class=12, classes=2)
-
-    found = cross_validate(x, y, "ab", method=HeadMethod(l2=0.1, read=8), balanced=False, seed=0)
-
-    assert found is not None
-    # an eighth would be 1.5 images of each class
-    assert [point["images"] for point in found[0]["curve"]] == [3, 5, 10, 19]
 
 
 def test_balanced_classes_count_the_same_in_cross_validation() -> None:
@@ -273,39 +180,6 @@ def test_a_penalty_is_tried_for_each_half_power_of_ten_while_the_loss_falls() ->
     assert [score.l2 for score in path] == pytest.approx(half_powers, rel=0.06)
 
 
-def test_a_penalty_is_chosen_by_heads_that_have_seen_the_classes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(penalty, "CV_IMAGES", 20)
-    y = torch.arange(18).repeat(10)
-    x = torch.nn.functional.one_hot(y, 18).float()
-
-    solved = solve_head(x, y, classes=18, l2=0, balanced=False, seed=0)
-
-    assert max(score.top1 for score in solved.path) > 0.5  # of one image per class: 0.0%
-    assert torch.equal((x @ solved.weight.T + solved.bias).argmax(dim=-1), y)
-
-
-@pytest.mark.parametrize(("most", "is_chosen"), [(14, False), (15, True), (1000, True)])
-def test_penalties_of_labels_are_chosen_if_the_subset_has_five_images_per_label(
-    monkeypatch: pytest.MonkeyPatch, most: int, is_chosen: bool
-) -> None:
-    monkeypatch.setattr(penalty, "CV_IMAGES", most)
-    x, y = blobs(per_class=20)
-
-    solved = solve_head(
-        x,
-        torch.nn.functional.one_hot(y, 3).float(),
-        classes=3,
-        l2=0,
-        balanced=False,
-        seed=0,
-    )
-
-    assert bool(solved.path) == is_chosen
-    assert is_chosen or solved.l2 == 0.1
-
-
 def test_copies_of_an_image_are_held_out_together() -> None:
     _, y = blobs()
     noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
@@ -345,15 +219,6 @@ def test_few_large_groups_are_spread_evenly_over_the_folds(
     fold_id = stratified_folds(y, 5, seed, own)
 
     assert torch.bincount(fold_id).max() == most  # of 5 folds, with whole groups
-
-
-def test_single_images_fill_the_folds_that_groups_leave_small() -> None:
-    y = torch.zeros(50).long()
-    own = torch.cat([torch.zeros(9), torch.ones(8), torch.arange(2, 35)]).long()
-
-    fold_id = stratified_folds(y, 5, 0, own)
-
-    assert torch.bincount(fold_id).tolist() == [10] * 5
 
 
 def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:

@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features.cut import BothHeads, cut_model, last_block_size, output_shape, run_prefix
-from vitft.features.pipeline import set_checkpointing
-from vitft.models.freeze import freeze_model
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.features import (
+    BothHeads,
+    cut_model,
+    last_block_size,
+    output_shape,
+    run_prefix,
+    set_checkpointing,
+)
+from vitft.models import TimmConfig, TimmModel, VisionTransformer, ViTConfig, freeze_model
 
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -38,17 +40,6 @@ def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -
     torch.testing.assert_close(cut.suffix(PIXELS), tiny_vit(PIXELS), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("freeze", "pooled"), [("head", True), ("blocks:1", False), ("none", False)]
-)
-def test_only_a_frozen_encoder_leaves_one_feature_per_image(
-    tiny_vit: VisionTransformer, freeze: str, pooled: bool
-) -> None:
-    freeze_model(tiny_vit, freeze)
-
-    assert cut_model(tiny_vit, freeze).pooled is pooled
-
-
 def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTransformer) -> None:
     freeze_model(tiny_vit, "blocks:1")
     cut = cut_model(tiny_vit, "blocks:1")
@@ -59,18 +50,6 @@ def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTr
     assert not tiny_vit.patch_embed.training
     assert tiny_vit.blocks[1].mlp.fc1.training
     assert tiny_vit.head.training
-
-
-def test_the_suffix_trains_on_cached_inputs(tiny_vit: VisionTransformer) -> None:
-    freeze_model(tiny_vit, "blocks:1")
-    cut = cut_model(tiny_vit, "blocks:1")
-    assert cut.prefix is not None
-    inputs = run_prefix(cut.prefix, PIXELS).clone()
-
-    cut.suffix(inputs)[:, 0].sum().backward()
-
-    assert tiny_vit.head.weight.grad is not None
-    assert tiny_vit.patch_embed.proj.weight.grad is None
 
 
 def test_drop_path_of_the_trained_blocks_is_active_only_during_training(
@@ -179,53 +158,6 @@ def test_a_timm_model_is_cut_at_the_same_places(timm_vit: TimmModel, freeze: str
     assert ((coarse.float() - inputs).norm() / inputs.norm()).item() < 0.05
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
-def test_the_digest_of_a_timm_prefix_changes_with_its_function_only(
-    timm_vit: TimmModel, freeze: str
-) -> None:
-    def digest() -> str:
-        prefix = cut_model(timm_vit, freeze).prefix
-        assert prefix is not None
-        return prefix.digest()
-
-    before = digest()
-    for name, parameter in timm_vit.named_parameters():
-        if name.endswith("head.weight"):
-            parameter.data += 1
-    unchanged = digest()
-    last = next(timm_vit.blocks[-1].parameters())
-    last.data += 1
-    later = digest()
-    next(timm_vit.blocks[0].parameters()).data += 1
-
-    assert unchanged == before
-    assert (later != before) == (freeze == "head")
-    assert digest() != later
-
-
-def test_training_the_suffix_of_a_timm_model_leaves_frozen_parts_in_eval_mode(
-    timm_vit: TimmModel,
-) -> None:
-    freeze_model(timm_vit, "blocks:1")
-    cut = cut_model(timm_vit, "blocks:1")
-
-    cut.suffix.train()
-
-    assert cut.suffix.training
-    assert not timm_vit.blocks[0].training
-    assert timm_vit.blocks[-1].training
-    assert timm_vit.net.norm.training
-    assert not timm_vit.net.patch_embed.training
-    cut.suffix.eval()
-    assert not timm_vit.blocks[-1].training
-
-
-def test_a_digest_is_that_of_the_cut(tiny_vit: VisionTransformer) -> None:
-    prefixes = [cut_model(tiny_vit, freeze).prefix for freeze in ("head", "blocks:1", "blocks:2")]
-
-    assert len({prefix.digest() for prefix in prefixes if prefix is not None}) == 3
-
-
 def test_features_of_several_blocks_begin_with_those_of_the_last(tiny_config: ViTConfig) -> None:
     torch.manual_seed(0)
     model = VisionTransformer(tiny_config).eval()
@@ -277,16 +209,6 @@ def test_feature_maps_of_a_timm_model_are_cut_in_their_own_shape() -> None:
     cut.suffix.train()
     trained = [m for m in model.net.modules() if isinstance(m, torch.nn.BatchNorm2d) and m.training]
     assert 0 < len(trained) < sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.net.modules())
-
-
-def test_a_prefix_is_in_eval_mode_whatever_the_mode_of_the_model(tiny_config: ViTConfig) -> None:
-    model = VisionTransformer(replace(tiny_config, drop_path=0.9)).train()
-
-    prefix = cut_model(model, "blocks:1").prefix
-
-    assert prefix is not None
-    assert not prefix.model.training
-    assert torch.equal(run_prefix(prefix, PIXELS), run_prefix(prefix, PIXELS))
 
 
 @pytest.mark.parametrize("freeze", ["head", "blocks:1"])

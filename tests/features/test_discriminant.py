@@ -6,8 +6,7 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from vitft.features.discriminant import solve_discriminant
-from vitft.features.logistic import linear_logits
+from vitft.features import linear_logits, solve_discriminant
 
 
 def classes_in_noise(images: int, dimensions: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:

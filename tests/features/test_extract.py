@@ -1,36 +1,22 @@
 """The feature pass, and a second one that computes nothing."""
 
-import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tests.support.pictures import scenes_folder
-from vitft.data import inspection
-from vitft.data.folder import File
-from vitft.data.inspection import InspectedFile, OpenedImage
-from vitft.data.jpeg import resized
+from vitft.data import CropTransform, EvalTransform, File, OpenedImage, crop_views, eval_view
 from vitft.data.scan import scan
-from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
-from vitft.features import extract
-from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import ExtractedImage, Extractor, local_claims, vanished_error
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.overlap import PixelBatch
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
-from vitft.system.errors import DataError, DivergedError, ImageError
+from vitft.features import Extractor, cut_model, run_prefix
+from vitft.models import VisionTransformer
+from vitft.system import DataError, DivergedError
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 CROP = CropTransform(image_size=TRANSFORM.image_size)
@@ -64,19 +50,6 @@ def test_rows_are_what_the_prefix_makes_of_the_documented_view(
     expected = run_prefix(extractor.prefix, TRANSFORM.normalise(torch.from_numpy(np.stack(views))))
     tolerance = 1e-6 if precision == "fp32" else 0.05  # bf16 has 8 bits, and batches differ
     torch.testing.assert_close(found, expected.float(), atol=tolerance, rtol=tolerance)
-
-
-def test_the_versions_of_the_libraries_that_compute_a_feature_are_part_of_its_key(
-    tiny_vit: VisionTransformer, tmp_path: Path
-) -> None:
-    config = TimmConfig(timm="test_vit", image_size=(160, 160))
-    prefix = cut_model(TimmModel(config), "head").prefix
-    assert prefix is not None
-
-    own = extractor_of(tiny_vit, tmp_path / "cache")
-    timms = Extractor(prefix, folder=tmp_path / "cache", precision="fp32", max_pixels=10**8)
-
-    assert timms.space["with"] == f"{own.space['with']} timm {version('timm')}"
 
 
 def test_one_added_one_changed_one_deleted_computes_two(
@@ -151,7 +124,7 @@ def test_a_damaged_cache_is_noticed_and_recomputed(
 def test_bad_files_are_reported_like_a_check_without_features(
     tiny_vit: VisionTransformer, image_folder: Path
 ) -> None:
-    from vitft.data.inspection import inspect_folder
+    from vitft.data import inspect_folder
 
     (image_folder / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     Image.new("CMYK", (20, 20)).save(image_folder / "red" / "ink.jpg")
@@ -162,31 +135,6 @@ def test_bad_files_are_reported_like_a_check_without_features(
             scan(image_folder), eval_view(TRANSFORM), allow_bad=False, progress=lambda _: None
         )
         assert found == inspect_folder(scan(image_folder))
-
-
-def test_a_file_that_vanished_is_an_error_of_its_own(
-    tiny_vit: VisionTransformer, image_folder: Path
-) -> None:
-    extractor = extractor_of(tiny_vit, None)
-
-    with pytest.raises(ImageError, match="not found"):
-        extractor.compute(
-            str(image_folder),
-            [File("red/none.png", 0)],
-            eval_view(TRANSFORM),
-            progress=lambda _: None,
-        )
-
-
-def test_threads_are_given_back_after_the_pass(
-    tiny_vit: VisionTransformer, image_folder: Path
-) -> None:
-    torch.set_num_threads(2)
-    try:
-        digests(extractor_of(tiny_vit, None), image_folder)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 CHILD = """
@@ -213,7 +161,7 @@ digests(extractor_of(build_model(state, card.architecture), Path(sys.argv[3])), 
 def test_a_pass_after_a_killed_one_computes_the_other_rows_only(
     tiny_weights: Path, image_folder: Path, tmp_path: Path
 ) -> None:
-    from vitft.models.checkpoint import build_model, load_checkpoint
+    from vitft.models import build_model, load_checkpoint
 
     state, card = load_checkpoint(tiny_weights)
     model = build_model(state, card.architecture)
@@ -261,56 +209,6 @@ def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_jpeg_with_another_suffix_is_remarked_on_in_every_precision(
-    tiny_vit: VisionTransformer, tmp_path: Path, precision: str
-) -> None:
-    root = scenes_folder(tmp_path / "data")
-    (root / "cat" / "0.jpg").rename(root / "cat" / "0.png")
-    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision)
-
-    for _ in range(2):  # the second time from the cache
-        found = extractor.inspect(scan(root), eval_view(TRANSFORM), allow_bad=False)
-        assert found == inspection.inspect_folder(scan(root))
-        assert found.odd == {"content is JPEG, but the suffix is .png": 1}
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_features_facts_and_fingerprint_come_from_one_decoding(
-    tiny_vit: VisionTransformer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: str,
-) -> None:
-    root = scenes_folder(tmp_path / "data")  # two classes of five JPEGs
-    files = scan(root).files
-    expected = Fingerprints("none")
-    fingerprint_folder(scan(root), expected, max_pixels=10**8)
-    decoded = []
-    for name in ("decode", "decode_upright"):
-        real = getattr(inspection, name)
-
-        def counting(data: bytes, *args: Any, real: Any = real, **options: Any) -> Any:
-            decoded.append(data)
-            return real(data, *args, **options)
-
-        monkeypatch.setattr(inspection, name, counting)
-    fingerprints = Fingerprints(str(tmp_path / "cache"))
-    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision)
-
-    for decodings in (len(files), 0):  # the second pass finds everything in the cache
-        decoded.clear()
-        found = extractor.inspect(
-            scan(root), eval_view(TRANSFORM), allow_bad=False, fingerprints=fingerprints
-        )
-        assert len(decoded) == decodings
-
-    assert len(found.good) == len(files)
-    assert fingerprints.by_digest.keys() == expected.by_digest.keys()
-    for digest, row in expected.by_digest.items():
-        assert np.array_equal(fingerprints.by_digest[digest], row)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("factor", [1e18, 1e30, float("nan")])
 def test_weights_whose_features_overflow_end_with_a_sentence(
     tiny_vit: VisionTransformer, image_folder: Path, precision: str, factor: float
@@ -321,18 +219,6 @@ def test_weights_whose_features_overflow_end_with_a_sentence(
 
     with pytest.raises(DivergedError, match="infinite, NaN or above"):
         digests(extractor_of(tiny_vit, None, precision), image_folder)
-
-
-def test_progress_counts_every_file_and_unreadable_ones_end_the_computation(
-    tiny_vit: VisionTransformer, image_folder: Path
-) -> None:
-    extractor, advanced = extractor_of(tiny_vit, None), list[int]()
-    files = list(scan(image_folder).files)
-
-    extractor.compute(str(image_folder), files, eval_view(TRANSFORM), progress=advanced.append)
-
-    assert advanced == [1] * 30
-    assert extractor.computed == 30
 
 
 def test_claimed_images_are_left_to_the_process_that_claimed_them(
@@ -361,106 +247,6 @@ def test_claimed_images_are_left_to_the_process_that_claimed_them(
     assert torch.equal(ours.rows(sha, eval_view(TRANSFORM)), theirs.rows(sha, eval_view(TRANSFORM)))
 
 
-def test_a_second_pass_writes_nothing(
-    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        digests(extractor_of(tiny_vit, tmp_path / "c"), image_folder)
-        written = sorted(path.name for path in (tmp_path / "c").glob("*/*.rows"))
-
-        assert len(written) == 2  # facts and features
-
-
-def test_the_settings_of_a_space_name_the_cut_and_the_decoding(
-    tiny_vit: VisionTransformer, tmp_path: Path
-) -> None:
-    head = extractor_of(tiny_vit, tmp_path, "fp32", "head").space
-    block = extractor_of(tiny_vit, tmp_path, "bf16", "blocks:1").space
-
-    assert (head["cut"], head["decoding"], head["precision"]) == ("pooled", "exact", "fp32")
-    assert (block["cut"], block["decoding"], block["precision"]) == (
-        "after block 1",
-        "fast",
-        "bf16",
-    )
-
-
-@pytest.mark.parametrize(
-    ("precision", "crop", "is_fast"),
-    [("fp32", False, False), ("bf16", False, True), ("bf16", True, False)],
-)
-def test_only_the_whole_view_in_low_precision_is_decoded_the_fast_way(
-    tiny_vit: VisionTransformer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: str,
-    crop: bool,
-    is_fast: bool,
-) -> None:
-    root, decoded = scenes_folder(tmp_path / "data", each=1), list[int]()
-
-    def watched(*arguments: Any) -> Any:
-        decoded.append(1)
-        return resized(*arguments)
-
-    monkeypatch.setattr(extract, "resized", watched)
-    view = crop_views(TRANSFORM, CROP, 1, 0)[0] if crop else eval_view(TRANSFORM)
-
-    extractor_of(tiny_vit, None, precision).inspect(scan(root), view, allow_bad=False)
-
-    assert bool(decoded) == is_fast
-
-
-def test_fingerprints_are_cached_at_the_end_of_a_pass(
-    tiny_vit: VisionTransformer, tmp_path: Path
-) -> None:
-    root, cache = scenes_folder(tmp_path / "data", each=2), str(tmp_path / "c")
-    extractor_of(tiny_vit, None).inspect(
-        scan(root), eval_view(TRANSFORM), allow_bad=False, fingerprints=Fingerprints(cache)
-    )
-
-    again = Fingerprints(cache)
-
-    assert again.store is not None
-    assert len(again.store.places) == 4
-
-
-def test_only_the_first_claim_of_a_key_is_granted() -> None:
-    claim = local_claims()
-
-    assert [claim(b"a"), claim(b"a"), claim(b"b"), claim(b"a")] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_many_rows_are_mapped_from_a_file(
-    tiny_vit: VisionTransformer,
-    image_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: str,
-) -> None:
-    extractor = extractor_of(tiny_vit, tmp_path / "c", precision)
-    sha, view = digests(extractor, image_folder), eval_view(TRANSFORM)
-    usual = extractor.rows(sha, view)
-    before = {*(tmp_path / "c").iterdir()}
-
-    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel() - 1)
-    mapped: list[Any] = []
-    real = np.memmap
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        mapped.append(arguments[0])
-        return real(*arguments, **options)
-
-    monkeypatch.setattr("vitft.features.extract.np.memmap", watched)
-    assert torch.equal(extractor.rows(sha, view), usual)
-    assert len(mapped) == 1
-    assert {*(tmp_path / "c").iterdir()} == before
-    monkeypatch.setattr(extract, "IN_MEMORY_BYTES", 4 * usual.numel())
-    assert torch.equal(extractor.rows(sha, view), usual)
-    assert len(mapped) == 1
-
-
 def test_rows_of_several_blocks_are_shared_with_a_head_on_the_last(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
@@ -479,58 +265,3 @@ def test_rows_of_several_blocks_are_shared_with_a_head_on_the_last(
     torch.testing.assert_close(wide[:, : expected.shape[1]], expected)
     assert torch.equal(again.rows(sha, view), expected)
     assert tiny_vit.config.read_blocks == 1
-
-
-def test_a_temporary_cache_is_removed_with_its_extractor(tiny_vit: VisionTransformer) -> None:
-    extractor = extractor_of(tiny_vit, None)
-    folder = extractor.folder
-    assert folder.is_dir()
-
-    del extractor
-    gc.collect()
-
-    assert not folder.exists()
-
-
-def test_features_up_to_a_limit_are_usable(
-    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extractor, view = extractor_of(tiny_vit, None), eval_view(TRANSFORM)
-    pixels = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
-    found = InspectedFile("a.png", 0, "", "1" * 64, 16, 16)
-    for feature, is_usable in ((-0.9e15, True), (1.01e15, False), (-1.01e15, False)):
-        monkeypatch.setattr(
-            extract, "run_prefix", lambda *_, feature=feature: torch.full((1, 32), feature)
-        )
-        image = ExtractedImage(found, pixels=pixels[0].numpy())
-        finish = extractor.start(PixelBatch([image], [image], pixels), view)
-
-        if is_usable:
-            finish()
-            assert image.row.tolist() == pytest.approx([feature] * 32)
-            assert image.pixels is None
-        else:
-            with pytest.raises(DivergedError):
-                finish()
-
-
-def test_a_replaced_file_is_an_error_with_its_path() -> None:
-    error = vanished_error(ImageError("red/1.png", "not found"))
-
-    assert "red/1.png was deleted or replaced during the run (not found)" in str(error)
-
-
-@pytest.mark.parametrize(("images", "is_mapped"), [(512, False), (513, True)])
-def test_a_table_of_more_than_two_gibibytes_is_a_file(
-    tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch, images: int, is_mapped: bool
-) -> None:
-    extractor, made = extractor_of(tiny_vit, None), list[str]()
-    extractor.store(eval_view(TRANSFORM))
-    extractor.prefix.shape = (2**20,)  # 4 MiB for each image
-    monkeypatch.setattr("vitft.features.extract.np.empty", lambda *_: made.append("memory"))
-    monkeypatch.setattr("vitft.features.extract.np.memmap", lambda *_, **__: made.append("file"))
-
-    with pytest.raises(DataError, match="are missing"):
-        extractor.rows([str(i) for i in range(images)], eval_view(TRANSFORM))
-
-    assert made == (["file"] if is_mapped else ["memory"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.features.folds import (
+from vitft.features import (
     CV_FOLDS,
     rows_of_views,
     sample_classes,

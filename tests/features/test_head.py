@@ -7,25 +7,20 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
-from vitft.features import logistic
-from vitft.features.folds import stratified_folds
-from vitft.features.head import (
-    cross_validation_rows,
-    solve_head,
-    weakest_classes,
-)
-from vitft.features.logistic import (
-    HeadObjective,
+from vitft.features import (
+    PENALTIES,
+    PenaltyScore,
     Problem,
     Standardizer,
-    add_in_pairs,
+    choose_penalty,
     class_balanced_weights,
     rough_fit,
+    solve_head,
     solve_logistic,
+    stratified_folds,
+    weakest_classes,
 )
-from vitft.features.penalty import PENALTIES, PenaltyScore, choose_penalty
-from vitft.metrics.intervals import wilson_interval
-from vitft.training.distributed import ProcessGroup
+from vitft.metrics import wilson_interval
 
 
 def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -80,16 +75,6 @@ def test_the_head_on_raw_features_scores_like_the_head_on_scaled_ones() -> None:
     )
 
 
-def test_a_constant_feature_is_harmless() -> None:
-    x, y = blobs()
-    x[:, 3] = 7.0
-
-    solved = solve_head(x, y, classes=3, l2=0.01, balanced=False, seed=0)
-
-    assert solved.weight.isfinite().all()
-    assert ((x @ solved.weight.T + solved.bias).argmax(dim=-1) == y).float().mean() > 0.7
-
-
 def test_noise_is_penalised_more_than_signal() -> None:
     x, y = blobs()
     noise = torch.randn(len(y), 200, generator=torch.Generator().manual_seed(2))
@@ -102,28 +87,6 @@ def test_noise_is_penalised_more_than_signal() -> None:
     assert len(signal.path) > 2
 
 
-def test_the_result_is_deterministic() -> None:
-    x, y = blobs()
-
-    first, second = (solve_head(x, y, classes=3, l2=0, balanced=False, seed=0) for _ in range(2))
-
-    assert torch.equal(first.weight, second.weight)
-
-
-def test_balanced_classes_count_the_same() -> None:
-    x, y = blobs(per_class=100, classes=2)
-    kept = (y == 0) | (torch.arange(len(y)) % 20 == 1)  # a tenth of the second class
-    x, y = x[kept], y[kept]
-
-    plain, fair = (solve_head(x, y, classes=2, l2=0.01, balanced=b, seed=0) for b in (False, True))
-
-    found = [
-        ((x @ s.weight.T + s.bias).argmax(-1)[y == 1] == 1).float().mean() for s in (plain, fair)
-    ]
-    assert found[1] >= found[0]
-    assert not torch.equal(plain.weight, fair.weight)
-
-
 def test_views_of_an_image_are_held_out_together() -> None:
     _, y = blobs()
     noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
@@ -134,25 +97,6 @@ def test_views_of_an_image_are_held_out_together() -> None:
     )
 
     assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
-
-
-@pytest.mark.parametrize("balanced", [False, True])
-def test_features_too_many_to_copy_get_the_same_head(
-    balanced: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, y = blobs()
-    usual = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
-
-    monkeypatch.setattr(logistic, "LARGE_VALUES", x.numel() - 1)
-    monkeypatch.setattr(
-        logistic, "CHUNK_ROWS", 50
-    )  # so that there are several parts, the last one smaller
-    before = x.clone()
-    streamed = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
-
-    shares, wanted = ((x @ s.weight.T + s.bias).softmax(dim=-1) for s in (streamed, usual))
-    torch.testing.assert_close(shares, wanted, atol=1e-3, rtol=0)  # float32 against float64
-    assert torch.equal(x, before)  # it may be a file
 
 
 def wrong_labels(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,90 +204,6 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
     assert [weak["taken_for"] for weak in perfect] == [None, None]
 
 
-class OneAfterAnother:
-    """Processes that sum over the rows of one matrix, played by one process."""
-
-    def __init__(self, size: int, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> None:
-        self.size, self.rows, self.others = size, (x, y, weights), list[HeadObjective]()
-
-    def start(self, problem: Problem) -> None:
-        x, y, weights = self.rows
-        for rank in range(1, self.size):
-            own = ProcessGroup(rank, self.size).indices(len(x), logistic.CHUNK_ROWS, rank)
-            self.others.append(problem.objective(x[own], y[own], weights[:, own]))
-
-    def sums(self, objective: HeadObjective, flat: torch.Tensor) -> list[torch.Tensor]:
-        parts = [one.sums(flat) for one in (objective, *self.others)]
-        return [add_in_pairs(terms) for terms in zip(*parts, strict=True)]
-
-
-@pytest.mark.parametrize("several_labels", [False, True])
-@pytest.mark.parametrize("rows", [40, 50, 300, 333])
-def test_one_two_and_four_processes_solve_the_same_head(
-    rows: int, several_labels: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logistic, "CHUNK_ROWS", 50)
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(rows) % 3
-    x = 5 + torch.randn(rows, 8, generator=generator) + y[:, None] * torch.arange(8.0) / 8
-    weights = torch.rand(1, rows, generator=generator)
-    y = torch.stack([y == 0, y > 0], dim=1).float() if several_labels else y
-
-    def head(size: int) -> torch.Tensor:
-        sharing = OneAfterAnother(size, x, y, weights)
-        return solve_logistic(
-            x,
-            y,
-            weights,
-            classes=2 if several_labels else 3,
-            l2=(0.1, 0.01) if several_labels else 0.01,
-            standardizer=Standardizer.fit(x),
-            sharing=None if size == 1 else sharing,
-        )
-
-    alone = head(1)
-
-    assert torch.equal(head(2), alone)
-    assert torch.equal(head(4), alone)
-    for size in (3, 8):  # other sums of the same numbers, until the gradient is below 1e-6
-        torch.testing.assert_close(head(size), alone, atol=1e-4, rtol=0)
-
-
-def test_dimensions_that_hardly_vary_are_left_unscaled() -> None:
-    alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
-    spreads = [2e-6, 0.5e-6, 2e-5, 0.5e-5]
-    means = [0.0, 0.0, 9.0, 9.0]  # the limit is a millionth of 1 + |mean|
-    x = torch.stack([m + s * alternating for m, s in zip(means, spreads, strict=True)], dim=1)
-
-    fitted = Standardizer.fit(x)
-
-    assert fitted.std.tolist() == pytest.approx([2e-6, 1, 2e-5, 1], rel=1e-6)
-    assert fitted.mean.tolist() == pytest.approx(means)
-
-
-def test_the_moments_of_many_features_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = blobs()[0].double()
-    usual = Standardizer.fit(x)
-
-    monkeypatch.setattr(logistic, "LARGE_VALUES", 0)
-    monkeypatch.setattr(logistic, "CHUNK_ROWS", 50)
-    chunked = Standardizer.fit(x)
-
-    torch.testing.assert_close(chunked.mean, usual.mean)
-    torch.testing.assert_close(chunked.std, usual.std)
-    torch.testing.assert_close(usual.mean, x.mean(dim=0))
-
-
-def test_the_fit_starts_from_given_heads() -> None:
-    x, y = blobs()
-    scaled, weights = Standardizer.fit(x)(x), torch.ones(1, len(y))
-    start = torch.randn(1, 3, 9, generator=torch.Generator().manual_seed(0))
-
-    found = solve_logistic(scaled, y, weights, classes=3, l2=0.1, start=start, steps=0)
-
-    assert torch.equal(found, start.double())
-
-
 @pytest.mark.parametrize(
     ("images", "read", "is_chosen"), [(15, 4, True), (14, 4, True), (20, 8, False)]
 )
@@ -372,14 +232,3 @@ def test_the_gradient_of_a_solution_is_below_its_limit(seed: int) -> None:
 
     assert objective(exact.flatten(1))[1].abs().max() <= 1e-6
     assert 1e-6 < objective(rough.flatten(1))[1].abs().max() <= 1e-4
-
-
-def test_a_cross_validation_has_at_most_a_hundred_million_logits() -> None:
-    y = torch.arange(110_000) % 1_000
-
-    fewer = cross_validation_rows(y, 1_000, 0, most=110_000)
-    all_rows = cross_validation_rows(y[:100_000], 1_000, 0, most=110_000)
-
-    assert fewer is not None
-    assert all_rows is not None
-    assert (len(fewer), len(all_rows)) == (55_000, 100_000)  # every second image, and every one

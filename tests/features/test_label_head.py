@@ -7,11 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features.folds import stratified_folds
-from vitft.features.head import cross_validate, solve_head, weakest_classes
-from vitft.features.label_errors import find_mislabels, score_given_labels
-from vitft.features.logistic import Standardizer, solve_logistic
-from vitft.features.mixture import HeadMethod
+from vitft.features import (
+    HeadMethod,
+    Standardizer,
+    cross_validate,
+    find_mislabels,
+    score_given_labels,
+    solve_head,
+    solve_logistic,
+    stratified_folds,
+)
 
 
 def features(images: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -34,18 +39,6 @@ def test_the_solution_is_that_of_scikit_learn_for_each_label() -> None:
         theirs.fit(scaled.numpy(), y[:, i].numpy())
         assert np.allclose(head[i, :-1], theirs.coef_[0], atol=2e-4)
         assert head[i, -1].item() == pytest.approx(theirs.intercept_[0], abs=2e-4)
-
-
-def test_problems_that_are_solved_together_have_the_solutions_of_each_alone() -> None:
-    x, y = features(100)
-    kept = torch.ones(2, 100)
-    kept[0, :50] = 0
-
-    both = solve_logistic(x.double(), y, kept, classes=3, l2=0.1)
-
-    for row, found in zip(kept, both, strict=True):
-        (alone,) = solve_logistic(x.double(), y, row[None], classes=3, l2=0.1)
-        assert torch.allclose(found, alone, atol=1e-5)
 
 
 def test_the_penalty_of_each_label_is_chosen_and_the_head_reads_raw_features() -> None:
@@ -104,27 +97,3 @@ def test_a_wrong_and_a_missing_label_are_found() -> None:
     assert set(named) == {"5", "9", str(missing)}
     assert all(0 <= one["given_probability"] < 0.03 for one in found)
     assert all(0.97 < one["suggested_probability"] <= 1 for one in found)
-
-
-def test_the_weakest_labels_are_the_three_with_the_lowest_recall() -> None:
-    y = torch.tensor([[1, 1, 1, 1, 0]] * 4)
-    logits = torch.full((4, 5), 2.0)
-    logits[0, 0] = 0.0  # assigned
-    logits[:1, 1], logits[:3, 2], logits[:2, 3] = -1.0, -1.0, -1.0
-
-    found = weakest_classes(logits, y, "abcde")  # e has no images
-
-    assert found == [
-        {"class": "c", "recall": 0.25, "images": 4, "taken_for": None},
-        {"class": "d", "recall": 0.5, "images": 4, "taken_for": None},
-        {"class": "b", "recall": 0.75, "images": 4, "taken_for": None},
-    ]
-
-
-def test_the_penalty_of_several_labels_is_reported_as_their_median() -> None:
-    x, y = features(100)
-
-    solved = solve_head(x, y, classes=3, l2=(0.3, 0.01, 0.1), balanced=False, seed=0)
-
-    assert solved.l2 == 0.1
-    assert solved.path == []

@@ -12,22 +12,24 @@ from scipy.stats import sem
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.features.discriminant import solve_discriminant
-from vitft.features.folds import stratified_folds
-from vitft.features.head import SolvedHead, cross_validate, solve_head
-from vitft.features.logistic import held_out_logits, linear_logits
-from vitft.features.mixture import (
+from vitft.features import (
     Candidate,
     HeadMethod,
+    SolvedHead,
     choose_candidate,
     choose_head_method,
     choose_shrinkage,
+    cross_validate,
+    held_out_logits,
     is_lower,
+    linear_logits,
     mixture_weights,
-    smallest,
+    solve_discriminant,
+    solve_head,
+    stratified_folds,
     tempered,
 )
-from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
+from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 
 READ = 6
 NAMES = ["a", "b", "c"]
@@ -97,17 +99,6 @@ def test_a_mixture_is_one_linear_layer_whose_scores_are_those_of_its_parts() -> 
     assert torch.allclose(wide @ mixed[:, :-1].T + mixed[:, -1], expected, atol=1e-9)
 
 
-def test_the_head_on_the_last_block_is_kept_for_files_that_hold_no_other() -> None:
-    x, y = blocks(last=1.0, earlier=3.0)
-
-    head = solve(x, y)
-    today = solve(x[:, :READ].contiguous(), y)
-
-    assert head.method.reads_several
-    assert torch.equal(head.last[0], today.weight)
-    assert torch.equal(head.last[1], today.bias)
-
-
 def test_cross_validation_scores_the_head_that_reads_several_blocks() -> None:
     x, y = blocks(last=0.5, earlier=3.0)
     head = solve(x, y)
@@ -135,16 +126,6 @@ def test_the_weights_of_a_mixture_leave_the_prior_only_with_evidence() -> None:
 
     assert same[1] < 0.5 < same[0]  # six images: the second starts at exp(-2.5) = 0.08
     assert better[1] > 1
-
-
-def test_logits_without_errors_stay_less_than_certain() -> None:
-    y = torch.arange(40) % 2
-    logits = 500.0 * F.one_hot(y, 2).float()
-
-    factor, scores = tempered(logits, y)
-
-    assert scores.exp().max().item() == pytest.approx(1 - 1 / 80, abs=0.002)  # 1 - 1 / (n C)
-    assert factor == pytest.approx(math.log(79) / 500, rel=0.01)
 
 
 def candidate(name: str, right: int, confidence: float, *, images: int = 100) -> Candidate:
@@ -181,13 +162,6 @@ def test_the_last_block_is_left_only_for_a_loss_lower_by_a_standard_error(
     )
 
     assert found.name == chosen
-
-
-@pytest.mark.parametrize(("images", "candidates"), [(19, 1), (20, 3)])
-def test_twenty_images_are_some_evidence(images: int, candidates: int) -> None:
-    x, y = blocks(images, last=0.5, earlier=3.0)
-
-    assert len(solve(x, y).candidates) == candidates
 
 
 def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
@@ -227,37 +201,6 @@ def test_the_weights_of_a_mixture_minimise_the_losses_and_a_penalty(images: int)
 
     expected = minimize(penalised, (0, -2.5), method="Nelder-Mead", tol=1e-8).x
     assert np.log(found) == pytest.approx(expected, abs=1e-4)
-
-
-def test_without_evidence_the_second_head_has_a_weight_of_eight_percent() -> None:
-    guess = torch.zeros(30, 3).log_softmax(dim=-1)
-
-    assert mixture_weights(guess, guess, torch.arange(30) % 3) == pytest.approx(
-        (1, 0.082), abs=1e-3
-    )
-
-
-@pytest.mark.parametrize("lowest", np.linspace(-3.95, 1.95, 23))
-def test_the_lowest_point_is_found_to_a_thousandth(lowest: float) -> None:
-    visited: list[float] = []
-
-    def valley(x: float) -> float:
-        visited.append(x)
-        return abs(x - lowest) ** 1.5
-
-    assert smallest(valley, -4.0, 2.0) == pytest.approx(lowest, abs=1e-3)
-    assert len(visited) < 24
-    assert min(visited) >= -4
-    assert max(visited) <= 2
-
-
-@pytest.mark.parametrize(("scale", "factor"), [(1e9, 1e-4), (1e-9, 1e2)])
-def test_the_factor_of_logits_is_limited(scale: float, factor: float) -> None:
-    y = torch.arange(40) % 2
-
-    found, _ = tempered(scale * F.one_hot(y, 2).double(), y)
-
-    assert found == pytest.approx(factor, rel=0.005)
 
 
 @pytest.mark.parametrize(("more", "seed"), [(10, 0), (200, 1), (60, 2)])

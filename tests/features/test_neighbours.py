@@ -4,53 +4,7 @@ import pytest
 import torch
 
 from tests.features.test_head import blobs
-from vitft.features import neighbours
-from vitft.features.neighbours import nearest_neighbours, votes_outside_group
-
-
-def test_neighbours_vote_by_similarity() -> None:
-    x, y = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
-
-    votes = nearest_neighbours(x, y, torch.eye(3) + 0.1, classes=3)
-
-    assert votes.argmax(dim=-1).tolist() == [0, 1, 2]
-
-
-def test_neighbours_are_the_same_however_many_are_compared_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, y = blobs()
-    at_once = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
-
-    monkeypatch.setattr(neighbours, "SIMILARITY_VALUES", 2 * len(x))
-
-    one_by_one = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
-    torch.testing.assert_close(one_by_one, at_once, atol=1e-4, rtol=1e-4)
-
-
-def test_a_stratified_sample_votes_in_large_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = blobs(per_class=30)
-    monkeypatch.setattr(neighbours, "MAX_VOTERS", 30)
-
-    voters = neighbours.voting_images(y)
-    found = nearest_neighbours(x, y, x, classes=3)
-
-    assert len(voters) == 30
-    assert y[voters].bincount().tolist() == [10, 10, 10]
-    assert torch.equal(found, nearest_neighbours(x[voters], y[voters], x, classes=3))
-
-
-def test_an_image_of_the_sample_does_not_vote_for_its_own_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, y = blobs(per_class=30)
-    monkeypatch.setattr(neighbours, "MAX_VOTERS", 30)
-
-    alone = votes_outside_group(x, y, torch.arange(90), classes=3)
-    together = votes_outside_group(x, y, torch.zeros(90, dtype=torch.long), classes=3)
-
-    assert torch.allclose(alone.sum(dim=1), torch.ones(90))
-    assert together.sum() == 0
+from vitft.features import nearest_neighbours, votes_outside_group
 
 
 def test_votes_are_the_weights_of_the_twenty_most_similar_images() -> None:
@@ -92,29 +46,6 @@ def test_a_feature_of_zeros_has_finite_votes() -> None:
 
     assert nearest_neighbours(x, y, torch.zeros(2, 8), classes=3).isfinite().all()
     assert votes_outside_group(x, y, torch.arange(6), classes=3).isfinite().all()
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_up_to_fifty_thousand_images_vote(several: bool) -> None:
-    def voters(images: int) -> torch.Tensor:
-        return neighbours.voting_images(torch.zeros((images, 1) if several else images).long())
-
-    most, fewer = voters(50_000), voters(50_001)
-
-    assert torch.equal(most, torch.arange(50_000))
-    assert len(fewer) <= 50_000
-    assert len(fewer) == 50_000 or not several
-    assert (fewer.diff() > 0).all()
-    assert torch.equal(fewer, voters(50_001))
-
-
-def test_a_sample_of_images_with_several_labels_votes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "MAX_VOTERS", 10)
-
-    voters = neighbours.voting_images(torch.zeros(40, 2))
-
-    assert len(voters.unique()) == 10
-    assert voters.max() > 10
 
 
 def test_the_only_neighbours_vote_even_if_they_are_opposite() -> None:

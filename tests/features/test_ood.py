@@ -1,24 +1,22 @@
 """Out-of-distribution detection."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.covariance import OAS
 
-from vitft.features.ood import (
-    Folds,
+from vitft.features import (
+    REFERENCE_FILE,
+    Reference,
     expected_false_alarms,
     fit_reference,
     limit_of,
-    no_reference,
-    thinned,
+    read_reference,
     whitener,
 )
-from vitft.features.reference import REFERENCE_FILE, Reference, read_reference
-from vitft.metrics.results import OodResults
-from vitft.models.vit_config import ViTConfig
+from vitft.metrics import OodResults
+from vitft.models import ViTConfig
 
 RANDOM = np.random.default_rng(0)
 SCATTER = np.eye(12) + RANDOM.normal(size=(12, 12)) / 5
@@ -111,22 +109,6 @@ def test_one_odd_image_among_few_does_not_set_the_limit() -> None:
     assert limit < 250  # their quantile is 1000, so nothing less foreign would be noticed
 
 
-def test_rows_are_thinned_at_even_intervals() -> None:
-    rows = np.arange(100, 110)
-
-    assert thinned(rows, 5).tolist() == [100, 102, 104, 106, 108]
-    assert thinned(rows, 10).tolist() == thinned(rows, 11).tolist() == rows.tolist()
-
-
-def test_twenty_held_out_images_and_two_per_class_are_enough() -> None:
-    features, labels = drawn(30)
-    rows = np.arange(30)
-
-    assert fitted(features, labels, rows < 19)[0] is None
-    assert fitted(features, labels, rows < 20)[0] is not None
-    assert fitted(features, rows // 2)[0] is not None
-
-
 def test_fewer_images_than_dimensions_still_give_finite_distances() -> None:
     features, labels = drawn(30)
     wide = np.concatenate([features, np.zeros((30, 80), np.float32)], axis=1)
@@ -210,18 +192,6 @@ def test_the_power_is_that_on_classes_that_were_really_left_out(
     assert results["classes_left_out"] == 4
 
 
-def test_the_power_is_estimated_with_ten_of_many_classes() -> None:
-    labels = np.arange(2000) % 50
-    random = np.random.default_rng(0)
-    features = (random.normal(size=(50, 8))[labels] * 3 + random.normal(size=(2000, 8))).astype(
-        np.float32
-    )
-
-    _, results = fitted(features, labels)
-
-    assert results["classes_left_out"] == 10
-
-
 def test_too_few_images_give_no_reference_but_the_reason() -> None:
     features, labels = drawn(30)
     few = np.arange(30) < 5
@@ -263,48 +233,6 @@ def test_features_trained_on_the_classes_give_no_power_to_the_reference() -> Non
     assert (results["images"], results["reason"]) == (90, None)
 
 
-@pytest.mark.parametrize(("images", "fits"), [(99, 5), (100, 3), (499, 3), (500, 2)])
-def test_few_images_are_fitted_more_often_without_each_class(
-    monkeypatch: pytest.MonkeyPatch, images: int, fits: int
-) -> None:
-    features, labels = drawn(images)
-    left_out: list[tuple[int, int | None]] = []
-    fit_without = Folds.fit_without
-
-    def counting(self: Folds, fold: int, label: int | None = None) -> tuple[Any, Any]:
-        left_out.append((fold, label))
-        return fit_without(self, fold, label)
-
-    monkeypatch.setattr(Folds, "fit_without", counting)
-
-    fitted(features, labels)
-
-    assert [label for _, label in left_out].count(2) == fits
-    assert sorted(fold for fold, label in left_out if label is None) == [0, 1, 2, 3, 4]
-    assert len(set(left_out)) == len(left_out)
-
-
-def test_a_class_is_skipped_if_the_others_have_too_few_distances() -> None:
-    features, labels = drawn(60)
-    labels = (np.arange(60) >= 49).astype(np.int64)  # 49 and 11 images
-    rows = np.arange(60) >= 40  # 9 and 11 of them held out
-
-    _, results = fitted(features, labels, rows)
-    _, more = fitted(features, labels, np.arange(60) >= 39)
-
-    assert results["classes_left_out"] == 1  # without the 11, only 9 distances are left
-    assert more["classes_left_out"] == 2
-
-
-def test_at_most_five_thousand_held_out_images_are_compared() -> None:
-    features, labels = drawn(5002)
-
-    _, results = fitted(features[:, :2], labels)
-
-    assert results["held_out"] == 5000
-    assert results["images"] == 5002
-
-
 def test_many_distances_have_no_excess_of_false_alarms() -> None:
     assert expected_false_alarms(200) == expected_false_alarms(5000) == pytest.approx(0.02)
     assert expected_false_alarms(20) == pytest.approx(0.02 + 0.18 * (1 / 20 - 1 / 200))
@@ -314,22 +242,6 @@ def test_the_scatter_of_scaled_features_is_scaled() -> None:
     x = (np.random.default_rng(0).normal(size=(40, 6)) @ SCATTER[:6, :6]).astype(np.float32)
 
     assert 1e-3 * whitener(np.float32(1e-3) * x) == pytest.approx(whitener(x), rel=1e-3, abs=1e-3)
-
-
-def test_features_without_scatter_have_a_finite_scale() -> None:
-    assert whitener(np.zeros((5, 3), np.float32)) == pytest.approx(1e6 * np.eye(3))
-
-
-def test_a_run_without_a_reference_states_only_the_reason() -> None:
-    assert no_reference("off") == {
-        "images": 0,
-        "held_out": 0,
-        "reason": "off",
-        "false_alarms": None,
-        "unknown_class_range": None,
-        "classes_left_out": 0,
-        "features_trained": False,
-    }
 
 
 def two_kinds(count: int, seed: int, *, shift: float = 0.0) -> list[np.ndarray]:
@@ -386,20 +298,3 @@ def test_a_class_left_out_is_noticed_by_the_intermediate_feature() -> None:
     assert alone["unknown_class_range"] is not None
     assert both["unknown_class_range"] is not None
     assert alone["unknown_class_range"][1] < 0.2 < 0.8 < both["unknown_class_range"][0]
-
-
-def test_a_constant_intermediate_feature_changes_nothing() -> None:
-    features, labels = drawn(300)
-    every, rows = np.ones(300, np.bool_), np.arange(300)
-    constant = np.full((300, 4), 7, np.float32)
-
-    alone, _ = fit_reference(features, labels, every, rows, trained=True)
-    both, _ = fit_reference(
-        features, labels, every, rows, trained=True, intermediate=constant, intermediate_blocks=1
-    )
-
-    assert alone is not None
-    assert both is not None
-    assert all(np.isfinite(array).all() for array in both.arrays().values())
-    new = drawn(500, seed=3)[0]
-    assert both.are_unlike(new, np.full((500, 4), 7, np.float32)) == alone.are_unlike(new)
