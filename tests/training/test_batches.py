@@ -14,26 +14,21 @@ from torch import Tensor, nn
 
 from tests.conftest import draw_folder
 from tests.support.training_data import data_set, file_digest, pooled_inputs, row
-from vitft.config.sections import OptimSpec, TrainSpec
-from vitft.data.augment import Shifts, draw_shifts, shift_and_flip
-from vitft.data.sampling import repeat_counts
-from vitft.data.transforms import EvalTransform
-from vitft.features.cut import Cut
-from vitft.system.batch_limit import BatchLimit
-from vitft.training.batches import (
-    caches_views,
+from vitft.config import OptimSpec, TrainSpec
+from vitft.data import EvalTransform, Shifts, draw_shifts, repeat_counts, shift_and_flip
+from vitft.features import Cut
+from vitft.training import (
+    Batch,
+    Dataset,
+    ProcessGroup,
+    StageInputs,
     epoch_order,
     epoch_size,
     evaluation_batches,
-    prefix_outputs,
     training_batches,
     training_crop,
-    training_views,
     view_key,
 )
-from vitft.training.dataset import Dataset, ImageTable, StageInputs
-from vitft.training.distributed import ProcessGroup
-from vitft.training.loop import Batch
 
 TRANSFORM = EvalTransform(image_size=(8, 8), interpolation="bilinear", mean=(0.5,), std=(0.25,))
 ROWS = [row(name, i % 2) for i, name in enumerate("abcdefg")]
@@ -44,15 +39,6 @@ def cut_of(*, prefix: bool, pooled: bool = False) -> Cut:
     return Cut(found, nn.Identity())
 
 
-@pytest.mark.parametrize("augment", ["none", "crop"])
-def test_pooled_features_are_always_cached_and_tokens_without_augmentation(augment: str) -> None:
-    train = TrainSpec(freeze="none", augment=augment)  # type: ignore[arg-type]
-
-    assert caches_views(cut_of(prefix=True, pooled=True), train)
-    assert caches_views(cut_of(prefix=True), train) is (augment == "none")
-    assert not caches_views(cut_of(prefix=False), train)
-
-
 @pytest.mark.parametrize(("augment", "rand"), [("crop", False), ("rand", True)])
 def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, rand: bool) -> None:
     train = TrainSpec(freeze="none", augment=augment, crop_scale=0.4)  # type: ignore[arg-type]
@@ -61,17 +47,6 @@ def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, 
 
     assert (crop.scale, crop.image_size, crop.rand) == ((0.4, 1.0), (8, 8), rand)
     assert crop.interpolation == "bilinear"
-
-
-def test_a_crop_per_epoch_or_the_original_and_its_views_are_cached() -> None:
-    optim = OptimSpec(epochs=3)
-
-    cropped = training_views(TRANSFORM, TrainSpec(augment="crop", seed=5), optim)
-    views = training_views(TRANSFORM, TrainSpec(views=2, seed=5), optim)
-
-    assert [view.name for view in cropped] == ["crop 5 0", "crop 5 1", "crop 5 2"]
-    assert [view.name for view in views] == ["plain", "crop 5 0", "crop 5 1"]
-    assert [view.crop is None for view in views] == [True, False, False]
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("shuffled", 7), ("balanced", 6)])
@@ -170,40 +145,8 @@ def test_every_process_evaluates_the_same_unaugmented_images_in_order(
         assert torch.cat([b.labels for b in batches]).tolist() == [one.label for one in rows]
 
 
-def test_evaluation_reads_256_cached_features_at_a_time() -> None:
-    rows = [row(str(i), i % 3) for i in range(300)]
-    features = {one.sha256: torch.tensor([float(i)]) for i, one in enumerate(rows)}
-    data = data_set(rows)
-
-    cached = list(evaluation_batches(pooled_inputs(data, features), rows))
-
-    assert [len(batch.labels) for batch in cached] == [256, 44]
-    assert torch.cat([b.inputs for b in cached]).flatten().tolist() == list(range(300))
-    assert torch.cat([b.labels for b in cached]).tolist() == [i % 3 for i in range(300)]
-
-    table = ImageTable({one.path: 0 for one in rows}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
-    kept = evaluation_batches(replace(from_files(data), images=table), rows)
-    assert [len(batch.inputs) for batch in kept] == [256, 44]
-
-
 def joined(batches: Sequence[Batch]) -> Tensor:
     return torch.cat([batch.inputs for batch in batches])
-
-
-@pytest.mark.parametrize("augment", ["crop", "rand"])
-def test_a_new_crop_of_each_image_is_drawn_in_each_epoch(folder: Path, augment: str) -> None:
-    data = stored(folder)
-    train = TrainSpec(freeze="none", augment=augment, seed=4)  # type: ignore[arg-type]
-    batches = training_batches(train, OptimSpec(batch_size=3), from_files(data))
-
-    for epoch in (0, 2):
-        found = list(batches(epoch, 0))
-        order = epoch_order(data.manifest.train, train, epoch).tolist()
-        paths = [data.manifest.train[i].path for i in order]
-        names = [f"{path}|4/{epoch}/{path}" for path in paths]
-        assert [batch.images for batch in found] == [3, 3, 1]
-        torch.testing.assert_close(joined(found), expected_inputs(data, names, train))
-        torch.testing.assert_close(joined(list(batches(epoch, 1))), joined(found[1:]))
 
 
 def test_each_use_of_an_image_in_an_epoch_has_its_own_crop(folder: Path) -> None:
@@ -247,60 +190,3 @@ def test_images_are_shifted_by_at_most_the_padding(
     shifted = shift_and_flip(plain, Shifts(*moves), padding or 1)
     torch.testing.assert_close(joined(found), data.transform.normalise(shifted))
     assert not torch.equal(shifted, plain)
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_a_process_without_images_in_the_last_batch_gets_an_empty_one(
-    folder: Path, in_memory: bool
-) -> None:
-    train = TrainSpec(freeze="none")
-    whole = stored(folder)
-    table = whole.load_images() if in_memory else None
-
-    parts = []
-    for rank in range(2):
-        data = replace(whole, group=ProcessGroup(rank, 2))
-        inputs = replace(from_files(data), images=table)
-        parts.append(list(training_batches(train, OptimSpec(batch_size=3), inputs)(0, 0)))
-
-    order = epoch_order(whole.manifest.train, train, 0).tolist()
-    assert [[len(b.labels) for b in batches] for batches in parts] == [[2, 2, 1], [1, 1, 0]]
-    assert [[b.images for b in batches] for batches in parts] == [[3, 3, 1]] * 2
-    assert parts[1][2].inputs.shape == (0, 3, 8, 8)
-    batches = [torch.cat([one.inputs, other.inputs]) for one, other in zip(*parts, strict=True)]
-    paths = [whole.manifest.train[i].path for i in order]
-    torch.testing.assert_close(torch.cat(batches), expected_inputs(whole, paths))
-
-
-class Doubling(nn.Module):
-    """Frozen layers that double their input; the number of images in each call is noted."""
-
-    autocast = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
-        self.calls: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.append(len(x))
-        return self.weight * x
-
-
-def test_augmented_images_pass_through_the_frozen_layers_within_the_limit(folder: Path) -> None:
-    data, prefix = stored(folder), Doubling()
-    extractor: Any = SimpleNamespace(prefix=prefix, limit=BatchLimit(2))
-    cut: Any = Cut(SimpleNamespace(pooled=False), nn.Identity())  # type: ignore[arg-type]
-    inputs = StageInputs(data=data, cut=cut, extractor=extractor)
-    train = TrainSpec(freeze="blocks:1", augment="crop")
-
-    found = list(training_batches(train, OptimSpec(batch_size=5), inputs)(0, 0))
-
-    plain = list(training_batches(train, OptimSpec(batch_size=5), from_files(data))(0, 0))
-    torch.testing.assert_close(joined(found), 2 * joined(plain))
-    assert prefix.calls == [2, 2, 1, 2]
-    assert joined(found).dtype == torch.float32
-    with torch.inference_mode():
-        outputs = prefix_outputs(extractor, plain[0].inputs)
-    assert not found[0].inputs.is_inference()
-    assert outputs.shape == plain[0].inputs.shape

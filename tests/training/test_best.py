@@ -1,17 +1,14 @@
 """Which epoch is the best: accuracy beyond its noise, otherwise the loss; and its weights."""
 
-from dataclasses import asdict
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from vitft.metrics.intervals import score_interval
-from vitft.metrics.results import Metrics
-from vitft.system.errors import RunError
-from vitft.training.best import BestWeights, RunningMetrics, is_better
-from vitft.training.loop import StepResult
+from vitft.metrics import Metrics, score_interval
+from vitft.system import RunError
+from vitft.training import BestWeights, is_better
 
 
 def metrics(top1: float, loss: float, images: int = 100) -> Metrics:
@@ -72,70 +69,7 @@ def small_model() -> Any:
     return model
 
 
-def filled(model: nn.Module, value: float) -> None:
-    for tensor in model.state_dict().values():
-        tensor.fill_(value)
-
-
 EPOCHS = [metrics(0.5, 0.4), metrics(0.5, 0.3), metrics(0.5, 0.6), metrics(0.5, 0.35)]
-
-
-def test_the_best_weights_are_those_of_the_best_epoch() -> None:
-    model = small_model()
-    best = BestWeights(model)
-    assert not best.results
-
-    since = []
-    for epoch, found in enumerate(EPOCHS, start=1):
-        filled(model, epoch)
-        best.file = "saved"
-        best.update(found)
-        since.append((best.epochs, best.epochs_since_best, best.file))
-
-    assert since == [(1, 0, ""), (2, 0, ""), (3, 1, "saved"), (4, 2, "saved")]
-    assert best.results["best_epoch"] == 2
-    assert best.results["epochs"] == 4
-    assert best.results["loss"] == 0.3
-    assert best.results["selected_on_validation"] is True
-    best.restore()
-    trained = ("0.weight", "0.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var")
-    assert {*best.weights} == {*trained, "2.num_batches_tracked"}
-    state = model.state_dict()
-    assert all(bool((state[name] == (2 if name in best.weights else 4)).all()) for name in state)
-
-
-def test_a_single_epoch_is_not_selected_on_validation_images() -> None:
-    best = BestWeights(small_model())
-
-    best.update(EPOCHS[0])
-
-    assert best.results["selected_on_validation"] is False
-    assert best.results["best_epoch"] == best.results["epochs"] == 1
-
-
-def test_a_run_with_a_budget_keeps_its_last_epoch() -> None:
-    model = small_model()
-    best = BestWeights(model, selects=False)
-
-    for epoch, found in enumerate(EPOCHS, start=1):
-        filled(model, epoch)
-        best.update(found)
-
-    assert best.results["best_epoch"] == best.results["epochs"] == 4
-    assert best.results["selected_on_validation"] is False
-    assert best.epochs_since_best == 0
-    assert bool((best.weights["0.weight"] == 4).all())
-
-
-def test_the_results_of_the_head_are_reported_with_those_of_later_epochs() -> None:
-    best = BestWeights(small_model())
-    best.head_results = cast("Any", {"l2": 0.1})
-    assert not best.results
-
-    best.update(EPOCHS[0])
-
-    assert cast("Any", best.results)["l2"] == 0.1
-    assert best.results["top1"] == 0.5
 
 
 def test_what_was_saved_is_loaded() -> None:
@@ -171,17 +105,3 @@ def test_weights_of_another_shape_are_refused_with_the_name_of_their_file() -> N
     best.load(best.facts(), weights, "")
     with pytest.raises(RunError, match=r"weights in resume/ do not fit"):
         best.restore()
-
-
-def test_running_metrics_are_means_over_the_images_of_an_epoch() -> None:
-    running = RunningMetrics()
-    assert (running.loss, running.top1) == (0.0, 0.0)
-
-    running.add(StepResult(step=0, lr=0.1, loss=2.0, correct=1, images=3))
-    running.add(StepResult(step=1, lr=0.2, loss=1.0, correct=1, images=1))
-
-    assert running.loss == 1.75
-    assert running.top1 == 0.5
-    assert asdict(running) == {
-        "first_loss": 2.0, "steps": 2, "images": 4, "correct": 2, "total": 7.0, "lr": 0.2
-    }  # fmt: skip

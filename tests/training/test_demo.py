@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.training_data import data_set, row
-from vitft.system.errors import Stopped
-from vitft.system.rundir import RunDir
-from vitft.training import demo
-from vitft.training.demo import run_demo
+from vitft.system import RunDir, Stopped
+from vitft.training import demo, run_demo
 
 
 @pytest.fixture

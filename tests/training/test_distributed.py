@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.conftest import tiny_home
 from tests.support.collectives import results
@@ -20,18 +18,10 @@ from tests.support.limits import HANG_S
 from tests.support.loopback_group import Loopback
 from tests.support.ranks import end_ranks, free_port, rank_environment
 from vitft.cli.main import main
-from vitft.features.logistic import add_in_pairs
-from vitft.models.checkpoint import load_checkpoint
-from vitft.system.errors import ResourceError
+from vitft.models import load_checkpoint
+from vitft.system import ResourceError
+from vitft.training import ProcessGroup, rendezvous_store, report_lost_process
 from vitft.training import distributed as module
-from vitft.training.distributed import (
-    ProcessGroup,
-    choose_backend,
-    lost_process,
-    process_group,
-    rendezvous_store,
-    report_lost_process,
-)
 
 EXACT = [
     *("--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
@@ -52,16 +42,6 @@ def test_shards_and_batch_slices_cover_everything_once() -> None:
     assert [len(range(1)[team.batch_slice(1)]) for team in teams] == [1, 0, 0]
 
 
-def test_collectives_of_a_single_process_return_its_own_values() -> None:
-    team, tensor = ProcessGroup(), torch.ones(2)
-
-    assert team.all_reduce([tensor], [3.0]) == [3.0]
-    assert team.all_reduce_max(5) == 5
-    assert team.broadcast("x") == "x"
-    assert torch.equal(team.all_gather(tensor, 2), tensor)
-    assert team.is_main
-
-
 def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,35 +59,6 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
 
     assert before.check(["address"])
     assert not after.check(["address"])
-
-
-@pytest.mark.parametrize(
-    ("device", "has_gpu", "backend"),
-    [
-        ("auto", True, "nccl"),
-        ("cuda", True, "nccl"),
-        ("cuda:1", True, "nccl"),
-        ("cpu", True, "gloo"),
-        ("auto", False, "gloo"),
-        ("mps", False, "gloo"),
-    ],
-)
-def test_the_device_of_the_run_chooses_the_backend(
-    device: str, has_gpu: bool, backend: str
-) -> None:
-    assert choose_backend(device, has_gpu=has_gpu) == backend
-
-
-@pytest.mark.parametrize(
-    ("size", "backend", "device"),
-    [(1, "nccl", "cpu"), (2, "nccl", "cuda:1"), (3, "nccl", "cuda:1"), (2, "gloo", "cpu")],
-)
-def test_processes_exchange_tensors_of_their_own_gpu_if_the_backend_is_nccl(
-    monkeypatch: pytest.MonkeyPatch, size: int, backend: str, device: str
-) -> None:
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
-
-    assert ProcessGroup(0, size, local_rank=1).device == torch.device(device)
 
 
 @pytest.mark.parametrize(
@@ -185,59 +136,6 @@ def test_sums_and_maxima_are_those_of_all_processes(collected: list[dict[str, An
     assert collected[0]["reduced"] == [[7.0, 7.0], [3.0]]  # 1 + 2 + 4
 
 
-def test_values_are_sent_to_all_processes(collected: list[dict[str, Any]]) -> None:
-    items = [[2 * i, 2 * i + 1] for i in range(10)]
-    for found in collected:
-        assert found["broadcast"] == ["of 0", "of 2"]
-        assert found["gathered"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-        assert found["rows"] == items
-        assert found["few rows"] == items[:1]
-        assert found["main only"] == [0, 7]  # with all cores
-        assert found["threads"][0] == found["threads"][1]
-
-
-def test_each_key_is_claimed_by_one_process_in_each_pass(collected: list[dict[str, Any]]) -> None:
-    claimed = [found["claimed"][0] for found in collected]
-
-    assert [sum(each) for each in zip(*claimed, strict=True)] == [1] * 6
-    assert sum(found["claimed"][1] is not False for found in collected) == 1
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-def test_float64_sums_of_the_main_process_are_added_in_pairs_of_ranks(
-    monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    generator = torch.Generator().manual_seed(size)
-    values = torch.randn(size, 7, generator=generator, dtype=torch.float64)
-    loopback = Loopback(size)
-    monkeypatch.setattr(module, "distributed", loopback)
-
-    found = loopback.run(
-        lambda group: group.reduce_to_main(
-            [values[group.rank][:6].view(2, 3), values[group.rank, 6]]
-        )
-    )
-
-    expected = add_in_pairs(list(values))
-    assert torch.equal(found[0][0], expected[:6].view(2, 3))
-    assert torch.equal(found[0][1], expected[6])
-
-
-def test_claims_of_a_later_pass_begin_anew() -> None:
-    store = HashStore()
-    groups = [ProcessGroup(rank, 2, store=store) for rank in range(2)]
-
-    for _ in range(2):
-        one, other = (group.claims() for group in groups)
-        assert one is not None
-        assert other is not None
-        assert [one(b"a" * 32), other(b"a" * 32), other(b"b" * 32), one(b"b" * 32)] == [
-            *(True, False),
-            *(True, False),
-        ]
-    assert ProcessGroup().claims() is None
-
-
 def test_runs_of_a_unit_are_in_the_same_shard() -> None:
     items = list(range(11))
 
@@ -248,97 +146,6 @@ def test_runs_of_a_unit_are_in_the_same_shard() -> None:
     assert ProcessGroup().main_only(lambda: 5) == 5
     assert ProcessGroup().gather(5) == [5]
     assert not ProcessGroup(1, 2).is_main
-
-
-@pytest.mark.parametrize(
-    ("message", "processes", "problem", "fix"),
-    [
-        ("[a.cc:1] [b] Connection closed\nmore", 2, "process 0 of the run has ended", "its error"),
-        ("Connection closed", 3, "another process of the run has ended", "its error message"),
-        ("wait Timed Out after", 2, "process 0 of the run is not responding", "train.timeout"),
-        ("timed out", 0, "another process of the run is not responding", "train.timeout"),
-    ],
-)
-def test_a_lost_process_is_named_if_there_is_only_one_other(
-    monkeypatch: pytest.MonkeyPatch, message: str, processes: int, problem: str, fix: str
-) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes > 0)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-
-    error = lost_process(message)
-
-    shown = message.splitlines()[0].removeprefix("[a.cc:1] [b] ")
-    assert error.problem == f"{problem} ({shown})"
-    assert fix in error.fix
-    assert "--resume" in error.fix
-    assert len(lost_process("x" * 500).problem) < 200
-
-
-def test_a_command_without_torchrun_is_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with process_group() as group:
-        assert (group.rank, group.size, group.store) == (0, 1, None)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with process_group() as group:
-        assert (group.rank, group.size) == (0, 1)
-    assert group.device == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("rank", "has_gpu", "device", "backend"),
-    [(0, False, "auto", "gloo"), (2, True, "cuda", "nccl"), (1, True, "cpu", "gloo")],
-)
-@pytest.mark.parametrize("local", ["1", None])
-def test_a_process_of_torchrun_joins_its_group(
-    monkeypatch: pytest.MonkeyPatch,
-    rank: int,
-    has_gpu: bool,
-    device: str,
-    backend: str,
-    local: str | None,
-) -> None:
-    calls: list[Any] = []
-
-    def init(backend: str, **options: Any) -> None:
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # it may wait for minutes
-        calls.append((backend, options))
-
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if local is not None:
-        monkeypatch.setenv("LOCAL_RANK", local)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: calls.append(f"{n} threads"))
-    monkeypatch.setattr(module, "worker_threads", lambda: 5)
-    monkeypatch.setattr("vitft.system.console.silence", lambda: calls.append("silent"))
-    monkeypatch.setattr(module, "rendezvous_store", lambda timeout: ("store", timeout))
-    monkeypatch.setattr(torch.distributed, "init_process_group", init)
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("end"))
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-
-    try:
-        with process_group(7.0, device) as group:
-            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-            calls.append("body")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-    store: Any = ("store", timedelta(seconds=7))
-    assert (group.rank, group.size, group.local_rank) == (rank, 3, int(local or 0))
-    assert group.store == store
-    options = {"store": store, "rank": rank, "world_size": 3, "timeout": store[1]}
-    on_gpu = backend == "nccl"
-    assert calls == [
-        "5 threads",
-        *[int(local or 0)] * on_gpu,
-        *["silent"] * (rank > 0),
-        (backend, options),
-        "body",
-        *["end"] * on_gpu,
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,10 @@ import torch
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from tests.training.test_state import facts_of_step
-from vitft.features.cache import Store, key_of, open_store
-from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
-from vitft.predict.prediction import Prediction
-from vitft.system.errors import ResourceError, RunError
-from vitft.system.files import atomic_folder, write_atomically
-from vitft.system.rundir import RunDir
-from vitft.training.state import (
+from vitft.features import Store, key_of, open_store
+from vitft.predict import Prediction, ProcessShard, ResumePoint, find_resume_point, open_rows
+from vitft.system import ResourceError, RunDir, RunError, atomic_folder, write_atomically
+from vitft.training import (
     State,
     list_states,
     newest_state,

@@ -12,12 +12,11 @@ import pytest
 from tests.conftest import draw_folder
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.data.split import Manifest
-from vitft.metrics.results import FinalTestResults
-from vitft.predict.torch_engine import Predictor
-from vitft.report.run_files import read_run
-from vitft.report.summary import key_figures
-from vitft.training.run import Result
+from vitft.data import Manifest
+from vitft.metrics import FinalTestResults
+from vitft.predict import Predictor
+from vitft.report import key_figures, read_run
+from vitft.training import Result
 
 SOLVED = {"solver": "lbfgs", "l2": 1.0}
 

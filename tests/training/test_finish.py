@@ -1,9 +1,6 @@
 """Final evaluation, calibration and saving: the files of a run agree with each other."""
 
 import json
-import os
-import signal
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,12 @@ from torch.nn import functional as F
 from tests.conftest import draw_folder
 from tests.support.fail_points import FailPoints
 from tests.training.test_run import run_it
-from vitft.data.images import open_image
-from vitft.data.split import Manifest
-from vitft.metrics.calibration import FittedTemperature, ScoredSet
-from vitft.models.checkpoint import load_checkpoint, save_checkpoint
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import ResourceError
-from vitft.system.rundir import RunDir
+from vitft.data import Manifest, open_image
+from vitft.models import load_checkpoint, save_checkpoint
+from vitft.predict import Predictor
+from vitft.system import ResourceError, RunDir
+from vitft.training import Result
 from vitft.training import finish as ending
-from vitft.training.run import Result
 
 
 @pytest.fixture
@@ -65,30 +59,6 @@ def test_the_saved_model_computes_the_saved_logits(
     assert right.item() == pytest.approx(done.figures["top1"])
 
 
-def test_the_temperature_is_merged_into_the_head_only(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-    calibration = done.figures["calibration"]
-    assert calibration is not None
-    fitted = calibration["temperature"]
-    assert fitted is not None
-
-    def left_alone(validation: ScoredSet, _training: ScoredSet | None) -> FittedTemperature:
-        return FittedTemperature(value=1.0, held_out=np.ones(len(validation)), note="for the test")
-
-    monkeypatch.setattr(ending, "calibrate_temperature", left_alone)
-    plain = run_on(mixed_up, tiny_weights, tmp_path / "plain")
-
-    assert not 0.95 < fitted < 1.05
-    with_it, without = (load_checkpoint(r.run / "model.safetensors") for r in (done, plain))
-    for name, tensor in without[0].items():
-        scale = fitted if name.startswith("head.") else 1.0
-        torch.testing.assert_close(with_it[0][name], tensor / scale, rtol=1e-6, atol=0)
-    assert "temperature" not in asdict(with_it[1])
-    torch.testing.assert_close(scores_of(done.run), scores_of(plain.run) / fitted)
-
-
 def test_calibration_improves_the_held_out_metrics(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
@@ -126,19 +96,6 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
     assert correct.dtype == bool
     # A fifth of the labels is wrong, which a head that was fitted to them could not know.
     assert probability.mean() == pytest.approx(correct.mean(), abs=0.1)
-
-
-def test_a_run_in_steps_is_calibrated_on_its_validation_images_alone(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    optim = {"solver": "sgd", "lr": 0.1, "epochs": 3, "batch_size": 8}
-    done = run_it(image_folder, tiny_weights, tmp_path / "run", optim=optim)
-
-    calibration = done.figures["calibration"]
-    assert calibration is not None
-    assert calibration["cross_validated"] == 0
-    with np.load(done.run / "validation.npz", allow_pickle=False) as file:
-        assert file.files == ["logits"]
 
 
 def test_training_images_that_are_easier_than_the_validation_images_do_not_calibrate(
@@ -195,27 +152,6 @@ def test_eval_json_always_describes_the_weights_beside_it(
     load_checkpoint(done.run / "model.safetensors")  # whole, the old one or the new
     assert not (done.run / "eval.json").exists()
     assert not (done.run / "validation.npz").exists()
-
-
-def test_a_signal_waits_until_weights_and_metrics_are_replaced(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved: list[Path] = []
-
-    def save_then_be_told(path: Path, *rest: Any) -> str:
-        saved.append(path)
-        digest = save_checkpoint(path, *rest)
-        if len(saved) == 2:  # the calibrated one: eval.json is not back yet
-            os.kill(os.getpid(), signal.SIGTERM)
-        return digest
-
-    monkeypatch.setattr(ending, "save_checkpoint", save_then_be_told)
-
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-
-    assert (done.status, done.exit_code) == ("terminated", 143)
-    assert json.loads((done.run / "eval.json").read_text())["calibration"]["temperature"] != 1
-    assert (done.run / "validation.npz").is_file()
 
 
 def test_metrics_that_cannot_be_replaced_are_reported_in_one_line(

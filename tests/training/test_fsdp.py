@@ -10,29 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S
-from vitft.config.sections import OptimSpec
-from vitft.models.checkpoint import load_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import RunError, UsageError
-from vitft.training.checks import check_resume
-from vitft.training.distributed import (
-    ProcessGroup,
-    check_sharding,
-    full_tensor,
-    slice_like,
-    unshard_into,
-)
-from vitft.training.loop import Trainer
-
-SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
+from vitft.models import load_checkpoint
+from vitft.system import RunError
+from vitft.training import check_resume, slice_like
 
 
 @pytest.fixture(scope="module", params=["none", "blocks:2"])
@@ -104,48 +91,6 @@ def test_a_process_holds_about_half(found: dict[str, Tensor]) -> None:
     assert everything / 2 <= held < 0.6 * everything
 
 
-@pytest.mark.parametrize(
-    ("precision", "compiled", "words"), [("fp16", False, "fp16"), ("fp32", True, "compile")]
-)
-def test_incompatible_settings_are_refused(precision: str, compiled: bool, words: str) -> None:
-    model = VisionTransformer(SMALL)
-
-    with pytest.raises(UsageError, match=words):
-        check_sharding(model, ProcessGroup(0, 2), precision=precision, compiled=compiled)
-
-
-def test_timm_models_are_refused() -> None:
-    with pytest.raises(UsageError, match="timm"):
-        check_sharding(nn.Linear(2, 2), ProcessGroup(0, 2), precision="fp32", compiled=False)
-
-
-def test_sharding_on_one_process_is_reported_as_without_effect(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    check_sharding(VisionTransformer(SMALL), ProcessGroup(), precision="bf16", compiled=False)
-
-    assert "no effect with a single process" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
-def test_every_rank_takes_the_same_number_of_passes(own: int, sizes: list[int]) -> None:
-    spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, micro_batch=2)
-    trainer = Trainer(
-        nn.Linear(1, 2), spec, steps_per_epoch=1, group=ProcessGroup(0, 3), sharded=True
-    )
-
-    passes = trainer.micro_batches(own, 11)
-
-    assert [len(range(own)[piece]) for piece in passes] == sizes
-
-
-def test_plain_tensors_are_returned_unchanged() -> None:
-    tensor = torch.ones(2)
-
-    assert full_tensor(tensor) is tensor
-    assert slice_like(tensor, torch.zeros(2)) is tensor
-
-
 @pytest.fixture
 def second_of_two() -> Iterator[DeviceMesh]:
     """A mesh of two processes, of which this one is the second, and the first does not exist."""
@@ -167,18 +112,6 @@ def test_a_rank_gets_its_slice_of_a_tensor_of_the_same_shape(second_of_two: Devi
     assert torch.equal(found.to_local(), tensor[2:].double())
     step = torch.tensor(7.0)
     assert slice_like(step, like) is step
-
-
-def test_trained_parameters_are_copied_into_the_original_model() -> None:
-    original, trained = nn.Linear(2, 2), nn.Linear(2, 2)
-    trained.bias.requires_grad = False
-    bias = original.bias.detach().clone()
-
-    unshard_into(original, trained)
-
-    assert torch.equal(original.weight, trained.weight)
-    assert torch.equal(original.bias, bias)
-    assert original.weight is not trained.weight
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from vitft.config.sections import OptimSpec
-from vitft.features.cut import Whole
-from vitft.models.freeze import freeze_model, frozen_blocks
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
-from vitft.system.errors import UsageError
-from vitft.training.optim import (
+from vitft.config import OptimSpec
+from vitft.features import Whole
+from vitft.models import TimmConfig, TimmModel, VisionTransformer, freeze_model, frozen_blocks
+from vitft.system import UsageError
+from vitft.training import (
     WeightAverage,
     lr_at,
-    make_optimizer,
     parameter_groups,
     running_statistics,
     with_step_defaults,
@@ -38,21 +34,6 @@ def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
     assert lr_at(step, 100, peak=1.0, warmup=0.1) == pytest.approx(lr)
 
 
-def test_learning_rate_can_end_at_a_fraction_of_its_peak() -> None:
-    assert lr_at(10, 10, peak=2.0, warmup=0.0, final=0.01) == pytest.approx(0.02)
-    assert lr_at(5, 10, peak=2.0, warmup=0.0, final=0.5) == pytest.approx(1.5)
-
-
-@pytest.mark.parametrize(
-    ("step", "total", "warmup", "lr"),
-    [(0, 1, 0.0, 1), (1, 1, 0.0, 0), (0, 1, 0.5, 1), (2, 3, 0.9, 1), (3, 4, 0.5, 0.5)],
-)
-def test_schedules_of_a_few_steps_are_exact(
-    step: int, total: int, warmup: float, lr: float
-) -> None:
-    assert lr_at(step, total, peak=1.0, warmup=warmup) == pytest.approx(lr, abs=1e-12)
-
-
 def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
     tiny_vit: VisionTransformer,
 ) -> None:
@@ -67,42 +48,6 @@ def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
     assert (many.lr, many.batch_size) == (5e-4, 32)
     assert (given.lr, given.batch_size) == (0.3, 5)
     assert with_norm.batch_size == 32
-
-
-@pytest.mark.parametrize(
-    ("solver", "sharded", "fused"),
-    [("sgd", False, True), ("sgd", True, False), ("adamw", False, True), ("adamw", True, True)],
-)
-def test_optimisers_are_fused_except_sgd_on_sharded_weights(
-    solver: Any, sharded: bool, fused: bool
-) -> None:
-    spec = OptimSpec(solver=solver, lr=0.1, momentum=0.7, weight_decay=0.2)
-
-    optimizer = make_optimizer(nn.Linear(2, 2), spec, sharded=sharded)
-
-    (matrix, bias) = optimizer.param_groups
-    assert bool(matrix["fused"]) is fused
-    assert (matrix["weight_decay"], bias["weight_decay"]) == (0.2, 0.0)
-    assert matrix["lr"] == 0.1
-    assert matrix.get("momentum", 0.7) == 0.7
-    on_meta = make_optimizer(nn.Linear(2, 2, device="meta"), spec)
-    assert not on_meta.param_groups[0]["fused"]
-
-
-class Embedding(nn.Module):
-    """A model without blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 2))
-        self.head = nn.Linear(2, 2)
-
-
-def test_a_model_without_blocks_has_two_layers() -> None:
-    found = groups_by_name(Embedding(), OptimSpec(layer_decay=0.5))
-
-    assert found["cls_token"][0] == 0.5
-    assert found["head.weight"][0] == found["head.bias"][0] == 1.0
 
 
 def test_running_statistics_are_the_means_and_variances() -> None:
@@ -127,11 +72,6 @@ def test_the_freeze_mode_determines_the_number_of_frozen_blocks(
     assert frozen_blocks(freeze, 12) == blocks
 
 
-def test_more_blocks_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="the model has only 12 blocks"):
-        frozen_blocks("blocks:13", 12)
-
-
 @pytest.mark.parametrize(
     ("freeze", "first", "count"),
     [
@@ -153,21 +93,6 @@ def test_only_parameters_behind_the_boundary_train(
 def test_training_pre_logits_needs_a_model_that_has_them(tiny_vit: VisionTransformer) -> None:
     with pytest.raises(UsageError, match="--pre-logits keep"):
         freeze_model(tiny_vit, "pre_logits")
-
-
-@pytest.mark.parametrize("solver", ["sgd", "adamw"])
-def test_the_optimiser_updates_only_trainable_parameters(
-    tiny_vit: VisionTransformer, solver: str
-) -> None:
-    freeze_model(tiny_vit, "head")
-    before = {n: p.clone() for n, p in tiny_vit.named_parameters()}
-    optimizer = make_optimizer(tiny_vit, OptimSpec(batch_size=32, solver=solver, lr=0.1))  # type: ignore[arg-type]
-
-    tiny_vit(torch.randn(2, 3, 16, 16))[:, 0].sum().backward()
-    optimizer.step()
-
-    moved = [n for n, p in tiny_vit.named_parameters() if not torch.equal(p, before[n])]
-    assert moved == ["head.weight", "head.bias"]
 
 
 def groups_by_name(model: nn.Module, spec: OptimSpec) -> dict[str, tuple[float, float]]:

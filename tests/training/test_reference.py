@@ -1,8 +1,6 @@
 """Every kind of run can note images unlike its training images, or says that it cannot."""
 
 import json
-import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,12 @@ from torch import nn
 import vitft
 from tests.conftest import draw_folder
 from tests.models.test_timm_model import random_model, saved
-from tests.support.training_data import data_set, pooled_inputs, row
 from tests.training.test_run import run_it
 from vitft.api import Trained
-from vitft.features.cut import Cut, Prefix, cut_model
-from vitft.features.reference import REFERENCE_FILE, Features, power_text
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.torch_engine import Predictor
-from vitft.report.run_page import write_report
-from vitft.system.rundir import RunDir
+from vitft.features import Cut, Features, Prefix, cut_model
+from vitft.models import VisionTransformer, ViTConfig
+from vitft.predict import Predictor
+from vitft.report import write_report
 from vitft.training import reference as module
 
 NOTE = "unlike the training images"
@@ -143,67 +137,6 @@ def test_the_intermediate_feature_comes_after_three_quarters_of_the_blocks(
     assert module.intermediate_blocks(cut, model) == expected
 
 
-def test_a_timm_model_has_no_intermediate_feature() -> None:
-    model = random_model()
-
-    assert module.intermediate_blocks(cut_model(model, "none"), model) == 0
-
-
-def test_features_are_computed_for_a_sample_of_the_images_only(
-    many: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "COMPUTED_IMAGES", 24)
-
-    audit = train(many, tiny_weights, tmp_path / "run", "none")
-
-    assert audit["out_of_distribution"]["images"] == 24 + 24
-    head = train(many, tiny_weights, tmp_path / "head", "head")
-    assert head["out_of_distribution"]["images"] == 120
-
-
-def test_a_run_without_the_note_says_so_everywhere(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, logger="vitft")
-
-    audit = train(image_folder, tiny_weights, tmp_path / "run", "none")
-
-    reason = "too few held-out images (6 of the 20 needed)"
-    assert audit["out_of_distribution"]["reason"] == reason
-    assert f"no images will be flagged as unlike the training images: {reason}" in caplog.text
-    assert not (tmp_path / "run" / REFERENCE_FILE).exists()
-    model = vitft.load(tmp_path / "run", device="cpu")
-    assert "no images are flagged as unlike the training images" in model.postprocess.describe()
-    page = write_report(tmp_path / "run").read_text()
-    assert f"does not flag images that are unlike the training images: {reason}." in page
-
-
-@pytest.mark.parametrize(("freeze", "is_trained"), [("head", False), ("none", True)])
-def test_the_power_is_logged_and_for_frozen_features_stated_with_every_prediction(
-    many: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    freeze: str,
-    is_trained: bool,
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="vitft")
-
-    audit = train(many, tiny_weights, tmp_path / "run", freeze)
-
-    power = power_text(audit["out_of_distribution"]["unknown_class_range"])
-    assert f"of new images; {power}" in caplog.text
-    assert ("flagged as unlike the training images: at least" in caplog.text) == is_trained
-    too_high = "may be too high, because the features were trained on these classes"
-    assert (too_high in caplog.text) == is_trained
-    assert (too_high in write_report(tmp_path / "run").read_text()) == is_trained
-    described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
-    assert described.endswith(power) == (not is_trained)
-
-
 @pytest.mark.parametrize("stages", ["head", "none"])
 def test_a_timm_model_notes_foreign_images_too(many: Path, tmp_path: Path, stages: str) -> None:
     weights = saved(tmp_path / "w.safetensors", random_model())
@@ -216,78 +149,3 @@ def test_a_timm_model_notes_foreign_images_too(many: Path, tmp_path: Path, stage
     features = model.features(sorted(str(path) for path in many.rglob("*.png")))
     assert np.mean(model.postprocess.reference.are_unlike(features)) < 0.1
     assert all(model.postprocess.reference.are_unlike(features[:9] + 50 * features.std()))
-
-
-@pytest.mark.parametrize(
-    ("pooled", "training", "sampled"),
-    [(True, 20_000, 20_000), (True, 20_001, 10_001), (False, 2_000, 2_000), (False, 2_001, 1_001)],
-)
-def test_at_most_20000_cached_or_2000_computed_images_are_sampled_from_each_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooled: bool, training: int, sampled: int
-) -> None:
-    rows = [row(str(i), 0) for i in range(training)] + [row("v", 0, "val")]
-    inputs = pooled_inputs(data_set(rows), {})
-    if not pooled:
-        inputs = replace(inputs, cut=inputs.cut._replace(prefix=None))
-    seen: list[Any] = []
-
-    def fit(x: Any, labels: Any, held_out: Any, groups: Any, *, trained: bool, **_: Any) -> Any:
-        seen.append((len(x), len(labels), len(groups), held_out.tolist(), trained))
-        return None, {"reason": "none"}
-
-    monkeypatch.setattr(module, "reference_features", lambda *given: (given[2], None, 0))
-    monkeypatch.setattr(module, "fit_reference", fit)
-    run: Any = RunDir(tmp_path)
-    (tmp_path / REFERENCE_FILE).write_bytes(b"of an earlier attempt")
-
-    for frozen in (False, True):
-        module.write_reference(run, inputs, None, frozen=frozen, seed=0)  # type: ignore[arg-type]
-
-    for (images, labels, groups, held_out, trained), frozen in zip(
-        seen, (False, True), strict=True
-    ):
-        assert images == labels == groups == sampled + 1  # and the validation image
-        assert held_out == [frozen] * sampled + [True]
-        assert trained is not frozen
-    assert not (tmp_path / REFERENCE_FILE).exists()
-
-
-def test_a_process_that_does_not_write_leaves_an_earlier_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "reference_features", lambda *_: (np.zeros((1, 2)), None, 0))
-    monkeypatch.setattr(module, "fit_reference", lambda *_, **__: (None, {"reason": "none"}))
-    (tmp_path / REFERENCE_FILE).write_bytes(b"earlier")
-    inputs = pooled_inputs(data_set([row("t", 0)]), {})
-
-    module.write_reference(
-        RunDir(tmp_path, writes=False),
-        inputs,
-        None,  # type: ignore[arg-type]
-        frozen=True,
-        seed=0,
-    )
-
-    assert (tmp_path / REFERENCE_FILE).exists()
-
-
-OOD: Any = {
-    "images": 90, "held_out": 90, "reason": None, "false_alarms": 0.013,
-    "unknown_class_range": (0.1, 0.7), "classes_left_out": 1, "features_trained": False,
-}  # fmt: skip
-
-
-def test_the_log_says_how_reliable_the_notes_are() -> None:
-    text = "flagged as unlike the training images: 1% of new images"
-    power = "of images of similar classes, 10% to 70% are flagged, depending on the class"
-    more = " (1 class left out in turn)"
-
-    assert module.describe_reference(OOD) == f"{text}; {power}{more}"
-    trained = module.describe_reference(OOD | {"features_trained": True})
-    assert trained.endswith(
-        f"{power}{more}, which may be too high, because the features were trained on these classes"
-    )
-    assert module.describe_reference(OOD | {"unknown_class_range": None}) == text
-    assert module.describe_reference(OOD | {"reason": "too few images"}) == (
-        "no images will be flagged as unlike the training images: too few images"
-    )

@@ -4,24 +4,17 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import draw_folder
-from vitft.config.run import config_from_table, read_toml
-from vitft.models.checkpoint import load_checkpoint
-from vitft.predict.torch_engine import Predictor
-from vitft.report.run_page import write_report
-from vitft.system import rundir
-from vitft.system.errors import DataError, DivergedError
-from vitft.training import run as train
-from vitft.training.best import RunningMetrics
-from vitft.training.loop import StepResult
-from vitft.training.run import Result, run_finetuning
+from vitft.config import config_from_table, read_toml
+from vitft.models import load_checkpoint
+from vitft.predict import Predictor
+from vitft.system import DivergedError
+from vitft.training import Result, run_finetuning
 
 
 def run_it(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) -> Result:
@@ -175,24 +168,6 @@ def test_identical_files_on_both_sides_of_the_split_are_reported(
     assert "identical files in both training and validation" in capsys.readouterr().err
 
 
-def test_an_image_deleted_during_the_run_is_named(
-    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = draw_folder(tmp_path / "d", per_class=5)
-    whole = rundir.create_run
-
-    def delete_first(*args: Any, **kwargs: Any) -> Any:
-        shutil.rmtree(data / "red")
-        return whole(*args, **kwargs)
-
-    monkeypatch.setattr(train, "create_run", delete_first)
-    with pytest.raises(DataError, match=r"red/\d+\.png was deleted or replaced during the run"):
-        run_it(data, tiny_weights, tmp_path / "run", train={"freeze": "none"})
-
-    status = json.loads((tmp_path / "run" / "environment.json").read_text())["status"]
-    assert status == "failed"
-
-
 def test_an_absurd_learning_rate_is_a_divergence_error(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
@@ -219,29 +194,6 @@ def test_the_default_solves_the_head_and_cross_validates_it(
     assert [point["images"] for point in more["curve"]] == [6, 12, 24]
     lines = [json.loads(s) for s in (done.run / "metrics.jsonl").read_text().splitlines()]
     assert lines[0].keys() == {"l2", "cv_loss", "cv_top1"}
-
-
-@pytest.mark.parametrize("solver", ["lbfgs", "sgd"])
-def test_without_cross_validation_a_run_reports_no_figure_of_it_and_no_label_errors(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    solver: str,
-) -> None:
-    for module in ("head", "penalty"):  # of 30 images in 3 classes
-        monkeypatch.setattr(f"vitft.features.{module}.CV_IMAGES", 6)
-
-    done = run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": solver})
-
-    assert done.figures["top1"] == 1.0
-    assert "cross_validation" not in done.figures
-    assert json.loads((done.run / "audit.json").read_text())["mislabels"] == []
-    page = write_report(done.run).read_text()
-    assert "cross-validated accuracy on" not in page
-    assert ("It was applied to 2 of the 3 classes only" in page) == (solver == "lbfgs")
-    log = (done.run / "metrics.jsonl").read_text()
-    assert ('"cv_classes": 2' in log) == (solver == "lbfgs")
 
 
 def test_equal_runs_write_equal_model_files(
@@ -296,41 +248,6 @@ def test_a_second_run_extracts_nothing_and_has_the_same_results(
     assert "checking images: 30/30" in log
     assert "extracting features" not in log
     assert first.figures | {"seconds": 0} == second.figures | {"seconds": 0}
-
-
-@pytest.mark.parametrize(
-    ("stop_at", "has_model"),
-    [
-        pytest.param(5, True, id="in the second epoch"),
-        pytest.param(1, False, id="in the first epoch"),
-    ],
-)
-def test_ctrl_c_leaves_a_complete_run_directory(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stop_at: int,
-    has_model: bool,
-) -> None:
-    counted: Iterator[int] = iter(range(1000))
-    whole = RunningMetrics.add
-
-    def interrupt(self: RunningMetrics, step: StepResult) -> None:
-        if next(counted) == stop_at:
-            raise KeyboardInterrupt
-        whole(self, step)
-
-    monkeypatch.setattr(RunningMetrics, "add", interrupt)
-    done = run_it(image_folder, tiny_weights, tmp_path / "run")
-
-    assert done.interrupted
-    assert json.loads((done.run / "environment.json").read_text())["status"] == "interrupted"
-    assert (done.run / "model.safetensors").exists() == has_model
-    assert (done.run / "eval.json").exists() == has_model
-    assert not (done.run.parent / "latest").exists()
-    if has_model:
-        load_checkpoint(done.run / "model.safetensors")
 
 
 def test_the_peak_memory_of_a_run_is_logged_and_written(

@@ -9,11 +9,9 @@ import torch
 from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
-from vitft.models.checkpoint import load_checkpoint, save_checkpoint
+from vitft.models import CatalogEntry, Fetched, load_checkpoint, save_checkpoint, sha256_of
 from vitft.models.pretrained import weights as module
-from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.fetch import Fetched, sha256_of
-from vitft.training.same_weights import WEIGHTS_FILE
+from vitft.training import WEIGHTS_FILE
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,9 @@ from PIL import Image
 
 import vitft
 from tests.conftest import COLOURS, tiny_home
-from tests.serve.test_page import needs_node, opened
 from tests.support.chromium import Chromium
-from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.predict.answer_kind import gives_several
-from vitft.predict.validation import read_validation_predictions
-from vitft.report.html import render
-from vitft.report.run_files import read_run
-from vitft.report.run_page import run_page, write_report
-from vitft.training.reference import NEVER_FLAGGED
+from vitft.predict import gives_several, read_validation_predictions
 
 LABELS = ("blue", "green", "red")
 
@@ -128,60 +120,6 @@ def test_every_engine_and_format_gives_the_same_labels(
     assert sure[0].labels == ()
 
 
-def test_a_multi_label_run_states_everywhere_that_no_images_are_flagged(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)  # explain writes into the current folder
-    finetune(home, "noted")
-    logged, run = " ".join(capsys.readouterr().err.split()), home / "noted"
-    reason = f"unlike the training images: {NEVER_FLAGGED}"
-
-    assert f"no images will be flagged as {reason}" in logged
-    audit = json.loads((run / "audit.json").read_text())
-    assert audit["out_of_distribution"]["reason"] == NEVER_FLAGGED
-    page = (run / "report.html").read_text()
-    assert f"The model does not flag images that are {reason}." in page
-    monkeypatch.setattr("vitft.cli.serve.run_server", lambda *_: 0)
-    image = str(home / "patches" / "00.png")
-    for words in (["predict", image], ["explain", image], ["serve", "--port", "0"]):
-        assert main([*words, "--run", str(run)]) == 0
-        printed = " ".join(capsys.readouterr().err.split())
-        assert "no images are flagged as unlike the training images" in printed, words
-
-
-@needs_node
-def test_the_page_of_a_server_states_that_a_multi_label_model_flags_no_images(
-    home: Path, tmp_path: Path
-) -> None:
-    model = vitft.load(home / "run", device="cpu")
-    with serving(model.engine, postprocess=model.postprocess) as client:
-        page = opened(client, tmp_path, home / "patches" / "00.png")
-
-    assert page["known"].startswith("Run run distinguishes 3 labels; ")
-    assert page["flags"].startswith("Images that are unlike the training images are not flagged.")
-
-
-def test_the_page_offers_no_decisions_that_the_next_run_would_refuse(home: Path) -> None:
-    path = home / "run"
-    page = write_report(path, home / "page.html").read_text()
-    label: dict[str, object] = {"label": "green", "suggested": "red", "path": "patches/00.png"}
-    label |= {"given_probability": 0.01, "suggested_probability": 0.99}
-    audit = json.loads((path / "audit.json").read_text())
-    found = replace(read_run(path), audit=audit | {"mislabels": [label]})
-    shown = render("report.html.j2", run_page(found))
-
-    assert "None of the" not in page
-    assert "Fixes cannot be applied to images with several labels" in shown
-    for control in ('id="save"', "--fixes", 'class="choice"', "Decide"):
-        assert control not in shown
-    assert '<th scope="row">cross-validated accuracy' not in shown
-    assert "exactly its labels have a probability of at least 50%" in shown
-    assert "balanced accuracy" not in shown
-
-
 def test_a_precision_chooses_the_threshold_of_each_label(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,21 +165,6 @@ def test_layers_are_trained_with_binary_cross_entropy(
 
     assert results["loss"] < 3 * np.log(2)  # better than a probability of one half for each label
     assert results["labels"]["map"] > results["labels"]["chance_map"]
-
-
-def test_the_page_names_labels_and_the_comparison_says_what_is_correct(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (home / "run" / "report.html").read_text()
-
-    assert "Metrics by label" in page
-    assert "mean average precision" in page
-    assert "Confusion matrix" not in page
-    finetune(home, "other", "--seed", "1")
-    capsys.readouterr()
-    out = home / "compare.html"
-    assert main(["compare", str(home / "run"), str(home / "other"), "--out", str(out)]) == 0
-    assert "exactly its labels" in out.read_text()
 
 
 @pytest.mark.parametrize("form", ["safetensors", "timm", "torch-export", "onnx", "int8"])
@@ -303,66 +226,10 @@ def test_a_label_is_explained(home: Path) -> None:
     assert list((home / "explained").glob("*.png"))
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        pytest.param("--budget 1m", "--budget 1m cannot be used", id="a budget"),
-        pytest.param("--set optim.class_weights=true", "optim.class_weights=true", id="weights"),
-    ],
-)
-def test_settings_for_one_class_per_image_are_refused_by_name(
-    home: Path, words: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = ["--data", str(home / "patches" / "labels.csv"), "--out", str(home / "no")]
-    data += ["--weights", str(home / "w.safetensors"), "--device", "cpu"]
-
-    assert main(["finetune", *data, *words.split()]) == 2
-
-    assert problem in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        pytest.param("predict {image} --run {run} --top-k 2", "--top-k 2", id="top k"),
-        pytest.param("predict {image} --run {run} --dtype bf16", "--dtype bf16", id="bf16"),
-        pytest.param("export --run {run} --transformers-js --out {no}", "softmax", id="js"),
-        pytest.param("study --data {data} --weights {w} --out {no}", "vitft study", id="a study"),
-    ],
-)
-def test_commands_without_several_labels_refuse_them(
-    home: Path, words: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = {
-        "image": home / "patches" / "00.png",
-        "run": home / "run",
-        "data": home / "patches" / "labels.csv",
-        "w": home / "w.safetensors",
-        "no": home / "no",
-    }
-
-    assert main(words.format(**places).split()) in (2, 5)
-
-    assert problem in capsys.readouterr().err
-
-
-def test_a_checkpoint_with_one_class_per_image_does_not_mention_thresholds(
-    tmp_path: Path, image_folder: Path, tiny_weights: Path
-) -> None:
-    from vitft.models.checkpoint_file import open_checkpoint
-
-    run = vitft.finetune(
-        data=image_folder, weights=tiny_weights, out=tmp_path / "run", device="cpu"
-    ).run
-
-    assert "thresholds" not in open_checkpoint(run / "model.safetensors").metadata["vitft.card"]
-    assert "labels" not in json.loads((run / "eval.json").read_text())
-
-
 def test_a_micro_batch_of_several_labels_has_the_gradient_of_the_whole_batch() -> None:
-    from vitft.config.sections import OptimSpec
-    from vitft.metrics.targets import TrainingLoss
-    from vitft.training.loop import Batch, Trainer
+    from vitft.config import OptimSpec
+    from vitft.metrics import TrainingLoss
+    from vitft.training import Batch, Trainer
 
     batch = Batch(torch.randn(6, 4), (torch.rand(6, 3) > 0.5).float())
     weights = []

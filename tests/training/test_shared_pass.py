@@ -13,9 +13,8 @@ from PIL import Image
 
 from tests.conftest import draw_folder, tiny_home
 from tests.support.ranks import counts, end_ranks, start_ranks
-from vitft.features.cache import spaces
-from vitft.models.checkpoint import load_checkpoint
-from vitft.system.cores import node_cores, usable_cores
+from vitft.features import spaces
+from vitft.models import load_checkpoint
 
 COMMAND = ["finetune", "--data", "data", "--weights", "w.safetensors"]
 PER_CLASS, COPIES, BAD = 24, 3, 1
@@ -74,47 +73,6 @@ def test_each_file_is_opened_by_one_process_only(
     assert max(map(len, ranks)) <= (48 if size == 2 else 32)
 
 
-def test_two_processes_hold_out_what_an_earlier_run_held_out(
-    home: Path, runs: dict[int, list[dict[str, Any]]]
-) -> None:
-    assert runs
-    for size in (1, 2):
-        finish(
-            home, size, f"like{size}", "--like", "run1", "--cache", f"cache{size}", "--seed", "5"
-        )
-
-    one, other = ((home / f"like{size}" / "split.csv").read_text() for size in (1, 2))
-    assert one == other == (home / "run1" / "split.csv").read_text()
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_each_distinct_image_is_computed_and_cached_once(
-    home: Path, runs: dict[int, list[dict[str, Any]]], size: int
-) -> None:
-    distinct = IMAGES + 1  # the JPEG is readable
-
-    assert sum(rank["computed"] for rank in runs[size]) == distinct
-    rows = cached_rows(home, f"cache{size}")
-    del rows["sketches of images"]  # of candidate copies only, read by the main process at the end
-    assert rows == {
-        "pooled": distinct,
-        "64 values of the blocks before the last": distinct,
-        "facts of images": distinct,
-    }
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_process_knows_all_images_and_remarks(
-    runs: dict[int, list[dict[str, Any]]], size: int
-) -> None:
-    alone = runs[1][0]
-
-    assert alone["files"] == IMAGES + COPIES + 1
-    assert all(
-        (rank["files"], rank["odd"]) == (alone["files"], alone["odd"]) for rank in runs[size]
-    )
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_heads_are_equal_to_the_bit_and_fitted_by_the_main_process(
     home: Path, runs: dict[int, list[dict[str, Any]]], size: int
@@ -163,30 +121,6 @@ def test_a_signal_to_one_process_while_a_head_is_solved_stops_both(
 
     assert [code for code, _ in ended] == [143, 143], ended
     assert (home / f"stopped{rank}" / "model.safetensors").exists()
-
-
-def test_a_second_run_computes_nothing(home: Path, runs: dict[int, list[dict[str, Any]]]) -> None:
-    again = finish(home, 2, "again", "--cache", "cache4")
-
-    assert [rank["computed"] for rank in again] == [0, 0]
-    four, two = cached_rows(home, "cache4"), cached_rows(home, "cache2")
-    facts = [rows.pop("facts of images") for rows in (four, two)]
-    for rows in (four, two):
-        del rows["sketches of images"]  # of candidate copies, which depend on the split of a run
-    assert four == two
-    assert all(IMAGES < number <= IMAGES + COPIES + BAD for number in facts)
-
-
-def test_decode_threads_are_the_cores_divided_by_the_local_processes(
-    runs: dict[int, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for size in (2, 4):
-        assert [rank["workers"] for rank in runs[size]] == [max(1, node_cores() // size)] * size
-    assert usable_cores() == node_cores()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert usable_cores() == max(1, node_cores() // 2)
-    monkeypatch.setattr("vitft.system.cores.node_cores", lambda: 16)
-    assert usable_cores() == 8
 
 
 def test_processes_without_a_common_cache_send_each_other_their_rows(

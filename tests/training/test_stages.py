@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,18 +12,11 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import main
-from vitft.config.run import config_from_table, merge_settings, read_toml
-from vitft.models.checkpoint import load_checkpoint
-from vitft.report.chart_sections import epochs_section
-from vitft.report.run_files import read_run
-from vitft.system.errors import LockedError, ResourceError, RunError
-from vitft.system.rundir import RunDir, locked
-from vitft.training import stages
-from vitft.training.checks import changed_settings
-from vitft.training.loop import StepResult, predict_logits
-from vitft.training.optim import WeightAverage
-from vitft.training.run import Result, run_finetuning
-from vitft.training.stages import StepStage
+from vitft.config import config_from_table, read_toml
+from vitft.models import load_checkpoint
+from vitft.report import epochs_section, read_run
+from vitft.system import LockedError, RunDir, RunError, locked
+from vitft.training import Result, StepResult, StepStage, run_finetuning, stages
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
@@ -144,117 +135,6 @@ def test_a_run_stopped_again_and_again_is_bit_identical(
     assert outcome(result.run) == outcome(whole.run)
 
 
-def test_a_stop_during_validation_is_resumed_before_the_validation(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    original = predict_logits
-
-    def interrupted(*args: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(*args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "predict_logits", interrupted)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
-    again = resumed(stopped.run)
-
-    assert (stopped.status, stopped.exit_code) == ("interrupted", 130)
-    assert not stopped.figures
-    assert outcome(again.run) == outcome(whole.run)
-
-
-def test_an_epoch_that_could_not_be_logged_is_evaluated_again_after_the_resume(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    log = RunDir.log
-
-    def full(run: RunDir, fields: dict[str, Any]) -> None:
-        if fields["epoch"] == 2:
-            raise ResourceError("the disk is full", fix="make room")
-        log(run, fields)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "log", full)
-        with pytest.raises(ResourceError):
-            start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
-    again = resumed(tmp_path / "stopped")
-
-    assert outcome(again.run) == outcome(whole.run)
-
-
-def test_a_second_signal_in_the_middle_of_a_step_saves_nothing_half_done(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    monkeypatch.setattr(stages, "SAVE_INTERVAL_S", 0.0)
-    monkeypatch.setattr(stages, "SAVE_FRACTION", 1e9)
-    original = WeightAverage.update
-
-    def impatient(average: WeightAverage, steps: int) -> None:
-        original(average, steps)  # weights and average have moved, the step is not counted yet
-        if steps == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WeightAverage, "update", impatient)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
-    again = resumed(stopped.run)
-
-    assert stopped.exit_code == 130
-    assert outcome(again.run) == outcome(whole.run)
-
-
-def test_a_run_is_finished_when_its_last_file_is_written(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = KINDS["a head on crops"]
-    whole = start(few, tiny_weights, tmp_path / "whole", settings)
-
-    def late(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("vitft.training.run.write_thumbnails", late)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
-    again = resumed(stopped.run)
-
-    assert (stopped.status, stopped.exit_code) == ("terminated", 143)
-    assert again.status == "finished"
-    assert outcome(again.run) == outcome(whole.run)
-
-
-@pytest.mark.parametrize("patience", [0, 1])
-def test_a_run_that_is_stopped_after_its_last_step_trains_no_step_twice(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
-) -> None:
-    settings = {**EVERYTHING, "optim": {**EVERYTHING["optim"], "patience": patience}}
-    whole = start(few, tiny_weights, tmp_path / "whole", settings)
-    monkeypatch.setattr(stages, "LAST_SAVE_S", 0.0)
-    steps: list[int] = []
-    original = StepStage.on_step
-
-    def watched(stage: StepStage, step: StepResult) -> None:
-        original(stage, step)
-        steps.append(step.step)
-
-    def late(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(StepStage, "on_step", watched)
-    with monkeypatch.context() as patch:
-        patch.setattr("vitft.training.run.evaluate_run", late)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
-    done = len(steps)
-    again = resumed(stopped.run)
-
-    assert stopped.exit_code == 130
-    assert 0 < done == len(steps)
-    assert outcome(again.run) == outcome(whole.run)
-
-
 def test_a_crash_loses_only_the_steps_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,41 +160,6 @@ def test_a_crash_loses_only_the_steps_after_the_last_state(
     again = resumed(tmp_path / "killed")
 
     assert outcome(again.run) == outcome(whole.run)
-
-
-def test_a_resumed_run_shows_its_data_and_its_earlier_epochs(
-    few: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
-    before = (stopped.run / "metrics.jsonl").read_text().splitlines()
-    caplog.clear()
-
-    resumed(stopped.run)
-
-    shown = [record.getMessage() for record in caplog.records]
-    first = f"{json.loads(before[0])['train_loss']:.4f}"
-    assert len(before) == 1
-    assert sum("earlier" in line for line in shown) == 1
-    assert any("earlier" in line and first in line for line in shown)
-    (header,) = [line for line in shown if line.startswith("epoch ")]
-    columns = re.split(" {2,}", header)
-    assert columns == [
-        "epoch",
-        "train loss",
-        "train accuracy",
-        "val. loss",
-        "val. accuracy",
-        "time",
-    ]
-    earlier = next(line for line in shown if "earlier" in line)
-    assert len(earlier.removesuffix("  best")) == len(header) <= 74  # "  best" ends at 80
-    assert sum(line.startswith("data: ") for line in shown) == 1
 
 
 def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
@@ -370,22 +215,6 @@ def test_training_stops_early_without_improvement_and_states_it(
     assert f"The run stopped early, after {epochs} of 50 epochs" in section.text
 
 
-def test_training_continues_while_the_loss_falls_at_equal_accuracy(
-    few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "optim": {"solver": "sgd", "lr": 0.01, "epochs": 12, "patience": 2, "batch_size": 8}
-    }
-
-    done = start(few, tiny_weights, tmp_path / "run", settings)
-
-    log = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["val_loss"] for line in log]
-    assert losses == sorted(losses, reverse=True)
-    assert done.figures["best_epoch"] == done.figures["epochs"] == 12
-    assert "stopped early" not in capsys.readouterr().err
-
-
 def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
 
@@ -431,81 +260,6 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     assert "resuming after 2 steps" in capsys.readouterr().err
     assert (moved / "report.html").is_file()
     assert not stopped.exists()
-
-
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_an_image_lost_in_a_later_epoch_is_named_and_the_run_resumes_once_it_is_back(
-    few: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    how: str,
-) -> None:
-    run, image, other = tmp_path / "run", few / "red" / "003.png", few / "blue" / "003.png"
-    content, original = image.read_bytes(), StepStage.on_epoch
-
-    def losing(stage: StepStage, epoch: int) -> bool:
-        if epoch == 0:
-            image.unlink()
-            if how == "replaced":
-                shutil.copy(other, image)
-        return original(stage, epoch)
-
-    words = ["--data", str(few), "--weights", str(tiny_weights), "--freeze", "none"]
-    words += ["--set", "train.augment=crop", "--epochs", "3", "--batch-size", "8", "--out"]
-    with monkeypatch.context() as patch:
-        patch.setattr(StepStage, "on_epoch", losing)
-        code = main(["finetune", *words, str(run)])
-    shown = capsys.readouterr().err
-    image.write_bytes(content)
-
-    assert code == 3, shown
-    reason = "not found" if how == "deleted" else "its content has changed"
-    assert f"red/003.png was deleted or replaced during the run ({reason})\n" in shown
-    assert main(["finetune", "--resume", str(run)]) == 0
-    assert main(["finetune", *words, str(tmp_path / "whole")]) == 0
-    assert outcome(run) == outcome(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("how", ["removed", "renamed", "replaced by a file"])
-def test_a_run_directory_that_vanishes_during_the_run_ends_it_with_a_sentence(
-    few: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    how: str,
-) -> None:
-    run, moved = tmp_path / "run", tmp_path / "moved"
-    original = StepStage.on_epoch
-
-    def vanishing(stage: StepStage, epoch: int) -> bool:
-        if epoch == 1:
-            stage.save()
-            run.rename(moved)
-            if how == "replaced by a file":
-                run.write_text("")
-            if how != "renamed":
-                shutil.rmtree(moved)
-        return original(stage, epoch)
-
-    words = ["--data", str(few), "--weights", str(tiny_weights), "--freeze", "none"]
-    words += ["--epochs", "3", "--batch-size", "8", "--out", str(run)]
-    with monkeypatch.context() as patch:
-        patch.setattr(StepStage, "on_epoch", vanishing)
-        assert main(["finetune", *words]) == 5
-
-    assert capsys.readouterr().err.endswith(
-        f"vitft: error: the run directory {run} was removed or renamed during the run\n"
-        "  fix: start the run again; if the folder was renamed, continue it under its new name "
-        "with `vitft finetune --resume NAME`\n"
-    )
-    assert not run.is_dir()
-    if how == "renamed":
-        assert main(["finetune", "--resume", str(moved)]) == 0
-        assert main(["finetune", *words]) == 0
-        assert outcome(moved) == outcome(run)
 
 
 @pytest.mark.parametrize(
@@ -559,32 +313,6 @@ def test_settings_that_would_change_the_result_are_refused(
     assert {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
 
 
-def test_a_setting_given_again_in_another_notation_has_not_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    half = [0.5, 0.5, 0.5]
-    before = {
-        "data": {"path": "photos", "fixes": str(tmp_path.resolve() / "fixes.csv")},
-        "weights": {"image_size": [32, 32], "mean": half, "std": half},
-        "optim": {"clip": 1.0},
-    }
-    again: dict[str, Any] = {
-        "data.fixes": "fixes.csv",
-        "weights.image_size": 32,
-        "weights.mean": [0.5],
-        "optim.clip": 1,
-        "optim.momentum": 0.9,  # its default, which a run of an earlier version did not write
-    }
-    other = {**again, "weights.mean": [0.4], "optim.clip": 2}
-
-    assert not changed_settings(before, merge_settings(before, again.items()), again)
-    assert changed_settings(before, merge_settings(before, other.items()), other) == {
-        "weights.mean": ((0.5, 0.5, 0.5), (0.4, 0.4, 0.4)),
-        "optim.clip": (1.0, 2.0),
-    }
-
-
 def test_a_folder_without_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -599,17 +327,6 @@ def test_resuming_a_finished_run_is_reported(
 
     assert main(["finetune", "--resume", str(done.run)]) == 0
     assert "already finished" in capsys.readouterr().err
-
-
-def test_the_default_learning_rate_and_batch_size_are_resolved_and_written(
-    few: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    settings: dict[str, dict[str, Any]] = {"train": {"freeze": "none"}, "optim": {"epochs": 1}}
-
-    done = start(few, tiny_weights, tmp_path / "run", settings)
-
-    optim = read_toml(done.run / "config.toml")["optim"]
-    assert (optim["lr"], optim["batch_size"]) == (5e-4, 8)
 
 
 def test_latest_resumes_the_run_that_has_not_finished(
@@ -646,30 +363,3 @@ def test_a_run_that_was_killed_is_resumed_instead_of_used(
     error = capsys.readouterr().err
     assert "the run has not finished" in error
     assert f"fix: finish it with `vitft finetune --resume {stopped}`" in error
-
-
-def test_a_run_without_a_saved_state_starts_again_and_says_so(
-    stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(stopped / "resume")
-
-    assert main(["finetune", "--resume", str(stopped)]) == 0
-
-    assert "no training state was saved" in capsys.readouterr().err
-
-
-def test_earlier_epochs_that_lack_figures_are_not_listed(tmp_path: Path) -> None:
-    figures = {"train_loss": 0.5, "train_top1": 0.8, "val_loss": 0.4, "val_top1": 0.9}
-    lines = [{"epoch": number, **figures} for number in (1, 2, 3)]
-    del lines[1]["train_top1"]  # e.g. edited by hand
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    shown: list[tuple[int, str]] = []
-    stage: Any = SimpleNamespace(
-        context=SimpleNamespace(run=RunDir(tmp_path)),
-        epochs=3,
-        log_epoch=lambda entry, when: shown.append((entry["epoch"], when)),
-    )
-
-    StepStage.log_earlier_epochs(stage)
-
-    assert shown == [(1, "earlier"), (3, "earlier")]

@@ -1,7 +1,6 @@
 """Training states on disk."""
 
 import os
-import platform
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import tiny_home
 from tests.support.training_data import digest, row
-from vitft.cli.main import main
-from vitft.config.sections import OptimSpec
-from vitft.data.split import Manifest
-from vitft.system.errors import ResourceError, RunError
-from vitft.system.rundir import RunDir, read_environment
-from vitft.training.distributed import ProcessGroup
-from vitft.training.loop import Batch, Trainer
-from vitft.training.state import (
+from vitft.config import OptimSpec
+from vitft.data import Manifest
+from vitft.system import RunDir, RunError
+from vitft.training import (
+    Batch,
     State,
+    Trainer,
     check_same_images,
     list_states,
     load_trainer_state,
     newest_state,
-    read_budget,
     read_state,
-    remove_states,
-    remove_temporary_files,
     save_state,
     trainer_state,
-    write_budget,
     write_state,
 )
 
@@ -83,16 +75,6 @@ def test_the_newest_state_is_that_of_the_last_step_whatever_the_clock_says(tmp_p
     assert kept[0].facts["step"] == 11
 
 
-def test_a_later_stage_is_newer_whatever_its_step(tmp_path: Path) -> None:
-    save_state(tmp_path, 0, 500, state(500), WEIGHTS)
-    save_state(tmp_path, 1, 2, state(2), None)
-
-    found = newest_state(tmp_path)
-
-    assert found is not None
-    assert found[0].facts["step"] == 2
-
-
 def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2)
     for step in (3, 4, 5):
@@ -103,19 +85,6 @@ def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path)
         "state-0-00000004.safetensors",
     ]
     assert [path.name for path in tmp_path.glob("best-*")] == ["best-0-00000002.safetensors"]
-
-
-def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
-    for name in (".model.safetensors.0123456789ab", ".lock", ".notes.txt", "x.0123456789ab"):
-        (tmp_path / name).write_bytes(b"")
-
-    remove_temporary_files(tmp_path)
-
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.txt", "x.0123456789ab"}
-
-
-def test_a_folder_without_states_has_no_newest_state(tmp_path: Path) -> None:
-    assert newest_state(tmp_path / "resume") is None
 
 
 @pytest.mark.parametrize("kind", ["state", "best"])
@@ -151,35 +120,6 @@ def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
         newest_state(tmp_path)
 
 
-def test_a_full_disk_leaves_the_older_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(tmp_path, 1, 2)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ResourceError, match="disk full"):
-        saved(tmp_path, 3)
-
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_finished_run_keeps_only_damaged_states(tmp_path: Path) -> None:
-    saved(tmp_path / "a", 1)
-    (tmp_path / "a" / ".state-0-00000002.safetensors.0123456789ab").write_bytes(b"unfinished")
-    saved(tmp_path / "b", 1)
-    (tmp_path / "b" / "state-0-00000000.safetensors.damaged").write_bytes(b"")
-
-    remove_states(tmp_path / "a")
-    remove_states(tmp_path / "b")
-
-    assert not (tmp_path / "a").exists()
-    assert len(list((tmp_path / "b").iterdir())) == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -205,29 +145,6 @@ def test_facts_of_a_wrong_type_or_outside_the_folder_are_damage_despite_a_valid_
     write_state(path, {"x": torch.zeros(3)}, facts_of_step(1) | change)
 
     assert read_state(path) is None
-
-
-@pytest.mark.parametrize(("threads", "is_said"), [(1, False), (2, True)])
-def test_a_resumed_run_says_if_another_number_of_threads_changes_its_rounding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: int, is_said: bool
-) -> None:
-    home = tiny_home(tmp_path)
-    out = tmp_path / "run"
-    words = ["--data", str(home / "data"), "--weights", str(home / "w.safetensors")]
-    words += ["--solver", "adamw", "--epochs", "3", "--out", str(out)]
-    first = f"cpu ({platform.machine()}, 1 thread) in "
-    assert main(["finetune", *words, "--max-time", "0.001s"]) == 0
-    assert list_states(out / "resume")
-    torch.set_num_threads(threads)
-
-    assert main(["finetune", "--resume", str(out)]) == 0
-
-    note = f"note:       earlier steps were computed on {first}"
-    assert (note in capsys.readouterr().err) == is_said
-    known = read_environment(out / "environment.json")
-    assert known is not None
-    assert [text.startswith(first) for text in known.get("earlier", [])] == [True] * is_said
-    assert ("before it was resumed" in (out / "report.html").read_text()) == is_said
 
 
 def small_trainer(*, ema: float = 0.9, width: int = 3, micro_batch: int = 0) -> Trainer:
@@ -259,41 +176,6 @@ def test_a_state_holds_weights_buffers_averages_and_optimiser() -> None:
     assert (again.steps, again.micro_batch) == (1, 5)
     found, _ = trainer_state(again)
     assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-
-
-@pytest.mark.parametrize(("rank", "is_written"), [(0, True), (1, False)])
-def test_only_the_main_process_receives_the_state_of_a_sharded_model(
-    rank: int, is_written: bool
-) -> None:
-    trainer = small_trainer()
-    expected, _ = stepped(trainer)
-    trainer.sharded, trainer.group = True, ProcessGroup(rank, 2)
-
-    tensors, facts = trainer_state(trainer)
-
-    assert facts["step"] == 1
-    assert tensors.keys() == (expected.keys() if is_written else set())
-    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
-
-
-@pytest.mark.parametrize(
-    ("sharded", "micro_batch", "restored"), [(True, 2, 2), (True, 0, 5), (False, 2, 5)]
-)
-def test_only_a_sharded_model_continues_with_the_micro_batches_of_the_settings(
-    sharded: bool, micro_batch: int, restored: int
-) -> None:
-    trainer = small_trainer()
-    trainer.limit.images = 5
-    tensors, facts = stepped(trainer)
-    again = small_trainer(micro_batch=micro_batch)
-    again.sharded = sharded
-
-    load_trainer_state(again, tensors, facts)
-
-    assert again.micro_batch == restored
-    again.sharded = False
-    found, _ = trainer_state(again)
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
@@ -329,81 +211,6 @@ def test_a_state_that_does_not_fit_the_model_is_refused(
         load_trainer_state(small_trainer(), tensors, facts)
 
 
-def test_a_state_with_averages_does_not_fit_a_run_without() -> None:
-    tensors, facts = stepped(small_trainer())
-
-    with pytest.raises(RunError, match=r"does not fit this model: average/0\.bias"):
-        load_trainer_state(small_trainer(ema=0.0), tensors, facts)
-
-
-def test_files_are_named_by_stage_and_step_and_the_state_names_its_best_weights(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "resume"
-    assert save_state(folder, 1, 7, state(7), None) == ""
-    assert save_state(folder, 1, 12345678, state(8), WEIGHTS) == "best-1-12345678.safetensors"
-    (folder / "best-1-00000007.safetensors.damaged").write_bytes(b"")
-    (folder / "state-x.safetensors").write_bytes(b"")
-
-    found = list_states(folder)
-    assert [p.name for p in found] == [
-        "state-1-12345678.safetensors",
-        "state-1-00000007.safetensors",
-    ]
-    newest = read_state(found[0])
-    assert newest is not None
-    assert newest.facts["best_file"] == "best-1-12345678.safetensors"
-
-
-def test_a_state_without_best_weights_is_intact(tmp_path: Path) -> None:
-    save_state(tmp_path, 0, 3, state(3), None)
-
-    found = newest_state(tmp_path)
-
-    assert found is not None
-    assert (found[0].facts["step"], found[1]) == (3, {})
-
-
-def test_missing_best_weights_are_damage(tmp_path: Path) -> None:
-    saved(tmp_path, 1, 2)
-    (tmp_path / "best-0-00000002.safetensors").unlink()
-
-    found = newest_state(tmp_path)
-
-    assert found is not None
-    assert found[0].facts["step"] == 1
-    assert not list(tmp_path.glob("*.damaged"))
-
-
-def test_a_file_that_cannot_be_removed_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved(tmp_path, 1)
-    (tmp_path / "budget.json").mkdir()
-    (tmp_path / ".x.0123456789ab").mkdir()
-
-    remove_states(tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] != []
-    assert not list(tmp_path.glob("*.safetensors"))
-    (message,) = caplog.messages
-    assert message.startswith(f"cannot remove {tmp_path / 'budget.json'}: ")
-
-
-def test_the_trials_of_a_run_are_kept_until_it_has_finished(tmp_path: Path) -> None:
-    found: Any = {
-        "seconds": 60.0, "used": 1.0, "trials": [], "skipped": [], "chosen": None, "epochs": 0
-    }  # fmt: skip
-    write_budget(RunDir(tmp_path, writes=False), found)
-    assert read_budget(tmp_path / "resume") is None
-    write_budget(RunDir(tmp_path), found)
-    assert read_budget(tmp_path / "resume") == found
-
-    remove_states(tmp_path / "resume")
-
-    assert not (tmp_path / "resume").exists()
-
-
 ROWS = (row("a/1", 0), row("a/2", 0, "val"), row("b/1", 1), row("b/2", 1, "val"))
 
 
@@ -435,25 +242,3 @@ def test_a_run_is_resumed_with_the_same_images_only(
         assert RunDir(tmp_path).split.read_bytes() == before.to_csv()
         check_same_images(RunDir(tmp_path), now)
         assert RunDir(tmp_path).split.read_bytes() == now.to_csv()
-
-
-def test_groups_that_were_recorded_must_be_the_same(tmp_path: Path) -> None:
-    grouped = (*ROWS[:3], replace(ROWS[3], group="p"))
-    before = Manifest(tmp_path, ("a", "b"), grouped)
-    before.write(RunDir(tmp_path).split)
-    check_same_images(RunDir(tmp_path), before)
-
-    for group in ("q", ""):
-        now = replace(before, rows=(*ROWS[:3], replace(ROWS[3], group=group)))
-        with pytest.raises(RunError, match=r"1 image has changed .* e\.g\. b/2"):
-            check_same_images(RunDir(tmp_path), now)
-
-
-def test_classes_that_were_added_are_refused(tmp_path: Path) -> None:
-    before = Manifest(tmp_path, ("a", "b"), ROWS)
-    before.write(RunDir(tmp_path).split)
-    rows = tuple(replace(one, label=2 * one.label) for one in ROWS)
-    now = Manifest(tmp_path, ("a", "aa", "b"), (*rows, row("aa/1", 1)))
-
-    with pytest.raises(RunError, match=r"1 image has changed .* e\.g\. aa/1"):
-        check_same_images(RunDir(tmp_path), now)

@@ -12,11 +12,15 @@ import torch
 from tests.conftest import draw_folder
 from tests.data.test_label_table import WRITERS
 from vitft.cli.main import main
-from vitft.config.run import config_from_table
-from vitft.data.split import run_manifest
-from vitft.training.distributed import ProcessGroup
-from vitft.training.run import Result, run_finetuning
-from vitft.training.setup import extract_and_split, load_data_and_model
+from vitft.config import config_from_table
+from vitft.data import run_manifest
+from vitft.training import (
+    ProcessGroup,
+    Result,
+    extract_and_split,
+    load_data_and_model,
+    run_finetuning,
+)
 
 
 def write_table(data: Path, name: str = "t.csv", **columns: Any) -> Path:
@@ -118,34 +122,6 @@ def test_a_run_keeps_every_patient_on_one_side_also_in_cross_validation(
     assert data.duplicates == {}  # patients are not reported as copies
 
 
-def test_patients_train_to_the_end(patients: Path, tiny_weights: Path, tmp_path: Path) -> None:
-    result = train(patients, tiny_weights, tmp_path / "run")
-
-    audit = json.loads((result.run / "audit.json").read_text())
-    assert result.status == "finished"
-    assert audit["duplicates"] == []
-
-
-@pytest.mark.parametrize("solver", ["lbfgs", "adamw"])
-def test_two_patients_are_enough_and_cross_validation_says_that_it_divides_one(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    solver: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    table = write_table(image_folder, patient=lambda path: f"p{int(path[-7:-4]) // 5}")
-
-    result = train(table, tiny_weights, tmp_path / "run", optim={"solver": solver})
-
-    assert result.status == "finished"
-    split = (result.run / "split.csv").read_text()
-    assert split.count(",train,") == split.count(",val,") == 15
-    logged = " ".join(capsys.readouterr().err.split())
-    assert "all training images of a class are in one group" in logged
-    assert "(blue, green and red)" in logged
-
-
 def test_a_class_of_one_patient_is_divided_alone(image_folder: Path, tiny_weights: Path) -> None:
     # red: one patient trains, one validates; the other classes have five patients each
     table = write_table(
@@ -207,15 +183,6 @@ def test_every_command_reads_the_table_and_its_run(
     (image_folder / "labels.csv").write_text(text)
     rows = run("predict", str(image_folder / "labels.csv"), "--run", "r", "--format", "jsonl")
     assert rows.count("\n") == 30
-
-
-def test_other_settings_are_refused_when_reading_a_table(
-    image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = write_table(image_folder)
-
-    assert main(["check", str(table), "--set", "optim.lr=1"]) == 2
-    assert "optim.lr is not a setting for reading tables" in capsys.readouterr().err
 
 
 def test_fixes_apply_to_a_table(

@@ -10,20 +10,16 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
-from vitft.cli.main import main
-from vitft.system.errors import UsageError
-from vitft.system.rundir import RunDir
-from vitft.training import trackers
-from vitft.training.trackers import (
+from vitft.system import UsageError
+from vitft.training import (
     CLIENTS,
     Connection,
     MetricPoints,
     TensorBoard,
     TrackedRun,
-    Trackers,
-    connect_trackers,
     describe_error,
     finite_numbers,
+    trackers,
 )
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -128,22 +124,6 @@ def test_a_resumed_run_logs_every_point_exactly_once(
     assert json.loads((stopped.run / "trackers.json").read_text())["mlflow"]["id"] == "one"
 
 
-def test_a_process_killed_between_logging_and_saving_logs_nothing_twice(
-    tmp_path: Path, notebook: type[Notebook]
-) -> None:
-    def life(steps: list[int], *, resume: bool) -> None:
-        told = connect_trackers(["mlflow"], resume=resume)
-        told.start(RunDir(tmp_path), {"train.tracker": "mlflow"}, resume=resume)
-        for step in steps:
-            told.log_step(step, {"loss": 1.0})
-        told.flush()
-
-    life([10, 20, 30], resume=False)  # the state on disk is that of step 10: it dies here
-    life([20, 30, 40], resume=True)
-
-    assert [moment // 2 for moment, _ in notebook.pages] == [10, 20, 30, 40]
-
-
 def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
@@ -189,35 +169,6 @@ def test_an_unreachable_server_does_not_prevent_resuming(
     notebook.unreachable = True
 
     assert resumed(stopped.run).status == "finished"
-
-
-def test_a_missing_library_is_refused_with_the_command_that_installs_it(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    options = ["--data", str(few), "--weights", str(tiny_weights), "--out", str(tmp_path / "run")]
-
-    code = main(["finetune", *options, "--tracker", "wandb", "--tracker", "mlflow"])
-
-    said = capsys.readouterr().err
-    assert code == 2
-    assert "--tracker wandb needs wandb, which is not installed" in said
-    assert "fix: run pip install 'wandb>=" in said
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_trackers_nothing_is_kept() -> None:
-    none = connect_trackers([], resume=False)
-
-    none.log_step(10, {"loss": 1.0})
-    none.log_epoch(10, {"loss": 1.0})
-    none.finish("finished", {})
-
-    assert none == Trackers(is_finished=True)
 
 
 def test_only_finite_numbers_are_logged() -> None:
@@ -352,17 +303,3 @@ def test_wandb_works_offline_and_keeps_its_id(
     written = list((done.run / "wandb").glob(f"offline-run-*-{key}/run-{key}.wandb"))
     assert done.status == "finished"
     assert len(written) == 2  # what `wandb sync` puts together by the id
-
-
-@installed("wandb")
-def test_wandb_without_a_login_does_not_ask_for_one(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fresh_wandb: None,
-) -> None:
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-
-    with pytest.raises(UsageError, match="not logged in"):
-        start(few, tiny_weights, tmp_path / "run", told_by("wandb"))

@@ -10,14 +10,12 @@ from PIL import Image
 
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.config.sections import WeightsSpec
-from vitft.data.transforms import EvalTransform, Fit
-from vitft.export.job import export_run
-from vitft.export.plan import plan_export
-from vitft.models.initial import fitted
-from vitft.predict.numpy_engine import NumpyEngine
-from vitft.predict.torch_engine import Predictor
-from vitft.report.run_page import write_report
+from vitft.config import WeightsSpec
+from vitft.data import EvalTransform, Fit
+from vitft.export import export_run, plan_export
+from vitft.models import fitted
+from vitft.predict import NumpyEngine, Predictor
+from vitft.report import write_report
 
 FITS: list[Fit] = ["crop", "squash", "pad"]
 

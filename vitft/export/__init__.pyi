@@ -5,3 +5,5 @@ __all__: list[str]
 from .job import Exported as Exported
 from .job import export_run as export_run
 from .job import export_safetensors as export_safetensors
+from .plan import ExportPlan as ExportPlan
+from .plan import plan_export as plan_export

@@ -10,6 +10,9 @@ from .cache import prune as prune
 from .cache import remove_spaces as remove_spaces
 from .cache import spaces as spaces
 from .cut import BothHeads as BothHeads
+from .cut import Cut as Cut
+from .cut import Prefix as Prefix
+from .cut import Whole as Whole
 from .cut import cut_model as cut_model
 from .cut import last_block_size as last_block_size
 from .cut import output_shape as output_shape
@@ -27,11 +30,13 @@ from .folds import spread_classes as spread_classes
 from .folds import stratified_folds as stratified_folds
 from .folds import stratified_subset as stratified_subset
 from .folds import training_weights as training_weights
+from .head import HeldOutLogits as HeldOutLogits
 from .head import SolvedHead as SolvedHead
 from .head import cross_validate as cross_validate
 from .head import cross_validation_rows as cross_validation_rows
 from .head import gain_from_twice as gain_from_twice
 from .head import nested_subset as nested_subset
+from .head import solve_by_method as solve_by_method
 from .head import solve_head as solve_head
 from .head import weakest_classes as weakest_classes
 from .label_errors import LabelScores as LabelScores
@@ -58,6 +63,7 @@ from .mixture import choose_shrinkage as choose_shrinkage
 from .mixture import is_lower as is_lower
 from .mixture import mixture_weights as mixture_weights
 from .mixture import tempered as tempered
+from .near_copies import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
 from .neighbours import votes_outside_group as votes_outside_group
 from .ood import expected_false_alarms as expected_false_alarms
@@ -72,6 +78,7 @@ from .penalty import choose_penalty as choose_penalty
 from .penalty import default_penalty as default_penalty
 from .pipeline import blocks_to_read as blocks_to_read
 from .pipeline import set_checkpointing as set_checkpointing
+from .reference import Features as Features
 from .reference import REFERENCE_FILE as REFERENCE_FILE
 from .reference import Reference as Reference
 from .reference import combined as combined
