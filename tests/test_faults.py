@@ -1,4 +1,4 @@
-"""The table of faults: every row names a test that exists, or says why there is none."""
+"""The table of faults: every row names a test or a table that exists, or says why there is none."""
 
 import re
 from pathlib import Path
@@ -23,8 +23,12 @@ def test_a_row_names_a_test_or_the_reason_why_there_is_none(row: tuple[str, ...]
     proof = row[3]
     tests = re.findall(r"`([\w/]+\.py)::(\w+)`", proof)
 
-    assert tests or "no test: " in proof
+    tables = re.findall(r"`(contract/[\w/]+\.toml)`", proof)
+
+    assert tests or tables or "no test: " in proof
     for path, name in tests:
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), name
+    for table in tables:
+        assert (ROOT / "tests" / table).is_file()
     for campaign in re.findall(r"`(benchmarks/[\w/]+\.py)`", proof):
         assert (ROOT / campaign).is_file()
