@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
+.PHONY: demo test snapshots check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
 	bench-finetuned bench-pareto bench-scratch bench-gpu kills campaign mutants pretrain-demo notebooks matrix
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
@@ -13,6 +13,9 @@ JOBS ?= 2
 
 test: $(VENV)/.testing  ## run the tests in JOBS processes of one thread each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+snapshots: $(VENV)/.testing  ## write the texts of the golden runs again; git diff shows the difference
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract/golden --snapshot-update
 
 check: $(VENV)/.testing  ## check format, lint and types
 	$(BIN)/ruff format --check .

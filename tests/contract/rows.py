@@ -83,15 +83,7 @@ def as_row(entry: dict[str, Any]) -> Row:
 
 def check_row(row: Row, weights: Path) -> None:
     """Draw the files of a row in the current folder, and check its command and the offered one."""
-    for pattern in row.draw:
-        for path in expand(pattern):
-            draw(Path(path))
-    for name, text in row.text.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text, encoding="utf-8")
-    if row.build:
-        module, _, function = row.build.partition(":")
-        getattr(importlib.import_module(f"tests.contract.built.{module}"), function)(Path())
+    draw_files(row)
     for line in row.before:
         check_command(Expected(run=line), weights, "../before")
     printed = check_command(row, weights, "../run")
@@ -101,15 +93,34 @@ def check_row(row: Row, weights: Path) -> None:
         check_command(row.then, weights, "../then")
 
 
-def check_command(expected: Expected, weights: Path, out: str) -> str:
-    """Run a command, check its exit code, words and classes, and return what it printed."""
-    words = shlex.split(expected.run)
+def draw_files(row: Row, width: int = PIXELS, height: int = PIXELS) -> None:
+    """Draw, write and build the files of a row in the current folder."""
+    for pattern in row.draw:
+        for path in expand(pattern):
+            draw(Path(path), width, height)
+    for name, text in row.text.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    if row.build:
+        module, _, function = row.build.partition(":")
+        getattr(importlib.import_module(f"tests.contract.built.{module}"), function)(Path())
+
+
+def words_of(line: str, weights: Path, out: str) -> list[str]:
+    """Return the words of a command line, with the options that the docstring above names."""
+    words = shlex.split(line)
     if words[0] in ("finetune", "check") and not {"--weights", "--run"} & {*words}:
         words += ["--weights", str(weights)]
     if words[0] == "finetune":
-        out = words[words.index("--out") + 1] if "--out" in words else out
         words += ["--out", out] if "--out" not in words else []
         words += ["--cache", "none", "--device", "cpu"]
+    return words
+
+
+def check_command(expected: Expected, weights: Path, out: str) -> str:
+    """Run a command, check its exit code, words and classes, and return what it printed."""
+    words = words_of(expected.run, weights, out)
+    out = words[words.index("--out") + 1] if "--out" in words else out
     code, printed = run(words)
     assert code == expected.exit, printed
     told = flat(printed).lower()
@@ -151,11 +162,11 @@ def expand(pattern: str) -> list[str]:
     ]
 
 
-def draw(path: Path) -> None:
+def draw(path: Path, width: int = PIXELS, height: int = PIXELS) -> None:
     """Draw a noisy image whose colour follows the first letter of its name or folder."""
     letter = path.name[0] if path.name[0].isalpha() else (path.parent.name or "x")[0]
     noise = np.random.default_rng(zlib.crc32(str(path).encode()))  # another image for every path
     colour = np.random.default_rng(ord(letter)).integers(30, 225, 3)
-    pixels = np.clip(colour + noise.normal(0, 25, (PIXELS, PIXELS, 3)), 0, 255)
+    pixels = np.clip(colour + noise.normal(0, 25, (height, width, 3)), 0, 255)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels.astype(np.uint8)).save(path, quality=95)
