@@ -60,9 +60,7 @@ class AppClient:
         self.received = asyncio.Queue[Message]()
         self.sent = asyncio.Queue[Message]()
         scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-        self.lifespan = asyncio.create_task(
-            self.app(scope, self.received.get, self.sent.put)  # type: ignore[arg-type]
-        )
+        self.lifespan = asyncio.ensure_future(self.app(scope, self.received.get, self.sent.put))
         await self.received.put({"type": "lifespan.startup"})
         assert (await self.sent.get())["type"] == "lifespan.startup.complete"
 
