@@ -10,8 +10,7 @@ build    for anything else, a module of `tests.contract.built` and its function,
          `arrays:several_labels`; called with the current folder
 before   command lines that are run first and end with 0
 run      command line without `vitft`; `finetune` and `check` get small weights unless they name
-         some, and the run directory of `finetune` is ../run unless `--out` names it; `--resume`
-         has all from its run
+         some, and the run directory of `finetune` is ../run unless `--out` names it
 exit     exit code (default 0)
 says     words that are printed, in any case and however wrapped; `fix` of the last fix only
 never    words that are not printed
@@ -33,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -110,10 +110,9 @@ def draw_files(row: Row, width: int = PIXELS, height: int = PIXELS) -> None:
 def words_of(line: str, weights: Path, out: str) -> list[str]:
     """Return the words of a command line, with the options that the docstring above names."""
     words = shlex.split(line)
-    is_new = words[0] in ("finetune", "check") and "--resume" not in words
-    if is_new and not {"--weights", "--run", "--help"} & {*words}:
+    if words[0] in ("finetune", "check") and not {"--weights", "--run"} & {*words}:
         words += ["--weights", str(weights)]
-    if is_new and words[0] == "finetune":
+    if words[0] == "finetune":
         words += ["--out", out] if "--out" not in words else []
         words += ["--cache", "none", "--device", "cpu"]
     return words
@@ -138,9 +137,13 @@ def check_command(expected: Expected, weights: Path, out: str) -> str:
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """Run a command in this process; return its exit code and all that it printed."""
+    """Run a command in this process without a network; return its exit code and what it printed."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", new=True),
+    ):
         code = main(list(words))
     assert "Traceback" not in printed.getvalue(), printed.getvalue()
     return code, printed.getvalue()

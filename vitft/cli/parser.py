@@ -149,8 +149,7 @@ class Parser(argparse.ArgumentParser):
         from vitft.config.names import ALIASES, find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
-        wrong = wrong.partition("=")[0]
-        known = (self.words() | {*choices}) - {wrong}  # another action may have it
+        known, wrong = self.words() | {*choices}, wrong.partition("=")[0]
         for other in FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
             if other.split()[0] in known:
                 return other

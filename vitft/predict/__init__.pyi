@@ -1,15 +1,11 @@
 """Public names of `vitft.predict`, imported on first use."""
 
-__all__: list[str]
-
 from .answer_kind import gives_several as gives_several
 from .numpy_engine import NumpyEngine as NumpyEngine
-from .open_engine import open_engine as open_engine
 from .output import ProcessShard as ProcessShard
 from .output import ResumePoint as ResumePoint
 from .output import find_resume_point as find_resume_point
 from .output import open_rows as open_rows
-from .postprocess import Postprocess as Postprocess
 from .prediction import Prediction as Prediction
 from .torch_engine import Predictor as Predictor
 from .validation import ValidationPrediction as ValidationPrediction

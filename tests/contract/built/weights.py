@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,34 @@ def timm_ema(folder: Path) -> None:
     raw, average = (timm.create_model("test_vit", num_classes=3).state_dict() for _ in range(2))
     content = {"state_dict": raw, "state_dict_ema": average, "optimizer": OPTIMISER}
     torch.save({**content, "args": settings()}, folder / "timm_vit.pth")
+
+
+def unfit(folder: Path) -> None:
+    """Write state dicts that lack tensors or have others, or numbers that are not finite."""
+    plain = state()
+    without = {
+        text: {name: tensor for name, tensor in plain.items() if text not in name}
+        for text in ("blocks.0.", "blocks.1.mlp", "pos_embed", "patch_embed")
+    }
+    halves = {name: tensor.half() for name, tensor in plain.items()}
+    contents: dict[str, dict[str, Tensor]] = {
+        "half.safetensors": halves,
+        "gap.safetensors": without["blocks.0."],
+        "incomplete.safetensors": without["blocks.1.mlp"],
+        "no_positions.safetensors": without["pos_embed"],
+        "no_patches.safetensors": without["patch_embed"],
+        "more.safetensors": plain | {f"extra.{number}": torch.ones(2) for number in range(7)},
+        "mixture.safetensors": plain | {"norm.bias": torch.ones(31)},
+        "oblong.safetensors": plain | {"pos_embed": torch.ones(1, 8, 64)},
+        "twice.safetensors": plain | {"module.cls_token": torch.ones(1, 1, 64)},
+        "nan.safetensors": plain | {"norm.bias": torch.full((64,), float("nan"))},
+        "quantised.safetensors": plain | {"norm.bias": torch.ones(64, dtype=torch.int8)},
+        "narrow.safetensors": dict(VisionTransformer(replace(CONFIG, width=60)).state_dict()),
+        "nothing.safetensors": {},
+    }
+    for name, content in contents.items():
+        save_file(content, folder / name)
+    (folder / "cut.safetensors").write_bytes((folder / "half.safetensors").read_bytes()[:-9])
+    (folder / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (folder / "page.safetensors").write_text("<!DOCTYPE html><html>")
+    (folder / "empty.npz").write_bytes(b"")

@@ -114,7 +114,7 @@ def write(
     ("head", "classes", "text"),
     [
         (1.0, (), "3 classes"),
-        (1.0, ("a", "b", "c"), "3 classes (a, b, c, ...)"),
+        (1.0, ("a", "b", "c"), "3 classes (a, b and c)"),
         (0.0, (), "3 classes, all zeros (untrained)"),
     ],
 )

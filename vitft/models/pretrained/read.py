@@ -374,4 +374,6 @@ def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
         reason = "it is a Git LFS pointer; run `git lfs pull`"
     elif start.lstrip().lower().startswith((b"<!doctype", b"<html")):
         reason = "it is a web page"
+    elif "weights_only" in reason:  # torch's advice to run the code in the file
+        reason = "its pickle is invalid"
     return WeightsError(f"damaged {kind}: {path} ({reason})", fix="copy or download the file again")

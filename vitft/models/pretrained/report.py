@@ -11,7 +11,7 @@ from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def describe_head(weights: PretrainedWeights) -> str:
     head = weights.tensors.get("head.weight")
     if head is None:
         return "none"
-    names = f" ({', '.join(weights.classes[:3])}, ...)" if weights.classes else ""
+    names = f" ({listing(weights.classes, 3)})" if weights.classes else ""
     described = f"{head.shape[0]} classes{names}"
     if not bool(head.any()):
         return f"{described}, all zeros (untrained)"
