@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test snapshots check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
+.PHONY: demo test test-long snapshots check docs docs-site clean bench-frozen bench-heads bench-train bench-predict \
 	bench-finetuned bench-pareto bench-scratch bench-gpu kills campaign mutants pretrain-demo notebooks matrix
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
@@ -11,11 +11,16 @@ demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, off
 
 JOBS ?= 2
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10
+
 test: $(VENV)/.testing  ## run the tests in JOBS processes of one thread each
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.testing  ## run their long forms: several processes, signals, a pretended GPU, other clients
+	$(PYTEST) -m long
 
 snapshots: $(VENV)/.testing  ## write the texts of the golden runs again; git diff shows the difference
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract/golden --snapshot-update
+	$(PYTEST) tests/contract/golden --snapshot-update
 
 check: $(VENV)/.testing  ## check format, lint and types
 	$(BIN)/ruff format --check .
@@ -66,7 +71,7 @@ bench-scratch: $(VENV)/.testing  ## compare an epoch from scratch with a tutoria
 kills: $(VENV)/.testing  ## kill runs 200 times at random moments, resume and compare
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.kills
 
-campaign: $(VENV)/.testing  ## signals, killed processes, failing calls, fuzzing, full disks (the last as root)
+campaign: test-long  ## signals, killed processes, failing calls, fuzzing, full disks (the last as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.signals
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.rank_kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fail_points

@@ -33,21 +33,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, keep the tests of a file in one process, but spread rows of data."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
-
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            is_row = nodeid.startswith("tests/contract/") and nodeid.endswith("]")
-            return nodeid if is_row else super()._split_scope(nodeid)
-
-    return Scheduling(config, log)
-
-
 def pytest_unconfigure() -> None:
     """Let the interpreter collect at its end; libraries would report what is left as leaks."""
     gc.unfreeze()

@@ -21,6 +21,8 @@ from vitft.explain.model import load_run_model
 from vitft.predict.torch_engine import Predictor
 from vitft.training.loop import Batch, Trainer
 
+pytestmark = pytest.mark.long
+
 FREEZE = ["head", "blocks:1", "lora", "none", "head,none"]
 
 

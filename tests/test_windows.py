@@ -24,6 +24,8 @@ from vitft.report.run_files import find_run
 from vitft.system.rundir import create_run, plan_run, point_latest, run_path
 from vitft.system.text import shell_join
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 COMMANDS = """
 import os, sys

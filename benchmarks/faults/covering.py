@@ -1,6 +1,6 @@
 """Pytest plugin that records which tests execute each line of vitft, and how long each test takes.
 
-    VITFT_COVERING=FOLDER python -m pytest -p benchmarks.faults.covering -n 2 --dist loadfile
+    VITFT_COVERING=FOLDER python -m pytest -p benchmarks.faults.covering -n 2 --dist worksteal
 
 Every process writes `*.json` files to the folder: the lines that its tests and its fixtures of a
 wider scope than a function execute, the tests that use these fixtures, and seconds. `read_covering`

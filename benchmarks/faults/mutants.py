@@ -313,7 +313,7 @@ def record_tests(folder: Path, workers: int) -> None:
     """Run all tests once and record the lines that they execute."""
     environment = {**os.environ, "VITFT_COVERING": str(folder), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-p", "benchmarks.faults.covering", "-q",
-               "-n", str(workers), "--dist", "loadfile"]  # fmt: skip
+               "-n", str(workers), "--dist", "worksteal"]  # fmt: skip
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 

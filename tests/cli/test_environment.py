@@ -14,6 +14,8 @@ from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 

@@ -208,6 +208,7 @@ def test_two_processes_take_the_steps_of_one_and_log_once(
     assert two.stdout.count("accuracy") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [1, 2])
 def test_a_run_resumed_with_another_number_of_processes_takes_the_remaining_steps(
     home: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], before: int

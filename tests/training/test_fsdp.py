@@ -21,6 +21,8 @@ from vitft.models import load_checkpoint
 from vitft.system import RunError
 from vitft.training import check_resume, slice_like
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=["none", "blocks:2"])
 def found(

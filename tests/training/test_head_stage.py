@@ -55,6 +55,7 @@ def images_of(home: Path) -> list[str]:
     return [str(path) for path in sorted((home / "data").rglob("*.png"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", [MIXTURE, SEVERAL_BLOCKS])
 def test_every_engine_predicts_with_all_blocks_that_the_head_reads(

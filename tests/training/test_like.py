@@ -182,6 +182,7 @@ def test_a_run_that_shares_no_held_out_image_is_refused(
         like(other, tiny_weights, run)
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_resumed_also_if_the_first_run_was_moved(
     photos: Path, run: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S
 
+pytestmark = pytest.mark.long
+
 BROKEN = """
 import os, sys
 from vitft.cli.main import main

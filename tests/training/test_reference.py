@@ -56,6 +56,7 @@ def train(data: Path, weights: Path, out: Path, stages: str, /, **more: Any) -> 
     return audit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stages", "weights", "more"), KINDS, ids=[f"{k[0]} {k[1].get('name', '')}" for k in KINDS]
 )

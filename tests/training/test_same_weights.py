@@ -13,6 +13,8 @@ from vitft.models import CatalogEntry, Fetched, load_checkpoint, save_checkpoint
 from vitft.models.pretrained import weights as module
 from vitft.training import WEIGHTS_FILE
 
+pytestmark = pytest.mark.long
+
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 
 

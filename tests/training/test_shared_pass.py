@@ -16,6 +16,8 @@ from tests.support.ranks import counts, end_ranks, start_ranks
 from vitft.features import spaces
 from vitft.models import load_checkpoint
 
+pytestmark = pytest.mark.long
+
 COMMAND = ["finetune", "--data", "data", "--weights", "w.safetensors"]
 PER_CLASS, COPIES, BAD = 24, 3, 1
 IMAGES = 3 * PER_CLASS  # 5 runs of 16 files, with copies

@@ -93,7 +93,13 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
     monkeypatch.setattr(StepStage, "on_step", on_step)
 
 
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.long] if number > 1 else [])
+        for number, (name, settings) in enumerate(KINDS.items())
+    ],
+)
 def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
     few: Path,
     tiny_weights: Path,

@@ -43,6 +43,7 @@ def train(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) -
 ALL_LAYERS = {"train": {"freeze": "none", "augment": "crop"}, "optim": {"epochs": 2}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -63,6 +64,7 @@ def test_a_table_gives_the_same_bits_as_its_folder(
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("yes", "no"), [("1", "0"), ("1.0", "0.0"), ("1", "-1"), ("True", "False"), ("x", "")]
 )
@@ -201,6 +203,7 @@ def test_fixes_apply_to_a_table(
     assert "copy.png" not in (result.run / "split.csv").read_text()
 
 
+@pytest.mark.long
 def test_a_stopped_run_resumes_from_a_moved_table_and_refuses_changed_labels(
     image_folder: Path,
     tiny_weights: Path,

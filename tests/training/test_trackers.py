@@ -22,6 +22,8 @@ from vitft.training import (
     trackers,
 )
 
+pytestmark = pytest.mark.long
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none"},
     "optim": {"epochs": 3, "batch_size": 2, "lr": 1e-2},

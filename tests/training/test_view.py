@@ -17,6 +17,8 @@ from vitft.models import fitted
 from vitft.predict import NumpyEngine, Predictor
 from vitft.report import write_report
 
+pytestmark = pytest.mark.long
+
 FITS: list[Fit] = ["crop", "squash", "pad"]
 
 
