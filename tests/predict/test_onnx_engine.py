@@ -1,7 +1,6 @@
 """Predictions of exported ONNX graphs through onnxruntime."""
 
 import csv
-import importlib.util
 import io
 import json
 import shutil
@@ -22,12 +21,11 @@ from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
 from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.data.labelled import find_labelled
-from vitft.export import export_run
-from vitft.export.plan import plan_export
+from vitft.data import find_labelled
+from vitft.export import export_run, plan_export
+from vitft.predict import OnnxEngine
 from vitft.predict.evaluate import evaluate
-from vitft.predict.onnx_engine import OnnxEngine, first_line
-from vitft.system.errors import RunError, UsageError
+from vitft.system import RunError
 
 GRAPHS: dict[str, dict[str, Any]] = {
     "normalised": {},
@@ -105,35 +103,10 @@ def test_load_and_the_server_answer_from_a_graph_as_predict_does(
     assert (unusable.status, no_route.status) == (422, 404)
 
 
-def test_what_a_graph_cannot_give_is_refused_by_name(graphs: dict[str, Path]) -> None:
-    model = vitft.load(graphs["bytes"])
-    picture = speckle(0, (20, 20))
-
-    with pytest.raises(UsageError, match=r"model\.onnx is an ONNX graph, .* no features\n.*--timm"):
-        model.features(picture)
-    with pytest.raises(UsageError, match="gives predictions but no explanations"):
-        model.explain(picture)
-    with pytest.raises(UsageError, match="device cuda cannot be used with the ONNX graph"):
-        vitft.load(graphs["bytes"], device="cuda")
-    card = model._repr_html_()
-    assert "model.predict" in card
-    assert "model.explain" not in card
-
-
 def speckle(seed: int, size: tuple[int, int]) -> Image.Image:
     """Return an image of noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     return Image.fromarray(noise)
-
-
-def test_an_unreadable_image_is_an_error_in_its_row_of_a_graph_too(
-    graphs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-
-    assert main(["predict", str(tmp_path / "broken.png"), "--run", str(graphs["any size"])]) == 3
-
-    assert "broken.png" in capsys.readouterr().out
 
 
 def test_a_graph_is_run_without_importing_torch(run: Path, graphs: dict[str, Path]) -> None:
@@ -253,13 +226,6 @@ def test_a_graph_that_contradicts_its_description_is_refused_when_it_runs(
         engine.scores(views)
 
 
-def test_a_damaged_graph_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "x.onnx").write_bytes(b"nothing of the kind")
-
-    with pytest.raises(RunError, match="cannot run the ONNX graph"):
-        OnnxEngine(tmp_path / "x.onnx")
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_graph_with_one_changed_byte_is_refused(
     run: Path,
@@ -330,47 +296,6 @@ def test_weights_in_a_second_file_have_a_digest(
 
     with pytest.raises(RunError, match="sha256"):
         OnnxEngine(folder / "model.onnx")
-
-
-def test_without_onnxruntime_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda n: None if n == "onnxruntime" else find(n)
-    )
-
-    with pytest.raises(UsageError, match="needs onnxruntime, which is not installed") as caught:
-        OnnxEngine(foreign_graph(tmp_path / "x.onnx", vitft=description()))
-
-    assert caught.value.fix.startswith("run pip install 'onnx>=")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["--engine", "numpy"], ["--engine", "torch"], ["--device", "cuda"], ["--dtype", "bf16"]],
-    ids=" ".join,
-)
-def test_options_that_need_another_engine_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
-    path = foreign_graph(tmp_path / "x.onnx", vitft=description())
-
-    assert main(["predict", "photo.jpg", "--run", str(path), *options]) == 2
-
-    assert f"{' '.join(options)} cannot be used with the ONNX graph" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (RuntimeError("  first\nsecond"), "first"),
-        (RuntimeError("x" * 201), "x" * 200),
-        (RuntimeError(""), "RuntimeError"),
-    ],
-)
-def test_an_error_of_onnxruntime_is_shortened_to_one_line(error: Exception, line: str) -> None:
-    assert first_line(error) == line
 
 
 def test_images_of_any_size_are_scored_one_by_one(graphs: dict[str, Path]) -> None:

@@ -1,7 +1,6 @@
 """Training images are recognised among images to evaluate, also after they were saved again."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from PIL import Image
 from tests.support.pictures import encoded, read, scene, scenes_folder
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.data.labelled import find_labelled
-from vitft.data.split import Manifest
-from vitft.metrics.results import EvaluatedData
+from vitft.data import Manifest, find_labelled
+from vitft.metrics import EvaluatedData
+from vitft.predict import COPY_NOTE, GROUP_NOTE, PATH_NOTE
 from vitft.predict.evaluate import evaluate
-from vitft.predict.run_images import COPY_NOTE, GROUP_NOTE, PATH_NOTE
 
 CLASSES = ("cat", "dog")
 
@@ -125,22 +123,6 @@ def test_a_changed_file_in_the_data_folder_of_the_run_is_left_out(photos: Path, 
     assert (images, data["trained"], data["trained_paths"]) == (4, 15, 1)
 
 
-def test_many_images_of_a_run_are_not_compared_which_is_said(
-    photos: Path,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("vitft.predict.run_images.MAX_COMPARED", 10)
-    again = saved_again(photos, tmp_path / "again", name="renamed-{}")
-
-    images, data = judged(again, run)
-
-    assert (images, data["trained_copies"], data["trained_paths"]) == (20, 0, 0)
-    assert "near-duplicates of training images are not recognised" in capsys.readouterr().err
-
-
 def patient_table(folder: Path, patients: dict[str, str]) -> Path:
     """A table of the images in a folder with the patient of each; `patients` maps paths."""
     rows = [f"{path},{path.partition('/')[0]},{name}" for path, name in sorted(patients.items())]
@@ -207,15 +189,3 @@ def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(
     images, data = judged(tmp_path / "fresh", run)
 
     assert (images, data["trained_groups"]) == (2, 2)
-
-
-def test_a_run_without_recorded_groups_is_evaluated_as_before(
-    patients_run: Path, tmp_path: Path
-) -> None:
-    manifest = Manifest.read(patients_run / "split.csv", patients_run)
-
-    assert (patients_run / "split.csv").read_text().startswith("path,label,split,sha256,group\n")
-    bare = [replace(row, group="") for row in manifest.rows]
-    replace(manifest, rows=tuple(bare)).write(tmp_path / "split.csv")
-    assert (tmp_path / "split.csv").read_text().startswith("path,label,split,sha256\n")
-    assert Manifest.read(tmp_path / "split.csv", tmp_path).rows == tuple(bare)

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.cli.main import main
-from vitft.config.run import checked_run_config
-from vitft.data.labelled import LabelledImages, find_labelled
-from vitft.data.split import Manifest
-from vitft.predict.run_labels import as_in_run, is_own_data
-from vitft.system.rundir import RunDir
+from vitft.config import checked_run_config
+from vitft.data import LabelledImages, Manifest, find_labelled
+from vitft.predict import as_in_run
+from vitft.system import RunDir
 
 KNOWN = ("blue", "green", "red")
 MOVED, DROPPED = "blue/moved.png", "green/000.png"
@@ -80,24 +78,6 @@ def test_other_images_of_the_same_names_keep_their_labels(
     assert DROPPED in labels_in(found)
 
 
-def test_one_image_of_the_run_among_others_does_not_make_them_the_data_of_the_run(
-    fixed: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data, run = fixed
-    other = draw_folder(tmp_path / "other", per_class=8)
-    for path in other.glob("*/*.png"):
-        path.rename(path.with_name(f"new_{path.name}"))
-    kept = next(row.path for row in Manifest.read(RunDir(run).split, run).rows)
-    shutil.copy(data / kept, other / kept)
-    shutil.copy(other / "blue" / "new_003.png", other / DROPPED)
-
-    with caplog.at_level(logging.INFO):
-        found = as_in_run(find_labelled(other), run, KNOWN)
-
-    assert DROPPED in labels_in(found)
-    assert "fixes" not in caplog.text
-
-
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_table_states_its_own_labels_unless_it_is_the_table_of_the_run(
     fixed: tuple[Path, Path], is_own: bool
@@ -114,27 +94,6 @@ def test_a_table_states_its_own_labels_unless_it_is_the_table_of_the_run(
 
     assert labels_in(found)[MOVED] == ("red" if is_own else "blue")
     assert (found.images == listed.images) is not is_own
-
-
-def test_data_is_that_of_a_run_if_more_than_half_of_a_sample_are_its_images(
-    fixed: tuple[Path, Path],
-) -> None:
-    data, run = fixed
-    config, listed = checked_run_config(run), find_labelled(data)
-    kept = {row.path for row in Manifest.read(RunDir(run).split, run).rows}
-    own = [image for image in listed.images if image[0] in kept][:20]
-    foreign = [(f"other/{number}.png", "red") for number in range(20)]
-    every_second = [image for pair in zip(own, foreign, strict=True) for image in pair]
-
-    def is_own(images: list[tuple[str, str]]) -> bool:
-        return is_own_data(replace(listed, images=tuple(images)), config, run)
-
-    assert is_own(own[:3] + foreign[:2])
-    assert not is_own(own[:2] + foreign[:2])
-    assert is_own(every_second)  # of 40 images, every second one is compared
-    assert not is_own(every_second[1:] + every_second[:1])
-    RunDir(run).split.unlink()
-    assert not is_own(own)
 
 
 def test_fixes_that_have_changed_are_not_applied(
@@ -160,14 +119,3 @@ def test_evaluate_reports_the_accuracy_of_the_run(
     validation = len(Manifest.read(RunDir(run).split, run).val)
     assert f"{validation} images" in shown.out
     assert "applied the fixes of the run" in shown.err
-
-
-def test_unreadable_images_that_the_fixes_name_are_left_out(fixed: tuple[Path, Path]) -> None:
-    data, run = fixed
-    listed = find_labelled(data)
-    readable = tuple(image for image in listed.images if image[0] != DROPPED)
-    bad = ((DROPPED, "damaged"), ("green/x.png", MOVED))
-
-    found = as_in_run(replace(listed, images=readable, bad=bad), run, KNOWN)
-
-    assert found.bad == bad[1:]

@@ -2,33 +2,22 @@
 
 import csv
 import json
-import random
 import shutil
-import signal
-import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitft
 from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
-from tests.support.run_files import make_run
-from tests.support.serving import Client, serving
+from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.data.fingerprint import BLANK_REMARK
-from vitft.features.reference import REFERENCE_FILE
-from vitft.models.vit import VisionTransformer
-from vitft.predict.postprocess import Postprocess
-from vitft.predict.prediction import NOT_SURE
-from vitft.predict.request import requested_thresholds
-from vitft.predict.threshold import choose_threshold
-from vitft.predict.torch_engine import Predictor
-from vitft.system.text import percent
+from vitft.data import BLANK_REMARK
+from vitft.features import REFERENCE_FILE
+from vitft.models import VisionTransformer
+from vitft.predict import Postprocess
+from vitft.system import percent
 
 
 @pytest.fixture
@@ -131,13 +120,11 @@ NO_CHECK = "no images are flagged as unlike the training images"
         pytest.param("predict 0.png --engine numpy", id="predict with NumPy"),
         pytest.param("evaluate --data labels.csv --out evaluation", id="evaluate"),
         pytest.param("explain 0.png", id="explain"),
-        pytest.param("serve --port 0", id="serve"),
     ],
 )
 def test_every_command_states_whether_foreign_images_are_flagged(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+    run: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
-    monkeypatch.setattr("vitft.cli.serve.run_server", lambda *_: 0)
     Path("labels.csv").write_text("path,label\n0.png,red\n")
 
     assert main([*words.split(), "--run", "run"]) == 0
@@ -168,97 +155,6 @@ def test_explain_shows_the_same_classes_probabilities_and_notes(
     assert f"({FOREIGN}, {BLANK_REMARK})" in explained["foreign.png"]
     assert FOREIGN not in explained["0.png"]
     assert "run run: 3 classes" in printed.err
-
-
-def test_a_precision_gives_every_command_the_same_threshold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained = make_run(tmp_path / "trained", per_class=60, held_back=50)
-    predictor = cast("Predictor", SimpleNamespace(thresholds=()))  # of a model with one class
-
-    threshold, _ = requested_thresholds(None, 0.8, trained, predictor)
-
-    assert threshold == choose_threshold(trained, 0.8).value > 0
-    assert f"threshold {percent(threshold)}: " in capsys.readouterr().err
-    assert requested_thresholds(0.8, None, trained, predictor) == (0.8, ())
-
-
-@pytest.mark.parametrize("option", [["--precision", "0.8"], ["--threshold", "0.6"]])
-def test_a_server_marks_the_predictions_that_predict_marks(
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: list[str],
-) -> None:
-    trained = make_run(Path("trained"), CLASSES, per_class=60, held_back=50)
-    for name in ("model.safetensors", REFERENCE_FILE):
-        shutil.copy(run / name, trained)
-    served: list[dict[str, Any]] = []
-
-    def run_server(server: Any, bound: Any, _: str) -> int:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            client = Client(bound.getsockname()[1])
-            files = [(name, Path(name).read_bytes()) for name in names]
-            served.extend(client.form("/predict", *files).json["results"])
-        finally:
-            server.should_exit = True
-            thread.join()
-        return 0
-
-    names = ["0.png", "1.png", "2.png", "foreign.png"]
-    monkeypatch.setattr("vitft.cli.serve.run_server", run_server)
-    common = ["--run", "trained", "--device", "cpu", *option]
-
-    assert main(["predict", *names, *common, "--format", "json"]) == 0
-    printed = capsys.readouterr()
-    assert main(["serve", "--port", "0", *common]) == 0
-
-    predicted = json.loads(printed.out)
-    assert [row.get("notes", []) for row in served] == [row.get("notes", []) for row in predicted]
-    marked = [NOT_SURE in row.get("notes", []) for row in served]
-    assert {*marked} == {True, False}, [row["classes"][0] for row in served]
-    shown = [line for line in printed.err.splitlines() if line.startswith("threshold")]
-    assert len(shown) == ("--precision" in option)
-    assert all(line in capsys.readouterr().err for line in shown)
-
-
-def test_predict_from_python_leaves_the_process_as_it_was(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def state() -> list[Any]:
-        handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-        return [
-            torch.get_num_threads(),
-            threads_of_a_new_thread(),
-            torch.get_rng_state().tolist(),
-            str(np.random.get_state()),  # noqa: NPY002 - the stream that must not move
-            random.getstate(),
-            handlers,
-        ]
-
-    torch.set_num_threads(2)
-    before = state()
-
-    model = vitft.load(run, device="cpu")
-    model.predict(IMAGES)
-    model.explain("0.png")
-    predictor = Predictor.from_run(str(run), device="cpu")
-    list(predictor.stream(IMAGES))
-    next(iter(predictor.stream(IMAGES * 20)))  # and not to its end
-
-    assert state() == before
-    assert capfd.readouterr() == ("", "")
-
-
-def threads_of_a_new_thread() -> int:
-    """Return torch's number of threads in a new thread."""
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def test_a_blank_image_is_called_blank_by_every_command(

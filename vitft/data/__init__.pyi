@@ -3,6 +3,7 @@
 from .augment import Shifts as Shifts
 from .augment import draw_shifts as draw_shifts
 from .augment import shift_and_flip as shift_and_flip
+from .fingerprint import BLANK_REMARK as BLANK_REMARK
 from .fingerprint import fingerprint_of as fingerprint_of
 from .fixes import Fix as Fix
 from .fixes import write_fixes as write_fixes
@@ -13,6 +14,8 @@ from .inspection import InspectedFile as InspectedFile
 from .inspection import InspectedFolder as InspectedFolder
 from .inspection import OpenedImage as OpenedImage
 from .inspection import inspect_folder as inspect_folder
+from .labelled import LabelledImages as LabelledImages
+from .labelled import find_labelled as find_labelled
 from .loading import Pixels as Pixels
 from .sampling import repeat_counts as repeat_counts
 from .split import Manifest as Manifest

@@ -1,15 +1,35 @@
 """Public names of `vitft.predict`, imported on first use."""
 
 from .answer_kind import gives_several as gives_several
+from .evaluate import Evaluation as Evaluation
+from .label_thresholds import choose_label_thresholds as choose_label_thresholds
 from .numpy_engine import NumpyEngine as NumpyEngine
+from .onnx_engine import OnnxEngine as OnnxEngine
 from .output import ProcessShard as ProcessShard
 from .output import ResumePoint as ResumePoint
 from .output import find_resume_point as find_resume_point
 from .output import open_rows as open_rows
+from .postprocess import Postprocess as Postprocess
+from .postprocess import Scores as Scores
+from .postprocess import set_probability as set_probability
+from .prediction import NOT_SURE as NOT_SURE
+from .prediction import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
 from .prediction import Prediction as Prediction
+from .run_images import COPY_NOTE as COPY_NOTE
+from .run_images import GROUP_NOTE as GROUP_NOTE
+from .run_images import PATH_NOTE as PATH_NOTE
+from .run_labels import as_in_run as as_in_run
+from .threshold import Answers as Answers
+from .threshold import Threshold as Threshold
+from .threshold import choose_threshold as choose_threshold
+from .threshold import needed_images as needed_images
+from .threshold import smallest_cover as smallest_cover
 from .torch_engine import Predictor as Predictor
+from .torch_engine import gap_change as gap_change
 from .validation import ValidationPrediction as ValidationPrediction
 from .validation import least_confident as least_confident
 from .validation import mistakes as mistakes
+from .validation import read_split as read_split
+from .validation import read_training_predictions as read_training_predictions
 from .validation import read_validation_predictions as read_validation_predictions
 from .validation import thumb_name as thumb_name

@@ -30,6 +30,13 @@ def single(folder: Path) -> None:
     copy("single", folder)
 
 
+def latest(folder: Path) -> None:
+    """Write T and runs/first, the newest of all runs."""
+    single(folder)
+    shutil.copytree(folder / "R", folder / "runs" / "first")
+    (folder / "runs" / "latest").symlink_to("first")
+
+
 def several(folder: Path) -> None:
     """Write T, t.csv with the labels fur and wild of its images, and M, its run."""
     copy("several", folder)
