@@ -3,12 +3,10 @@
 import io
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +22,9 @@ from vitft.data.transforms import EvalTransform
 from vitft.features.ood import fit_reference
 from vitft.features.reference import REFERENCE_FILE
 from vitft.models.card import Card
-from vitft.models.checkpoint import load_checkpoint, save_checkpoint
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.prediction import Prediction
-from vitft.predict.rows import RowWriter
-from vitft.system.errors import Stopped
 from vitft.system.rundir import RunDir
 
 CLASSES = ("blue", "green", "red")
@@ -141,29 +136,6 @@ def test_thirty_kinds_of_unreadable_files_get_errors_and_leave_other_rows_intact
             assert given == pytest.approx(expected, abs=2e-3 if dtype == "bf16" else 2e-6)
 
 
-def test_the_exit_code_is_3_if_an_image_failed(photos: list[str]) -> None:
-    assert predict(*photos[:3]) == 0
-    assert predict(*photos[:3], "missing.jpg") == 3
-
-
-def test_a_misspelt_path_is_an_error_row_and_the_path_that_was_meant_is_named(
-    photos: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = ["photo/00.png", "photos/0.jpg", "photos/51.png", "Photos", "photos/x.png"]
-    Path("photos/00.txt").touch()
-
-    assert predict(*missing, "--format", "csv") == 3
-
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[1:] == [f"{name},,,,not found" for name in missing]
-    warnings = [line for line in captured.err.splitlines() if "did you mean" in line]
-    assert warnings == [
-        "warning: photo/00.png not found: did you mean photos/00.png?",
-        "warning: photos/0.jpg not found: did you mean photos/00.png?",
-        "warning: Photos not found: did you mean photos?",
-    ]
-
-
 def test_both_engines_and_both_precisions_predict_the_same_classes(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,67 +193,6 @@ def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
     assert not part.exists()
 
 
-@pytest.mark.parametrize("out", ["o.csv", "o.json"])
-def test_an_interrupted_job_says_how_to_go_on(
-    photos: list[str],
-    out: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole, add = Path("whole.csv"), RowWriter.add
-    assert predict(*photos, "--out", str(whole)) == 0
-
-    def stop(self: RowWriter, prediction: Prediction) -> None:
-        if self.count == 2:
-            raise Stopped(143)
-        add(self, prediction)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RowWriter, "add", stop)
-        assert predict(*photos, "--out", out) == 143
-
-    line = "finished rows are in o.csv.part; to continue, add --resume to the same command"
-    assert (line in capsys.readouterr().err) == (out == "o.csv")
-    if out == "o.csv":
-        assert predict(*photos, "--out", out, "--resume") == 0
-        assert Path(out).read_bytes() == whole.read_bytes()
-
-
-def test_a_table_of_nothing_but_missing_files_is_not_written(
-    photos: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert predict("photo", "--out", "o.csv") == 3
-
-    printed = capsys.readouterr().err
-    assert "photo does not exist" in printed
-    assert "did you mean photos?" in printed
-    assert not Path("o.csv").exists()
-    assert predict("gone.jpg", photos[0], "--out", "o.csv") == 3
-    assert Path("o.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("out", "format", "is_logged"),
-    [
-        ("o.csv", "json", True),
-        ("o.csv", "csv", False),
-        ("o.txt", "csv", False),
-        ("o", "csv", False),
-    ],
-)
-def test_a_suffix_of_another_format_is_remarked_upon(
-    photos: list[str],
-    out: str,
-    format: str,
-    is_logged: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert predict(photos[0], "--out", out, "--format", format) == 0
-
-    warning = "o.csv is written as json, although .csv is the suffix of another format"
-    assert (warning in capsys.readouterr().err) == is_logged
-
-
 def test_a_byte_order_mark_begins_only_csv_and_stays_on_resuming(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,19 +211,6 @@ def test_a_byte_order_mark_begins_only_csv_and_stays_on_resuming(
     assert "--bom needs the CSV format" in capsys.readouterr().err
 
 
-def test_a_finished_file_is_not_changed(
-    photos: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    predict(*photos[:2], "gone.jpg", "--out", "o.csv")
-    before = Path("o.csv").stat()
-
-    assert predict(*photos[:2], "gone.jpg", "--out", "o.csv", "--resume") == 3
-    assert "is already complete" in capsys.readouterr().err
-    assert predict(*photos[:2], "--out", "o.csv") == 5
-    assert "files are never overwritten" in capsys.readouterr().err
-    assert Path("o.csv").stat().st_mtime_ns == before.st_mtime_ns
-
-
 def test_a_finished_file_of_fewer_images_is_not_called_complete(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,47 +224,6 @@ def test_a_finished_file_of_fewer_images_is_not_called_complete(
     assert predict(*photos[:2], "--out", "o.csv", "--resume", "--top-k", "2") == 5
     assert "its columns are" in capsys.readouterr().err
     assert Path("o.csv").read_bytes() == before
-
-
-@pytest.mark.parametrize("style", ["csv", "jsonl"])
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        pytest.param(["--run", "other"], "another model", id="another model"),
-        pytest.param(
-            ["--threshold", "0.9"], "another threshold and --dtype auto, not fp32", id="a threshold"
-        ),
-        pytest.param(["--tta"], "--dtype auto, not fp32 and no --tta", id="mirrored"),
-        pytest.param(["--dtype", "fp32"], "--dtype auto, not fp32", id="another precision"),
-    ],
-)
-def test_a_job_is_resumed_with_its_own_options_only(
-    photos: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    style: str,
-    options: list[str],
-    named: str,
-) -> None:
-    shutil.copytree("run", "other")
-    model = Path("other") / "model.safetensors"
-    state, card = load_checkpoint(model)
-    save_checkpoint(model, {name: 2 * tensor for name, tensor in state.items()}, card)
-    out, part = Path(f"o.{style}"), Path(f"o.{style}.part")
-    common = [*photos, "--out", str(out)]
-    assert predict(*common) == 0
-    whole = out.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(RowWriter, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        out.unlink()
-        assert predict(*common) == 130
-    assert part.exists()
-
-    assert predict(*common, "--resume", *options) == 5
-    assert f"it was begun with {named}\n" in capsys.readouterr().err
-    assert predict(*common, "--resume") == 0
-    assert out.read_bytes() == whole
-    assert not [path.name for path in Path().glob(f"{part}*")]
 
 
 def test_a_file_of_another_program_beside_the_rows_is_not_overwritten(
@@ -445,27 +302,6 @@ def test_unsure_and_out_of_distribution_images_are_noted(
     assert "(unlike the training images, blank: one uniform colour)" in capsys.readouterr().out
 
 
-def test_the_classes_and_notes_of_many_images_are_counted_at_the_end(
-    photos: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.new("RGB", (20, 24), (255, 0, 0)).save("photos/red.png")
-    Path("photos/empty.png").touch()
-    Path("photos/cut.png").write_bytes(Path(photos[0]).read_bytes()[:300])
-
-    found = rows(capsys, "photos", "--threshold", "1")
-    predict("photos", "--threshold", "1", "--out", "o.csv")
-    err = capsys.readouterr().err
-    assert predict(*photos[:20], "--format", "jsonl") == 0
-    few = capsys.readouterr().err
-
-    counts = Counter(row["classes"][0]["class"] for row in found if "classes" in row)
-    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    classes = ", ".join(f"{name}: {number}" for name, number in frequent)
-    assert f"predicted: {classes}\nmarked: 51 not sure, 1 blank, 2 unreadable\n" in err
-    assert len(Path("o.csv").read_text().splitlines()) == 54  # only the rows and the header
-    assert "predicted:" not in few
-
-
 def test_after_resuming_only_the_new_rows_are_counted(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -510,46 +346,6 @@ def test_explain_writes_a_relevance_overlay_of_each_image(
     assert "choose a new or empty folder with --explain" in capsys.readouterr().err
 
 
-WRONG = [
-    (["--top-k", "0", "x"], 2, "invalid --top-k 0"),
-    (["--threshold", "1.5", "x"], 2, "invalid --threshold 1.5"),
-    (["--precision", "0", "x"], 2, "invalid --precision 0"),
-    (["--precision", "0.9", "--threshold", "0.5", "x"], 2, "cannot be used together"),
-    (["--precision", "0.9", "photos/00.png"], 5, "has no validation predictions"),
-    (["--resume", "x"], 2, "add --out FILE.jsonl"),
-    (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
-    (["--out", "x.doc", "x"], 2, "cannot infer a format from the suffix"),
-    (["--out", "x.xls", "x"], 2, "fix: use --out x.xlsx"),
-    (["--out", "nowhere/x.csv", "x"], 5, "the folder nowhere does not exist"),
-    (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
-    (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "does not support --dtype bf16"),
-    (["--engine", "numpy", "--explain", "e", "x"], 2, "does not support --explain"),
-    (["photos/*.gif"], 3, "no files match"),
-    (["--list", "none.txt"], 3, "cannot read the list"),
-    ([], 2, "no images given"),
-]
-
-
-@pytest.mark.parametrize(("options", "code", "message"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
-def test_an_invalid_request_is_one_error_and_writes_nothing(
-    photos: list[str],
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: int,
-    message: str,
-) -> None:
-    before = sorted(p.name for p in Path().iterdir())
-    capsys.readouterr()
-
-    found = predict(*options)
-
-    err = capsys.readouterr().err
-    assert found == code
-    assert message in err
-    assert err.count("\n") == 2
-    assert sorted(p.name for p in Path().iterdir()) == before
-
-
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
 def test_a_damaged_model_predicts_nothing(
     here: Path, photos: list[str], capsys: pytest.CaptureFixture[str], engine: str
@@ -578,13 +374,3 @@ def test_logits_that_are_not_finite_are_an_error(
     for engine in ("numpy", "torch"):
         assert predict(photos[0], "--engine", engine) == 5
         assert "not finite" in capsys.readouterr().err
-
-
-def test_images_given_as_the_folder_of_explain_are_not_mistaken_for_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", "--explain", str(tmp_path)]) == 2
-
-    error = capsys.readouterr().err
-    assert "--explain takes the new folder to write to" in error
-    assert f"give both: vitft predict {tmp_path} --explain explained" in error

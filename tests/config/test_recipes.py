@@ -1,6 +1,5 @@
 """Recipes: listed, parsed and dry-run without their weights and data."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,6 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
 NAMED = {("data", "path"), ("weights", "name")}
 
 
-def test_the_bundled_recipes() -> None:
-    assert [
-        *("cifar10", "cifar10-tutorial", "demo", "imbalance", "last-blocks"),
-        *("lora", "lp-ft", "mnist-tutorial", "probe", "reference"),
-    ] == RECIPES
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     from vitft.cli.finetune import named_settings
@@ -71,37 +63,6 @@ def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     assert command[:2] == ["vitft", "finetune"]
     args = build_parser().parse_args(command[1:])
     requested_config(args.recipe, named_settings(args))
-
-
-def test_recipes_are_listed_with_their_results(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-
-    shown = capsys.readouterr().out
-    for name in RECIPES:
-        says = read_toml(resource("recipes") / f"{name}.toml")["recipe"]
-        assert f"{name}: {says['what']}" in shown
-        assert says["expected"] in shown
-        assert says["command"] in shown
-
-
-def test_recipes_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "--format", "json"]) == 0
-
-    assert sorted(json.loads(capsys.readouterr().out)) == RECIPES
-
-
-def test_one_recipe_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "probe"]) == 0
-
-    assert capsys.readouterr().out == (resource("recipes") / "probe.toml").read_text()
-
-
-def test_an_unknown_recipe_is_refused_with_a_list_of_recipes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["recipes", "prob"]) == 2
-
-    assert "demo, imbalance, " in capsys.readouterr().err
 
 
 def test_a_dry_run_logs_what_each_stage_would_do(
@@ -166,14 +127,3 @@ def test_images_drawn_for_a_dry_run_are_removed(
     assert code == 0
     assert tomllib.loads(out)["data"]["path"] == "demo"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_solver_is_an_option(
-    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = ["--data", str(image_folder), "--weights", str(tiny_weights)]
-
-    code, out, _ = dry_run(capsys, *data, "--solver", "sgd")
-
-    assert code == 0
-    assert tomllib.loads(out)["optim"]["solver"] == "sgd"

@@ -52,23 +52,6 @@ def test_one_image_that_does_not_fit_ends_with_a_fix() -> None:
     assert caught.value.fix == "buy memory"
 
 
-def test_another_error_is_not_repeated() -> None:
-    tried = []
-
-    def compute(part: slice) -> Tensor:
-        tried.append(part)
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        BatchLimit(8).join(compute, 11)
-
-    assert len(tried) == 1
-
-
-def test_without_images_an_empty_part_is_computed() -> None:
-    assert BatchLimit(8).join(lambda part: torch.ones(0, 3)[part], 0).shape == (0, 3)
-
-
 def test_a_batch_smaller_than_the_limit_is_halved_itself() -> None:
     limit, error = BatchLimit(32), RuntimeError("CUDA out of memory")
 
@@ -81,25 +64,3 @@ def test_a_batch_smaller_than_the_limit_is_halved_itself() -> None:
     with pytest.raises(ResourceError, match="one image at a time") as caught:
         limit.halve(4, error)
     assert "--image-size" in caught.value.fix
-
-
-def test_the_new_limit_is_stated(caplog: pytest.LogCaptureFixture) -> None:
-    BatchLimit(4).halve(4, RuntimeError("out of memory"))
-    BatchLimit(2).halve(2, RuntimeError("out of memory"))
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "out of memory: continuing with 2 images at a time",
-        "out of memory: continuing with 1 image at a time",
-    ]
-
-
-def test_parts_cover_all_images_once() -> None:
-    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 10) == [
-        (0, 4),
-        (4, 8),
-        (8, 10),
-    ]
-    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 8) == [(0, 4), (4, 8)]
-    assert BatchLimit(4).split(lambda part: (part.start, part.stop), 0) == [(0, 0)]
-    one = torch.ones(3, 2)
-    assert BatchLimit(4).join(lambda _: one, 3) is one

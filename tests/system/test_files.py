@@ -5,37 +5,20 @@ import json
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from vitft.system import files
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import (
     atomic_folder,
-    flush_files,
     free_name,
     open_regular,
     read_regular,
-    resource,
     temporary_file,
     write_atomically,
     write_json,
     writing,
 )
-
-
-def test_bundled_files_are_in_the_package_or_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert resource("recipes").is_dir()
-    monkeypatch.setattr(files, "PACKAGE", tmp_path / "vitft")
-    (tmp_path / "vitft").mkdir()
-    (tmp_path / "recipes").mkdir()
-
-    assert resource("recipes") == tmp_path / "recipes"
-    (tmp_path / "vitft" / "recipes").mkdir()
-    assert resource("recipes") == tmp_path / "vitft" / "recipes"
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -54,16 +37,6 @@ def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
         read_regular(tmp_path / "pipe", limit=5)
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path, os.O_RDONLY)
-
-
-def test_a_refused_file_is_closed(tmp_path: Path) -> None:
-    before = len([*Path("/proc/self/fd").iterdir()])
-
-    for _ in range(3):
-        with pytest.raises(OSError, match="not a regular file"):
-            open_regular(tmp_path, os.O_RDONLY)
-
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 @pytest.mark.parametrize("content", ["a\u00e4", b"a\xc3\xa4", [b"a", memoryview(b"\xc3\xa4")]])
@@ -143,34 +116,6 @@ def test_errors_of_writing_are_told_apart(number: int, kind: type[Exception], me
         raise OSError(number, os.strerror(number))
 
 
-@pytest.mark.parametrize(
-    ("total", "left", "problem"),
-    [
-        (100, 0, "no inodes left on the disk while writing"),
-        (100, 1, "disk full while writing"),
-        (0, 0, "disk full while writing"),  # the file system has no limit
-    ],
-)
-def test_a_disk_without_inodes_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, left: int, problem: str
-) -> None:
-    path = tmp_path / "new" / "a.csv"
-    counts = SimpleNamespace(f_files=total, f_favail=left)
-    monkeypatch.setattr(os, "statvfs", lambda folder: {tmp_path: counts}[folder])
-
-    with pytest.raises(ResourceError, match=f"^{problem} {path}"), writing(path):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_disk_whose_inodes_are_unknown_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "statvfs")  # as on Windows
-
-    with pytest.raises(ResourceError, match="disk full while writing"), writing(tmp_path / "a"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "a" / "new"
 
@@ -199,20 +144,6 @@ def test_an_empty_folder_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> No
 
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["x"]
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize(("number", "synced"), [(1000, 0), (1001, 1)])
-def test_many_files_are_flushed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, synced: int
-) -> None:
-    (tmp_path / "a").touch()
-    calls: list[str] = []
-    monkeypatch.setattr(os, "sync", lambda: calls.append("sync"))
-    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
-
-    flush_files([tmp_path / "a"] * number)
-
-    assert calls == (["sync"] if synced else ["fsync"] * number)
 
 
 def test_the_first_free_name_has_the_smallest_number_from_two_on(tmp_path: Path) -> None:

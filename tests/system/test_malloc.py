@@ -7,13 +7,10 @@ import sys
 import pytest
 
 from tests.support.limits import HANG_S
-from vitft.system import malloc
 from vitft.system.malloc import (
     LARGEST_KEPT,
     MMAP_THRESHOLD,
     VARIABLES,
-    freed_memory_kept,
-    set_thresholds,
 )
 
 ABLE = (
@@ -94,73 +91,4 @@ def test_otherwise_malloc_is_unchanged(
     assert kept < 20 * 2**20
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Calls of functions of glibc, which are not carried out; mallopt accepts everything."""
-    found: list[tuple[int, ...]] = []
-
-    def function(*arguments: int) -> int:
-        found.append(arguments)
-        return 1
-
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(malloc, "glibc", lambda _: function)
-    return found
-
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-
-
-def test_blocks_of_up_to_a_gigabyte_are_kept_and_then_the_limits_of_glibc_return(
-    calls: list[tuple[int, ...]],
-) -> None:
-    with pytest.raises(ZeroDivisionError), freed_memory_kept(when=True):  # noqa: PT012
-        assert calls == [(M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, -1)]
-        calls.clear()
-        raise ZeroDivisionError
-
-    assert calls == [(M_MMAP_THRESHOLD, 32 * 2**20), (M_TRIM_THRESHOLD, 64 * 2**20), (0,)]
-
-
-def test_an_older_glibc_keeps_what_it_allows(
-    calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def older(parameter: int, value: int) -> int:
-        calls.append((parameter, value))
-        return int(value <= 32 * 2**20)
-
-    monkeypatch.setattr(malloc, "glibc", lambda _: older)
-    set_thresholds(2**30, trim=-1)
-    assert calls == [(M_MMAP_THRESHOLD, 2**30), (M_MMAP_THRESHOLD, 2**25), (M_TRIM_THRESHOLD, -1)]
-
-    def none(parameter: int, value: int) -> int:
-        calls.append((parameter, value))
-        return 0
-
-    calls.clear()
-    monkeypatch.setattr(malloc, "glibc", lambda _: none)
-    set_thresholds(2**30, trim=-1)
-    assert calls == [(M_MMAP_THRESHOLD, 2**30), (M_MMAP_THRESHOLD, 2**25)]
-
-
-@pytest.mark.parametrize("name", [None, *VARIABLES])
-def test_malloc_is_left_alone_where_the_user_has_configured_it(
-    calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
-    if name is not None:
-        monkeypatch.setenv(name, "")
-
-    with freed_memory_kept(when=name is not None):
-        pass
-
-    assert calls == []
-
-
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert malloc.glibc("malloc_trim") is not None
-    assert malloc.glibc("no_such_function") is None
-    monkeypatch.setattr("vitft.system.malloc.sys.platform", "darwin")
-    assert malloc.glibc("malloc_trim") is None
-    malloc.return_memory()
-    set_thresholds(2**30, trim=-1)

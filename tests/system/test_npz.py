@@ -1,28 +1,13 @@
 """Archives of arrays whose sizes and types are checked before memory is allocated."""
 
 import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from vitft.system.npz import check_unpacked_size, read_npy, read_npz
-
-
-class Stated(zipfile.ZipFile):
-    """An archive whose directory states a size, of which nothing is stored."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(io.BytesIO(), "w")
-        self.sizes = sizes
-
-    def infolist(self) -> list[zipfile.ZipInfo]:
-        found = [zipfile.ZipInfo(f"{i}.npy") for i in range(len(self.sizes))]
-        for info, size in zip(found, self.sizes, strict=True):
-            info.file_size = size
-        return found
+from vitft.system.npz import read_npy, read_npz
 
 
 def npy(array: Any, **options: Any) -> io.BytesIO:
@@ -59,13 +44,6 @@ def test_arrays_are_read_by_name_with_their_types_and_shapes(tmp_path: Path) -> 
     found["f"][0] = 5  # arrays can be changed
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_both_versions_of_the_header_are_read(version: tuple[int, int]) -> None:
-    file = npy(np.arange(3.0), version=version)
-
-    assert read_npy(file, size_of(file)).tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
@@ -80,12 +58,6 @@ def test_other_types_are_refused(array: Any, reason: str) -> None:
 
     with pytest.raises(ValueError, match=reason):
         read_npy(file, size_of(file))
-
-
-def test_eight_bytes_are_the_largest_number() -> None:
-    for kind in (np.float64, np.int64, np.uint64):
-        file = npy(np.ones(2, kind))
-        assert read_npy(file, size_of(file)).dtype == kind
 
 
 @pytest.mark.parametrize("more", [-1, 1, 8])
@@ -104,41 +76,9 @@ def test_a_negative_length_is_refused() -> None:
         read_npy(io.BytesIO(content), len(content))
 
 
-@pytest.mark.parametrize(
-    ("packed", "sizes", "accepted"),
-    [
-        (1, [2**26], True),  # a small archive may be packed as tightly as it likes
-        (1, [2**25, 2**25 + 1], False),
-        (2**24, [20 * 2**24], True),
-        (2**24, [20 * 2**24 + 1], False),
-        (2**40, [16 * 2**30], True),
-        (2**40, [16 * 2**30 + 1], False),
-    ],
-)
-def test_an_implausible_size_is_refused(packed: int, sizes: list[int], accepted: bool) -> None:
-    if accepted:
-        check_unpacked_size(Stated(*sizes), packed)
-    else:
-        with pytest.raises(
-            ValueError, match=f"its {packed:,} bytes would unpack to {sum(sizes):,}"
-        ):
-            check_unpacked_size(Stated(*sizes), packed)
-
-
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
 
     with pytest.raises(ValueError, match=r"."):
-        read_npz(tmp_path / "a.npz")
-
-
-def test_an_archive_for_its_size_is_compared_with_its_own_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(100_000))
-    monkeypatch.setattr("vitft.system.npz.SMALL_BYTES", 0)
-    packed = (tmp_path / "a.npz").stat().st_size
-
-    with pytest.raises(ValueError, match=f"its {packed:,} bytes would unpack to 800,"):
         read_npz(tmp_path / "a.npz")

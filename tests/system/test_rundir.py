@@ -1,52 +1,25 @@
 """The run directory and runs/latest."""
 
-import json
 import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.support.limits import HANG_S
 from vitft.models.find import find_model
-from vitft.system.errors import ResourceError, RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.npz import read_npz
 from vitft.system.rundir import (
     RunDir,
-    RunEnvironment,
     create_run,
-    describe_arithmetic,
-    environment,
-    loading_step,
     locked,
-    other_arithmetic,
-    plan_run,
     point_latest,
-    processes_of,
-    read_environment,
     run_path,
 )
-
-
-def test_other_arithmetic_is_kept_until_the_end_of_a_run() -> None:
-    one = environment("running", "cpu (x86_64, 1 thread)", "fp32", instructions="AVX2")
-    two = environment("running", "cpu (x86_64, 2 threads)", "fp32", instructions="AVX2")
-    half = environment("running", "cuda:0 (A100)", "bf16", processes=2)
-
-    assert other_arithmetic(None, one) == []
-    assert other_arithmetic(one, one) == []
-    (first,) = other_arithmetic(one, two)
-    assert first.startswith("cpu (x86_64, 1 thread) in fp32, AVX2, torch ")
-    two["earlier"] = [first]
-    assert other_arithmetic(two, two) == [first]
-    assert len(other_arithmetic(two, half)) == 2
-    assert len(other_arithmetic(two, one)) == 1
-    assert "in bf16, 2 processes, torch" in describe_arithmetic(half)
 
 
 @pytest.mark.parametrize(("values", "is_packed"), [(2**23, True), (2**23 + 1, False)])
@@ -60,38 +33,6 @@ def test_large_arrays_are_not_packed_so_that_they_can_always_be_read(
     path = tmp_path / "validation.npz"
     assert (path.stat().st_size < 2**20) == is_packed
     assert np.array_equal(read_npz(path)["logits"], same)
-
-
-def test_a_run_is_named_by_time_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    now = datetime(2026, 1, 2, 3, 4, 5)
-
-    first = plan_run(None, "some/flower photos/", now=now)
-    create_run(first)
-    second = plan_run(None, "some/flower photos/", now=now)
-
-    assert first == Path("runs/20260102-030405-flower_photos")
-    assert second.name == "20260102-030405-flower_photos-2"
-
-
-def test_planning_a_run_creates_nothing(tmp_path: Path) -> None:
-    plan_run(str(tmp_path / "a" / "b"), "data")
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_with_files_is_not_written_into(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(RunError, match="is not empty"):
-        plan_run(str(tmp_path), "data")
-
-
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(RunError, match="is not a writable folder"):
-        plan_run(str(tmp_path / "file" / "run"), "data")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -122,64 +63,10 @@ def test_latest_points_to_the_newest_finished_run(
     assert find_model(None).resolve() == tmp_path / "runs" / "two" / "model.safetensors"
 
 
-def test_a_folder_named_latest_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "latest").mkdir()
-    point_latest(RunDir(tmp_path / "run"))
-
-    assert (tmp_path / "latest").is_dir()
-    assert not (tmp_path / "latest").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        pytest.param(None, "no finished run in runs/", id="nothing trained yet"),
-        pytest.param("nowhere", "no model in nowhere", id="no such run"),
-    ],
-)
-def test_a_missing_run_is_an_error_with_a_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str | None, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(RunError, match=message):
-        find_model(run)
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_data_without_a_name_gives_the_run_a_name(here: Path) -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5)
-
-    assert plan_run(None, "/", now=now) == Path("runs/20260102-030405-data")
-    assert plan_run(None, "a!b.c-d_e", now=now) == Path("runs/20260102-030405-a_b.c-d_e")
-    assert abs(datetime.strptime(plan_run(None, "x").name, "%Y%m%d-%H%M%S-x") - datetime.now()) < (
-        timedelta(minutes=1)
-    )
-
-
-def test_a_home_folder_is_expanded_and_errors_name_the_option(here: Path, own_home: Path) -> None:
-    assert plan_run("~/run", "data") == own_home / "run"
-    (here / "full").mkdir()
-    (here / "full" / "x").touch()
-    with pytest.raises(RunError, match="folder full is not empty") as refused:
-        plan_run("full", "", name="charts")
-    assert refused.value.fix == "choose a new or empty folder with --charts"
-    (here / "empty").mkdir()
-    assert plan_run("empty", "") == Path("empty")
-
-
-def test_an_existing_folder_may_have_the_name_of_a_file(here: Path) -> None:
-    (here / "results.csv").mkdir()
-
-    assert plan_run("results.csv", "") == Path("results.csv")
-    with pytest.raises(UsageError, match=r"--explain new\.csv names a \.csv file") as refused:
-        plan_run("new.csv", "", name="explain")
-    assert refused.value.fix == "choose the name of a folder, e.g. --explain new"
 
 
 def test_runs_at_the_same_time_get_different_folders_but_only_in_runs(here: Path) -> None:
@@ -228,25 +115,6 @@ def test_the_log_is_appended_to_and_cut_back(here: Path) -> None:
         run.log({"loss": float("nan")})
     RunDir(here, writes=False).cut_log(0)
     assert run.log_size() == 13
-
-
-def test_a_line_that_could_not_be_written_completely_is_removed(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunDir(here)
-    run.log({"epoch": 1})
-    dump = json.dumps
-
-    def torn(fields: object, **options: Any) -> str:
-        with (here / "metrics.jsonl").open("a") as file:
-            file.write(dump(fields, **options)[:4])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("vitft.system.rundir.json.dumps", torn)
-    with pytest.raises(ResourceError, match="disk full"):
-        run.log({"epoch": 2})
-
-    assert (here / "metrics.jsonl").read_bytes() == b'{"epoch": 1}\n'
 
 
 def test_a_log_that_is_a_pipe_is_refused(here: Path) -> None:
@@ -302,22 +170,6 @@ def test_latest_may_be_a_file_with_the_name_of_the_run(
     assert [path.name for path in Path("runs").iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("text", ["a/b", "", "x" * 1001])
-def test_a_file_latest_with_anything_but_a_name_is_the_path_itself(here: Path, text: str) -> None:
-    Path("latest").write_text(text)
-
-    assert run_path("latest") == Path("latest")
-
-
-def test_the_longest_name_in_a_file_latest_is_read(here: Path) -> None:
-    Path("latest").write_text("x" * 200 + " " * 800)
-
-    assert run_path("latest") == Path("x" * 200)
-    Path("other").write_text("two")
-    assert run_path("other") == Path("other")
-    assert run_path("~/run") == Path.home() / "run"
-
-
 def test_only_runs_in_the_folder_runs_become_the_latest(here: Path) -> None:
     (here / "runs").mkdir()
     point_latest(create_run(here / "elsewhere"))
@@ -331,33 +183,3 @@ def test_only_runs_in_the_folder_runs_become_the_latest(here: Path) -> None:
     (here / "runs" / "latest").symlink_to("gone")
     point_latest(RunDir(Path("runs/a")))
     assert (here / "runs" / "latest").readlink() == Path("a")
-
-
-def test_the_loading_of_a_model_names_the_run() -> None:
-    assert loading_step(None) == f"loading the model of {Path('runs/latest')}"
-    assert loading_step("a") == "loading the model of a"
-
-
-def test_the_environment_of_a_run_has_the_versions_that_influence_it(here: Path) -> None:
-    found = environment("running", "cpu", "fp32")
-
-    assert (found["status"], found["device"], found["precision"]) == ("running", "cpu", "fp32")
-    assert (found["processes"], found["instructions"]) == (1, "")
-    assert found["packages"]["torch"].startswith("2.")
-    assert "vitft" in found["packages"]
-    assert read_environment(here / "environment.json") is None
-    RunDir(here).write_json("environment.json", found)
-    assert read_environment(here / "environment.json") == found
-
-
-def test_the_arithmetic_of_one_process_without_instructions_is_described_briefly() -> None:
-    plain = environment("running", "cpu", "fp32")
-    many = environment("running", "cpu", "fp32", processes=2, instructions="AVX2")
-    version = plain["packages"]["torch"]
-    plain["packages"] = {}
-
-    assert describe_arithmetic(many) == f"cpu in fp32, AVX2, 2 processes, torch {version}"
-    assert describe_arithmetic(plain) == "cpu in fp32, torch unknown"
-    assert [processes_of(describe_arithmetic(known)) for known in (many, plain)] == [2, 1]
-    bare = {key: plain[key] for key in ("device", "precision", "packages")}
-    assert describe_arithmetic(cast("RunEnvironment", bare)) == "cpu in fp32, torch unknown"

@@ -1,6 +1,7 @@
-"""Default settings."""
+"""Settings: documented values, defaults, and names that were meant."""
 
 import re
+import runpy
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,8 @@ from typing import Any
 import pytest
 
 from vitft.config.defaults import default_batch_size, default_lr
-from vitft.config.request import requested_config
+from vitft.config.names import ALIASES, SETTINGS, find_setting
 from vitft.config.run import config_from_table, flat_settings
-from vitft.system.errors import UsageError
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -59,31 +59,6 @@ def test_few_images_are_trained_in_small_batches(freeze: str, images: int, size:
     assert default_batch_size(freeze, images, batch_norm=True) == 32
 
 
-def test_training_everything_augments_and_decays_by_layer() -> None:
-    config = config_from_table({"train": {"freeze": "head,none"}})
-
-    assert config.train.augment == "crop"
-    assert config.train.crop_scale == 0.4
-    assert (config.optim.solver, config.optim.layer_decay) == ("adamw", 0.75)
-    assert config.solves("head")
-    assert not config.solves("none")
-
-
-def test_given_settings_override_defaults() -> None:
-    config = config_from_table(
-        {"train": {"freeze": "none", "augment": "none"}, "optim": {"layer_decay": 1.0}}
-    )
-
-    assert config.train.augment == "none"
-    assert config.optim.layer_decay == 1.0
-
-
-@pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
-def test_augmentation_of_pixels_is_refused_on_cached_features(key: str) -> None:
-    with pytest.raises(UsageError, match=rf"train\.{key}"):
-        config_from_table({"train": {"freeze": "head", key: 0.5}})
-
-
 @pytest.mark.parametrize(
     ("layers", "given"),
     [
@@ -106,40 +81,49 @@ def test_a_run_has_the_documented_defaults_of_the_layers_that_it_trains(
     assert {key: settings[key] for key in expected} == expected
 
 
-def test_a_head_on_augmented_images_is_trained_in_steps() -> None:
-    config = config_from_table({"train": {"augment": "crop"}})
+def test_the_settings_page_is_current() -> None:
+    page = runpy.run_path(str(SETTINGS_PAGE.with_suffix(".py")))["page"]
 
-    assert config.optim.solver == "adamw"
-    assert not config.solves("head")
-    assert config.train.crop_scale == 0.08
+    assert page() == SETTINGS_PAGE.read_text()  # otherwise: make docs
 
 
 @pytest.mark.parametrize(
-    ("solver", "freeze", "key", "fix"),
+    ("name", "setting"),
     [
-        pytest.param("lbfgs", "head", "optim.lr", "remove it, or use --solver adamw", id="lbfgs"),
-        pytest.param("adamw", "head", "optim.l2", "remove it, or use --solver lbfgs", id="adamw"),
-        pytest.param("sgd", "head", "optim.l2", "remove it, or use --solver lbfgs", id="sgd"),
-        pytest.param("adamw", "head,none", "optim.l2", "", id="the head before others is solved"),
-        pytest.param("lbfgs", "head", "optim.l2", "", id="its own setting"),
-        pytest.param("adamw", "head", "optim.lr", "", id="the setting of a training loop"),
+        pytest.param("optim.batchsize", "optim.batch_size", id="typing error"),
+        pytest.param("train.lr", "optim.lr", id="wrong section"),
+        pytest.param("seed", "data.seed", id="no section"),
+        pytest.param("train.sed", "train.seed", id="same section first"),
+        pytest.param("train.learning_rate", "optim.lr", id="another tool's name"),
+        pytest.param("optim.optimizer", "optim.solver", id="optimizer"),
+        pytest.param("train.gpu", "train.device", id="gpu"),
+        pytest.param("model.embed_dim", "model.width", id="embed_dim"),
+        pytest.param("model.dropout", "train.drop_path", id="dropout"),
+        pytest.param("optim.wd", "optim.weight_decay", id="wd"),
+        pytest.param("bs", "optim.batch_size", id="bs"),
+        pytest.param("train.num-epochs", "optim.epochs", id="dashes"),
+        pytest.param("train.zzz", None, id="nothing like it"),
+        pytest.param("train.head", "train.head_blocks", id="first word of a name"),
+        pytest.param("data.val", None, id="too short for the first word of a name"),
+        pytest.param("optim.smooth", "optim.label_smoothing", id="just similar enough"),
+        pytest.param("optim.xmomx", None, id="less similar"),
+        pytest.param("optim.mom", "optim.momentum", id="first letters of one name"),
+        pytest.param("data.max", "data.max_pixels", id="first letters, not a name elsewhere"),
+        pytest.param("optim.max", None, id="short and only by chance similar to ema"),
+        pytest.param("optim.beta", None, id="not similar to a short name of another tool"),
+        pytest.param("train.workers", None, id="nothing in the section or close elsewhere"),
+        pytest.param("train.epoch", "optim.epochs", id="close in another section"),
+        pytest.param("train.momont", None, id="not close enough for another section"),
+        pytest.param("optim.LR", "optim.lr", id="capitals"),
+        pytest.param("image-folder", "data.path", id="another tool's name without a section"),
     ],
 )
-def test_a_setting_that_has_no_effect_is_refused(
-    solver: str, freeze: str, key: str, fix: str
-) -> None:
-    named = [("train.freeze", freeze), ("optim.solver", solver), (key, 0.1)]
-    if not fix:
-        assert requested_config(None, named).optim.solver == solver
-        return
-
-    with pytest.raises(UsageError, match=rf"{key} has no effect with solver {solver}") as caught:
-        requested_config(None, named)
-
-    assert caught.value.fix == fix
+def test_the_last_part_of_an_unknown_name_is_matched_first(name: str, setting: str | None) -> None:
+    assert find_setting(name) == setting
 
 
-@pytest.mark.parametrize("section", ["train", "optim", "weights"])
-def test_a_section_that_is_not_a_table_is_refused(section: str) -> None:
-    with pytest.raises(UsageError, match=f"{section} is a section, not a value"):
-        config_from_table({section: 3})
+def test_aliases_are_names_of_existing_settings() -> None:
+    last = {setting.partition(".")[2] for setting in SETTINGS}
+
+    assert {*ALIASES} <= {*SETTINGS}
+    assert not last & {alias for aliases in ALIASES.values() for alias in aliases}
