@@ -18,19 +18,12 @@ import vitft
 from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
 from vitft.api import Trained
-from vitft.config.options import FINETUNE_OPTIONS, option_settings
-from vitft.config.run import read_run_config
-from vitft.data.demo import draw_demo
-from vitft.data.images import open_image
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.threshold import choose_threshold
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import DataError, ImageError, RunError, UsageError
-from vitft.training.run import Result
+from vitft.config import FINETUNE_OPTIONS, option_settings, read_run_config
+from vitft.data import EvalTransform, draw_demo, open_image
+from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.predict import Predictor, choose_threshold
+from vitft.system import DataError, ImageError, RunError, UsageError
+from vitft.training import Result
 
 ROOT = Path(__file__).parents[1]
 

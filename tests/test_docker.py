@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vitft.cli.main import build_parser
-from vitft.system.rundir import LATEST
+from vitft.system import LATEST
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")

@@ -25,9 +25,9 @@ from PIL import Image
 from tests.support.limits import HANG_S
 from tests.support.serving import serving
 from vitft.cli.main import build_parser, main
-from vitft.data.demo import draw_demo
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import UsageError
+from vitft.data import draw_demo
+from vitft.predict import Predictor
+from vitft.system import UsageError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

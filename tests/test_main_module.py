@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from vitft import __main__ as entry
-from vitft.system.signals import EXIT_SIGNALS, SIGNALS
+from vitft.system import EXIT_SIGNALS, SIGNALS
 
 
 class EndedError(Exception):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.limits import HANG_S
-from vitft.config.run import config_from_table, read_recipe, read_toml
-from vitft.system.files import resource
+from vitft.config import config_from_table, read_recipe, read_toml
+from vitft.system import resource
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vitft").rglob("*.py"))

@@ -21,12 +21,11 @@ from tests.support.serving import serving
 from tests.support.timeline import Mark, Timeline
 from tests.training.test_several_labels import draw_patches
 from vitft.cli.main import main
-from vitft.data.transforms import eval_view
-from vitft.features.extract import Extractor
-from vitft.features.overlap import gpu_sizes
-from vitft.models.vit import VisionTransformer
-from vitft.predict.torch_engine import Predictor
-from vitft.system.transfer import start_reading, to_device
+from vitft.data import eval_view
+from vitft.features import Extractor, gpu_sizes
+from vitft.models import VisionTransformer
+from vitft.predict import Predictor
+from vitft.system import start_reading, to_device
 
 GPU = torch.device("cuda")
 

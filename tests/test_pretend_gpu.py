@@ -14,12 +14,10 @@ from tests.models.test_timm_model import random_model, saved
 from tests.support.pretend_gpu import pretend_gpu
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.config.sections import OptimSpec
-from vitft.explain.attribution import explain
-from vitft.explain.method import Method
-from vitft.explain.model import load_run_model
-from vitft.predict.torch_engine import Predictor
-from vitft.training.loop import Batch, Trainer
+from vitft.config import OptimSpec
+from vitft.explain import Method, explain, load_run_model
+from vitft.predict import Predictor
+from vitft.training import Batch, Trainer
 
 pytestmark = pytest.mark.long
 

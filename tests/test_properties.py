@@ -12,29 +12,29 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitft.config.run import (
+from vitft.config import (
     config_from_table,
     flat_settings,
     merge_settings,
     parse_setting,
     read_toml,
+    shown_value,
     to_toml,
 )
-from vitft.config.schema import shown_value
+from vitft.data import EvalTransform, Manifest, Row
 from vitft.data.draw import draw
-from vitft.data.split import Manifest, Row
-from vitft.data.transforms import EvalTransform
-from vitft.features.cache import key_of
-from vitft.models.card import Card, parse_card
-from vitft.models.checkpoint import facts_of
-from vitft.models.pretrained.read import one_model
-from vitft.models.shapes import vit_shapes
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.prediction import Prediction
-from vitft.predict.rows import RowWriter
-from vitft.system.errors import UsageError
-from vitft.system.structure import StructureError, structured
+from vitft.features import key_of
+from vitft.models import (
+    Card,
+    VisionTransformer,
+    ViTConfig,
+    facts_of,
+    one_model,
+    parse_card,
+    vit_shapes,
+)
+from vitft.predict import Prediction, RowWriter
+from vitft.system import StructureError, UsageError, structured
 
 few = settings(
     max_examples=40,

@@ -16,13 +16,12 @@ import pytest
 
 from tests.support.like_windows import RESERVED
 from vitft.cli.streams import SafeStream
-from vitft.config.run import config_from_table, to_toml
-from vitft.data.demo import draw_demo
-from vitft.explain.explainer import safe_stem
-from vitft.models.find import find_model
-from vitft.report.run_files import find_run
-from vitft.system.rundir import create_run, plan_run, point_latest, run_path
-from vitft.system.text import shell_join
+from vitft.config import config_from_table, to_toml
+from vitft.data import draw_demo
+from vitft.explain import safe_stem
+from vitft.models import find_model
+from vitft.report import find_run
+from vitft.system import create_run, plan_run, point_latest, run_path, shell_join
 
 pytestmark = pytest.mark.long
 

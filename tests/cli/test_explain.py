@@ -10,11 +10,8 @@ import torch
 from PIL import Image
 
 from vitft.cli.main import main
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.data import EvalTransform
+from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
 
 CLASSES = ("blue", "green", "red")
 
@@ -165,7 +162,7 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     rows.append("red/005.png,red,train," + "f" * 64)
     (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
     (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(image_folder))}\n")
-    from vitft.explain.model import validation_files
+    from vitft.explain import validation_files
 
     assert [Path(name).name for name in validation_files(run)] == ["000.png", "001.png", "002.png"]
     assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0

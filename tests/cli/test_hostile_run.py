@@ -29,12 +29,9 @@ from tests.support.hostile_run import (
     text,
 )
 from vitft.cli.main import main
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.training.best import RunningMetrics
+from vitft.data import EvalTransform
+from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.training import RunningMetrics
 
 SECONDS = 20
 """Time after which a command hangs; each takes less than two."""

@@ -7,8 +7,7 @@ import pytest
 from tests.conftest import tiny_home
 from tests.support.reference_run import make_reference_run
 from vitft.cli.main import main
-from vitft.models.checkpoint import load_checkpoint, save_checkpoint
-from vitft.models.vit import VisionTransformer
+from vitft.models import VisionTransformer, load_checkpoint, save_checkpoint
 
 DATA = "--data data --weights w.safetensors"
 DIVERGED = "training diverged: the loss is"

@@ -18,14 +18,10 @@ from PIL import Image
 
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
-from vitft.data.transforms import EvalTransform
-from vitft.features.ood import fit_reference
-from vitft.features.reference import REFERENCE_FILE
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.system.rundir import RunDir
+from vitft.data import EvalTransform
+from vitft.features import REFERENCE_FILE, fit_reference
+from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.system import RunDir
 
 CLASSES = ("blue", "green", "red")
 
@@ -277,7 +273,7 @@ def test_several_processes_predict_every_image_once_in_order(
 def test_unsure_and_out_of_distribution_images_are_noted(
     photos: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitft.predict.torch_engine import Predictor
+    from vitft.predict import Predictor
 
     predictor = Predictor.from_run("run", device="cpu")
     views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])

@@ -14,7 +14,7 @@ from tests.conftest import tiny_home
 from tests.support.forked_commands import STREAM_FAULTS, Launcher, launcher
 from tests.support.limits import HANG_S
 from vitft.cli.streams import SafeStream, Stdout, StdoutLostError
-from vitft.system.errors import ResourceError
+from vitft.system import ResourceError
 
 RUN = ["--run", "run"]
 DATA = ["--data", "data", "--weights", "w.safetensors"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vitft.cli.main import main
-from vitft.config.run import config_from_table, read_recipe, read_toml
-from vitft.system.files import resource
+from vitft.config import config_from_table, read_recipe, read_toml
+from vitft.system import resource
 
 RECIPES = sorted(path.stem for path in resource("recipes").glob("*.toml"))
 
@@ -56,7 +56,7 @@ NAMED = {("data", "path"), ("weights", "name")}
 def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     from vitft.cli.finetune import named_settings
     from vitft.cli.main import build_parser
-    from vitft.config.request import requested_config
+    from vitft.config import requested_config
 
     command = read_toml(resource("recipes") / f"{name}.toml")["recipe"]["command"].split()
 

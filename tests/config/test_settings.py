@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from vitft.config.defaults import default_batch_size, default_lr
-from vitft.config.names import ALIASES, SETTINGS, find_setting
-from vitft.config.run import config_from_table, flat_settings
+from vitft.config import (
+    ALIASES,
+    SETTINGS,
+    config_from_table,
+    default_batch_size,
+    default_lr,
+    find_setting,
+    flat_settings,
+)
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

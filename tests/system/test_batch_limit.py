@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.system.batch_limit import BatchLimit, is_out_of_memory
-from vitft.system.errors import ResourceError
+from vitft.system import BatchLimit, ResourceError, is_out_of_memory
 
 MPS = "MPS backend out of memory (MPS allocated: 8.95 GB, other allocations: 1.2 GB)."
 CPU = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: 12 GB"

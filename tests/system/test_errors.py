@@ -2,8 +2,7 @@
 
 import pytest
 
-from vitft.system import errors
-from vitft.system.errors import ImageError, Stopped, VitftError
+from vitft.system import ImageError, Stopped, VitftError, errors
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vitft.system.errors import ResourceError, RunError
-from vitft.system.files import (
+from vitft.system import (
+    ResourceError,
+    RunError,
     atomic_folder,
     free_name,
     open_regular,

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitft.system.errors import UsageError
-from vitft.system.imports import (
-    EXTRA_LIBRARIES,
-    require_extra,
-    requirements,
-)
+from vitft.system import EXTRA_LIBRARIES, UsageError, require_extra, requirements
 
 STATED = [
     "torch>=2.4",

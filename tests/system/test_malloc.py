@@ -7,11 +7,7 @@ import sys
 import pytest
 
 from tests.support.limits import HANG_S
-from vitft.system.malloc import (
-    LARGEST_KEPT,
-    MMAP_THRESHOLD,
-    VARIABLES,
-)
+from vitft.system import LARGEST_KEPT, MMAP_THRESHOLD, VARIABLES
 
 ABLE = (
     "import sys; from vitft.system.malloc import *; f = glibc('mallopt'); "
@@ -73,22 +69,6 @@ def test_memory_of_a_step_is_kept_for_the_next_and_then_returned(
     assert faults_in_a_large_heap < PAGES / 100
     assert kept > 40 * 2**20
     assert left < 20 * 2**20
-
-
-@pytest.mark.parametrize(
-    ("when", "variables"),
-    [
-        pytest.param(False, {}, id="not requested"),
-        pytest.param(True, {"MALLOC_TRIM_THRESHOLD_": "131072"}, id="configured by the user"),
-    ],
-)
-def test_otherwise_malloc_is_unchanged(
-    monkeypatch: pytest.MonkeyPatch, when: bool, variables: dict[str, str]
-) -> None:
-    faults, kept, *_ = steps(monkeypatch, when=when, **variables)
-
-    assert faults > PAGES / 2
-    assert kept < 20 * 2**20
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

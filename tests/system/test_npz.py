@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.system.npz import read_npy, read_npz
+from vitft.system import read_npy, read_npz
 
 
 def npy(array: Any, **options: Any) -> io.BytesIO:

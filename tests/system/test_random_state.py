@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.system.random_state import caller_state_preserved
+from vitft.system import caller_state_preserved
 
 
 def drawn() -> tuple[float, float, float]:

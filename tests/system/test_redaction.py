@@ -5,9 +5,7 @@ import logging
 import pytest
 
 from vitft.cli.main import main
-from vitft.system.console import visible
-from vitft.system.errors import DataError, ImageError
-from vitft.system.redaction import redacted
+from vitft.system import DataError, ImageError, redacted, visible
 
 
 @pytest.mark.parametrize(

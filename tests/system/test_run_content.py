@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.system.errors import RunError
-from vitft.system.run_content import (
-    read_run_arrays,
-    read_run_bytes,
-)
+from vitft.system import RunError, read_run_arrays, read_run_bytes
 
 
 def test_a_file_that_is_not_regular_or_too_large_is_refused(tmp_path: Path) -> None:

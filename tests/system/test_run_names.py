@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from vitft.system.files import write_json
-from vitft.system.run_names import (
-    similar_names_of_runs,
+from vitft.system import (
+    environment,
     suggest_runs,
     unfinished_run,
+    write_json,
 )
-from vitft.system.rundir import environment
 
 FLOWERS, LEAVES = "20261123-101500-Bl\u00fcten", "20261123-103000-leaves"
 
@@ -67,20 +66,3 @@ def test_the_unfinished_run_that_started_last_is_found(tmp_path: Path) -> None:
     assert unfinished_run(tmp_path) == second
     (second / "split.csv").unlink()
     assert unfinished_run(tmp_path) == tmp_path / "b"
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "similar"),
-    [
-        pytest.param("rose", ["a-rose", "rose-b", "c-ROSE"], ["a-rose", "rose-b"], id="contained"),
-        pytest.param("ros", ["a-rose-bush", "x"], ["a-rose-bush"], id="three letters"),
-        pytest.param("ro", ["a-rose-bush", "x"], [], id="two letters say nothing"),
-        pytest.param("flowrs", ["flow", "flower", "flowers"], ["flowers", "flower"], id="near"),
-        pytest.param("abcde", ["abcxx"], ["abcxx"], id="three of five"),
-        pytest.param("abcde", ["abxxx"], [], id="two of five"),
-    ],
-)
-def test_names_that_contain_the_given_one_come_before_near_ones(
-    name: str, known: list[str], similar: list[str]
-) -> None:
-    assert similar_names_of_runs(name, known) == similar

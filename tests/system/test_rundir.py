@@ -10,16 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.limits import HANG_S
-from vitft.models.find import find_model
-from vitft.system.errors import RunError
-from vitft.system.npz import read_npz
-from vitft.system.rundir import (
-    RunDir,
-    create_run,
-    locked,
-    point_latest,
-    run_path,
-)
+from vitft.models import find_model
+from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz, run_path
 
 
 @pytest.mark.parametrize(("values", "is_packed"), [(2**23, True), (2**23 + 1, False)])

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from vitft.system.safetensors_file import (
-    TensorFacts,
-    map_tensors,
-    read_header,
-    with_sorted_metadata,
-)
+from vitft.system import TensorFacts, map_tensors, read_header, with_sorted_metadata
 
 TENSORS: dict[str, Any] = {
     "b": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from vitft.system.errors import Stopped
-from vitft.system.signals import Stopper
+from vitft.system import Stopped, Stopper
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
 

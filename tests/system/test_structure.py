@@ -6,12 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from vitft.system.structure import (
-    Range,
-    StructureError,
-    parse_json,
-    structured,
-)
+from vitft.system import Range, StructureError, parse_json, structured
 
 
 class Inner(TypedDict):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from vitft.system.text import (
+from vitft.system import (
     csv_line,
     duration,
     duration_fix,

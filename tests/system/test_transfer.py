@@ -2,7 +2,7 @@
 
 import torch
 
-from vitft.system.transfer import start_reading, to_device
+from vitft.system import start_reading, to_device
 
 
 def test_tensors_on_the_cpu_are_not_copied() -> None:

@@ -3,6 +3,7 @@
 from .augment import Shifts as Shifts
 from .augment import draw_shifts as draw_shifts
 from .augment import shift_and_flip as shift_and_flip
+from .demo import draw_demo as draw_demo
 from .fingerprint import BLANK_REMARK as BLANK_REMARK
 from .fingerprint import fingerprint_of as fingerprint_of
 from .fixes import Fix as Fix

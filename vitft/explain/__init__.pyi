@@ -7,11 +7,14 @@ from .attribution import relevance as relevance
 from .attribution import relevance_map as relevance_map
 from .attribution import rollout as rollout
 from .attribution import trace_attention as trace_attention
+from .explainer import safe_stem as safe_stem
 from .feature_maps import feature_relevance as feature_relevance
 from .heatmaps import apply_colour_map as apply_colour_map
 from .heatmaps import overlay as overlay
 from .heatmaps import png_bytes as png_bytes
 from .method import Method as Method
+from .model import load_run_model as load_run_model
+from .model import validation_files as validation_files
 from .model_figures import attention_distance as attention_distance
 from .model_figures import patch_filters as patch_filters
 from .model_figures import position_similarity as position_similarity

@@ -15,6 +15,7 @@ from .postprocess import set_probability as set_probability
 from .prediction import NOT_SURE as NOT_SURE
 from .prediction import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
 from .prediction import Prediction as Prediction
+from .rows import RowWriter as RowWriter
 from .run_images import COPY_NOTE as COPY_NOTE
 from .run_images import GROUP_NOTE as GROUP_NOTE
 from .run_images import PATH_NOTE as PATH_NOTE

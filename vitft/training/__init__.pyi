@@ -11,6 +11,7 @@ from .batches import training_batches as training_batches
 from .batches import training_crop as training_crop
 from .batches import view_key as view_key
 from .best import BestWeights as BestWeights
+from .best import RunningMetrics as RunningMetrics
 from .best import is_better as is_better
 from .budget import best_trial as best_trial
 from .checks import check_request as check_request
