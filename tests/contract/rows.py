@@ -10,7 +10,8 @@ build    for anything else, a module of `tests.contract.built` and its function,
          `arrays:several_labels`; called with the current folder
 before   command lines that are run first and end with 0
 run      command line without `vitft`; `finetune` and `check` get small weights unless they name
-         some, and the run directory of `finetune` is ../run unless `--out` names it
+         some, and the run directory of `finetune` is ../run unless `--out` names it; `--resume`
+         has all from its run
 exit     exit code (default 0)
 says     words that are printed, in any case and however wrapped; `fix` of the last fix only
 never    words that are not printed
@@ -110,9 +111,10 @@ def draw_files(row: Row, width: int = PIXELS, height: int = PIXELS) -> None:
 def words_of(line: str, weights: Path, out: str) -> list[str]:
     """Return the words of a command line, with the options that the docstring above names."""
     words = shlex.split(line)
-    if words[0] in ("finetune", "check") and not {"--weights", "--run"} & {*words}:
+    is_new = words[0] in ("finetune", "check") and "--resume" not in words
+    if is_new and not {"--weights", "--run", "--help"} & {*words}:
         words += ["--weights", str(weights)]
-    if words[0] == "finetune":
+    if is_new and words[0] == "finetune":
         words += ["--out", out] if "--out" not in words else []
         words += ["--cache", "none", "--device", "cpu"]
     return words

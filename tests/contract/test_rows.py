@@ -8,7 +8,7 @@ from tests.contract.rows import Row, check_row, read_rows
 
 HERE = Path(__file__).parent
 TABLES = [path for path in sorted(HERE.glob("*/*.toml")) if path.parent.name != "golden"]
-ROWS = {f"{table.stem}: {row.name}": row for table in TABLES for row in read_rows(table)}
+ROWS = {f"{t.parent.name}/{t.stem}: {row.name}": row for t in TABLES for row in read_rows(t)}
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

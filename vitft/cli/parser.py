@@ -149,7 +149,8 @@ class Parser(argparse.ArgumentParser):
         from vitft.config.names import ALIASES, find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
-        known, wrong = self.words() | {*choices}, wrong.partition("=")[0]
+        wrong = wrong.partition("=")[0]
+        known = (self.words() | {*choices}) - {wrong}  # another action may have it
         for other in FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
             if other.split()[0] in known:
                 return other
