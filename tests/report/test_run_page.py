@@ -187,7 +187,7 @@ def test_class_sizes_are_fractions_of_the_largest(run: Run) -> None:
 
     assert uneven is not None
     text, rows = uneven
-    assert text == "Class sizes range from 2 (rose) to 8 images (poppy)."
+    assert text == "Classes have 2 (rose) to 8 images (poppy)."
     assert rows == [
         ("daisy", 3, 1, 37.5, 12.5),
         ("poppy", 6, 2, 75, 25),

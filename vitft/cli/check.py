@@ -117,7 +117,7 @@ def check_command(args: argparse.Namespace) -> int:
         page = write_check_page(
             outcome,
             free_name(fixes.with_name("check.html"), suffix=".html"),
-            name=data.name if outcome.folder.table is None else outcome.folder.name,
+            name=data.resolve().name if outcome.folder.table is None else outcome.folder.name,
             command=shell_join(command),
             max_pixels=spec.max_pixels,
             note=difference,

@@ -203,7 +203,12 @@ def confidence_section(run: Run) -> ChartSection | None:
         text=text,
         charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
-        columns=["confidence", "images", "mean confidence", "accuracy"],
+        columns=[
+            "confidence",
+            "label decisions" if run.several else "images",
+            "mean confidence",
+            "accuracy",
+        ],
         rows=[
             [
                 range_text(b["low"], b["high"]),

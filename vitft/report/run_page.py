@@ -200,10 +200,11 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
         train, val = counts[name, "train"], counts[name, "val"]
         widths = round(100 * train / largest, 2), round(100 * val / largest, 2)
         rows.append((name, train, val, *widths))
-    text = f"Every class has {count(largest, 'image')}."
+    text = f"Every {'label' if run.several else 'class'} has {count(largest, 'image')}."
     if smallest != largest:
         few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
-        text = f"Class sizes range from {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
+        names = "Labels" if run.several else "Classes"
+        text = f"{names} have {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
     return text, rows
 
 

@@ -21,8 +21,10 @@ NUMBER = re.compile(
 )
 
 VARYING = [
-    (r"\d[\d,.]*( (?:images|img)/s)", r"N\1"),
+    (r"\d[\d,.]*( \w+/s\b)", r"N\1"),
+    (r"^(?:fitting|cross-validating|comparing|evaluating|searching for) [^:\n]*\n", ""),
     (r"\b(in|takes?|took|after|about) <?\d[\d.]*( ?(?:ms|s|min|seconds|minutes)\b)", r"\1 N\2"),
+    (r"^.*(?:about N s left|still running after N s)\n", ""),  # as the line above, of slow steps
     (r"\b\d+( (?:second|minute)s? old)", r"N\1"),
     (r"^(\s+\d+/\d+ .*?) +\d[\d.]* s\b", r"\1 N s"),  # an epoch
     (r"\b20\d\d-?\d\d-?\d\d[T -]\d\d:?\d\d(:?\d\d)?(\+\d\d:\d\d|Z| UTC)?", "DATE"),
@@ -32,7 +34,7 @@ VARYING = [
     (r"base64,[\w+/=]+", "base64,..."),
     (r"\b(vitft|torch|timm|NumPy|numpy|Pillow|onnxruntime|transformers|onnx|openvino|Python|python)"
      r"( ?[:=]*>?=? ?\"?)\d[\w.+]*", r"\1\2VERSION"),
-    (r"^\d+\.\d+\.\d+\S*$", "VERSION"),
+    (r"^(?:<dd>)?\d+\.\d+\.\d+[\w.+]*", "VERSION"),
     (r"^(Linux|Darwin) \w+$", "SYSTEM"),
     (r"\bcpu \([^)]*\)", "cpu (...)"),
     (r"(\d\.\de[+-]\d\d +\d+ +\d[\d.]*) +[\d.]+ +[\d.]+$", r"\1 N N"),  # rates of an export

@@ -4,11 +4,12 @@
 of runs.toml has the keys `name`, `draw`, `text`, `build`, `before`, `run` and `exit` of
 `tests.contract.rows`, where the images are `DRAWN` by default, the first command of `before` writes
 to ../before, and `run` is a `finetune` command, which writes to ../run. `after` are more commands
-whose output is read with that of `run`, `readers` are added to the usual ones of `readers.py`, and
-`tolerance` replaces that of `snapshots.py`.
+whose output is read with that of `run`. `readers` are added to those that read all runs, or to
+`usual` where a row has them, and `tolerance` replaces that of `snapshots.py`.
 """
 
 import itertools
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -34,13 +35,14 @@ class Golden(Row):
     """A row of runs.toml."""
 
     after: Sequence[str] = ()
+    usual: Sequence[str] = USUAL
     readers: Sequence[str] = ()
     tolerance: float = TextExtension.relative
 
     @property
     def all_readers(self) -> list[str]:
         compared = ["compare"] if self.before else []
-        return [*USUAL, *compared, *self.readers]
+        return [*self.usual, *compared, *self.readers]
 
 
 ROWS = [Golden(**row) for row in tomllib.loads((HERE / "runs.toml").read_text())["row"]]
@@ -77,9 +79,7 @@ def texts_of(row: Golden, weights: Path) -> Iterator[tuple[str, str]]:
         code, printed = run(completed(line, weights, "../before"))
         assert code == 0, printed
     words = completed(row.run, weights, "../run")
-    printed = "".join(
-        shown(*one) for one in (words, *(completed(line, weights, "../run") for line in row.after))
-    )
+    printed = "".join(shown(*one) for one in (words, *map(shlex.split, row.after)))
     pairs = list(itertools.pairwise(words))
     settings = [pair for pair in pairs if pair[0] == "--set" and pair[1].startswith("data.")]
     data = [dict(pairs)["--data"], *itertools.chain(*settings)]
