@@ -115,8 +115,9 @@ def cross_validate(
 
     Returns:
         The results, and the held-out logits of the images from heads fitted to the largest
-        fraction. None if there are too few images (see `cross_validation_rows`), or if one fold has
-        so many near-duplicates that too few images are outside it.
+        fraction. None if there are too few images (see `cross_validation_rows`), if every class is
+        in one group only, or if one fold has so many near-duplicates that too few images are
+        outside it.
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
@@ -127,6 +128,8 @@ def cross_validate(
     part = torch.ones(len(y), dtype=torch.bool) if apart is None else ~apart[rows]
     counted = part.clone()
     counted[part] = ~in_one_group(y[part], own[part])
+    if not counted.any():
+        return None
     units = None if units is None else units[rows.numpy()][counted.numpy()]
     fold_id = torch.arange(len(y)) % CV_FOLDS
     fold_id[part] = stratified_folds(y[part], CV_FOLDS, seed, own[part])

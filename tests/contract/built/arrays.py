@@ -1,8 +1,10 @@
 """Data sets of arrays."""
 
 import io
+import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,3 +77,130 @@ def unnamed_labels(folder: Path) -> None:
     images = random.integers(0, 255, (12, 16, 16, 3), dtype=np.uint8)
     flags = random.integers(0, 2, (12, 4))
     np.savez(folder / "set.npz", x=images, y=flags, classes=["a", "b"])
+
+
+def parts(folder: Path) -> None:
+    """Write set.npz: 12 images for training and 6 for testing, of the classes cat and dog."""
+    pixels = coloured(18)
+    np.savez(
+        folder / "set.npz",
+        x_train=pixels[:12],
+        y_train=np.arange(12) % 2,
+        x_test=pixels[12:],
+        y_test=np.arange(6) % 2,
+        classes=["cat", "dog"],
+    )
+
+
+def coloured(images: int, side: int = 16) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Return noisy images, every second of which is brighter."""
+    noise = np.random.default_rng(0).integers(0, 100, (images, side, side, 3), dtype=np.uint8)
+    return noise + (np.arange(images) % 2 * 100).astype(np.uint8)[:, None, None, None]
+
+
+def labelled(folder: Path, **changes: Any) -> None:
+    """Write set.npz with 12 images x of two classes y, and the given arrays in their place."""
+    arrays: dict[str, Any] = {"x": coloured(12), "y": np.arange(12) % 2} | changes
+    np.savez(folder / "set.npz", **{name: a for name, a in arrays.items() if a is not None})
+
+
+def names(folder: Path) -> None:
+    labelled(folder, y=np.array(["cat", "dog"] * 6))
+
+
+def channels_first(folder: Path) -> None:
+    labelled(folder, x=coloured(12)[..., :1].transpose(0, 3, 1, 2))
+
+
+def weights(folder: Path) -> None:
+    np.savez(
+        folder / "vit.npz", **{"Transformer/encoder_norm/scale": np.ones(4), "cls": np.ones(1)}
+    )
+
+
+def other_names(folder: Path) -> None:
+    labelled(folder, x=None, y=None, pictures=coloured(12), classes_of=np.arange(12) % 2)
+
+
+def lonely(folder: Path) -> None:
+    labelled(
+        folder, x=None, y=None, x_train=coloured(12), y_train=np.arange(12) % 2, x_test=coloured(2)
+    )
+
+
+def test_only(folder: Path) -> None:
+    labelled(folder, x=None, y=None, x_test=coloured(12), y_test=np.arange(12) % 2)
+
+
+def objects(folder: Path) -> None:
+    labelled(folder, y=np.array([{"a": 1}] * 12, dtype=object))
+
+
+def floats(folder: Path) -> None:
+    labelled(folder, x=coloured(12) / 255)
+
+
+def five_channels(folder: Path) -> None:
+    labelled(folder, x=np.zeros((12, 16, 16, 5), np.uint8))
+
+
+def two_sizes(folder: Path) -> None:
+    labelled(
+        folder,
+        x=None,
+        y=None,
+        x_train=coloured(12),
+        y_train=np.arange(12) % 2,
+        x_test=coloured(4, side=8),
+        y_test=np.arange(4) % 2,
+    )
+
+
+def too_many_labels(folder: Path) -> None:
+    labelled(folder, y=np.arange(13) % 2)
+
+
+def negative(folder: Path) -> None:
+    labelled(folder, y=np.arange(12) % 3 - 1)
+
+
+def few_names(folder: Path) -> None:
+    labelled(folder, y=np.arange(12) % 3, classes=np.array(["a", "b"]))
+
+
+def one_class(folder: Path) -> None:
+    labelled(folder, y=np.zeros(12, np.int64))
+
+
+def idx(folder: Path) -> None:
+    """Write the four files of MNIST, with 14 and 6 grey images of two classes."""
+    root = folder / "mnist"
+    root.mkdir()
+    for stem, images in (("train", 14), ("t10k", 6)):
+        pixels, labels = coloured(images)[..., 0], (np.arange(images) % 2).astype(np.uint8)
+        head = struct.pack(">IIII", 0x803, images, 16, 16)
+        (root / f"{stem}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        head = struct.pack(">II", 0x801, images)
+        (root / f"{stem}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+
+
+def idx_without_labels(folder: Path) -> None:
+    idx(folder)
+    (folder / "mnist" / "train-labels-idx1-ubyte").unlink()
+
+
+def idx_truncated(folder: Path) -> None:
+    idx(folder)
+    path = folder / "mnist" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cifar(folder: Path) -> None:
+    """Write CIFAR-10's binary files, with two images each."""
+    root = folder / "cifar-10-batches-bin"
+    root.mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        pixels = coloured(2, side=32).transpose(0, 3, 1, 2).reshape(2, -1)
+        rows = np.concatenate([np.arange(2, dtype=np.uint8)[:, None], pixels], axis=1)
+        (root / f"{name}.bin").write_bytes(rows.tobytes())
+    (root / "batches.meta.txt").write_text("airplane\nbird\n")

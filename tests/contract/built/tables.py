@@ -47,3 +47,11 @@ def absolute_paths(folder: Path) -> None:
     for table, names in (("t.csv", NAMES), ("new.csv", ("9.jpg", "d9.jpg"))):
         rows = [f"{(folder / 'img' / name).absolute()},{'ad'[name[0] == 'd']}" for name in names]
         (folder / "lists" / table).write_text("\n".join(["path,label", *rows, ""]))
+
+
+def latin_1(folder: Path) -> None:
+    """Write six images, and t.csv in Latin-1 with an accent in the fourth line of images."""
+    for name in NAMES:
+        draw(folder / name)
+    lines = [f"{name},{'hêtre' if name[0] == 'd' else 'a'}" for name in NAMES]
+    (folder / "t.csv").write_text("\n".join(["path,label", *lines, ""]), encoding="latin-1")

@@ -1,0 +1,104 @@
+"""Folders with more than files: links, pipes and names that only some file systems allow."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.contract.rows import draw, expand
+
+
+def photos(folder: Path) -> Path:
+    """Draw p with four images each of cat and dog, and return it."""
+    for path in (*expand("p/cat/{0-3}.jpg"), *expand("p/dog/{0-3}.jpg")):
+        draw(folder / path)
+    return folder / "p"
+
+
+def links(folder: Path) -> None:
+    """Write a link to each image of dog, and one to no file."""
+    root = photos(folder)
+    shutil.move(root / "dog", folder / "elsewhere")
+    (root / "dog").mkdir()
+    for number in range(4):
+        (root / "dog" / f"{number}.jpg").symlink_to(f"../../elsewhere/{number}.jpg")
+    (root / "cat" / "broken.jpg").symlink_to("nowhere.jpg")
+
+
+def loop(folder: Path) -> None:
+    """Write a link from a class to the whole folder."""
+    (photos(folder) / "cat" / "again").symlink_to("..")
+
+
+def pipe(folder: Path) -> None:
+    """Write a named pipe called pipe.jpg."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no pipes on this system")
+    os.mkfifo(photos(folder) / "cat" / "pipe.jpg")
+
+
+def control_characters(folder: Path) -> None:
+    """Write an unreadable image whose name would colour the terminal."""
+    (photos(folder) / "cat" / "\x1b[31mred.jpg").write_bytes(b"x")
+
+
+def fixes_in_latin_1(folder: Path) -> None:
+    """Write f.csv with a name in Latin-1."""
+    photos(folder)
+    (folder / "f.csv").write_bytes("path,action\ncat/hêtre.jpg,drop\n".encode("latin-1"))
+
+
+def two_labels(folder: Path) -> None:
+    """Copy an image of cat to dog."""
+    root = photos(folder)
+    shutil.copyfile(root / "cat" / "0.jpg", root / "dog" / "copy.jpg")
+
+
+def near_duplicates(folder: Path) -> None:
+    """Draw 16 images of 96 pixels, and save the first of each class again in lower quality."""
+    for name in ("cat", "dog"):
+        for number in range(8):
+            smooth(folder / "p" / name / f"{number}.jpg", seed=number + 10 * (name == "dog"))
+        with Image.open(folder / "p" / name / "0.jpg") as image:
+            image.save(folder / "p" / name / "again.jpg", quality=60)
+
+
+def smooth(path: Path, seed: int) -> None:
+    """Write an image of 96 pixels with large shapes, as photos have them."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC).save(path, quality=95)
+
+
+def many_classes(folder: Path) -> None:
+    """Draw two or three images of each of 40 classes."""
+    for number in range(40):
+        for image in range(2 + number % 2):
+            draw(folder / "p" / f"class{number:02}" / f"{image}.jpg")
+
+
+def wrong_label(folder: Path) -> None:
+    """Draw 15 images of each class, and one of cat that is called dog."""
+    for path in (*expand("p/cat/{0-14}.jpg"), *expand("p/dog/{0-14}.jpg"), "p/cat/15.jpg"):
+        draw(folder / path)
+    shutil.move(folder / "p" / "cat" / "15.jpg", folder / "p" / "dog" / "wrong.jpg")
+
+
+def odd_images(folder: Path) -> None:
+    """Write an image of one colour."""
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(photos(folder) / "cat" / "plain.png")
+
+
+def other_suffix(folder: Path) -> None:
+    """Write a PNG file called a.jpg."""
+    Image.new("RGB", (16, 16), (200, 30, 30)).save(photos(folder) / "cat" / "a.jpg", "PNG")
+
+
+def animation(folder: Path) -> None:
+    """Write an animation of three frames."""
+    frames = [Image.new("RGB", (16, 16), (60 * i, 0, 0)) for i in range(3)]
+    path = photos(folder) / "cat" / "a.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
