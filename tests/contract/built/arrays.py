@@ -101,7 +101,8 @@ def coloured(images: int, side: int = 16) -> np.ndarray[tuple[int, ...], np.dtyp
 def labelled(folder: Path, **changes: Any) -> None:
     """Write set.npz with 12 images x of two classes y, and the given arrays in their place."""
     arrays: dict[str, Any] = {"x": coloured(12), "y": np.arange(12) % 2} | changes
-    np.savez(folder / "set.npz", **{name: a for name, a in arrays.items() if a is not None})
+    present = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(folder / "set.npz", **present)
 
 
 def names(folder: Path) -> None:
@@ -113,9 +114,8 @@ def channels_first(folder: Path) -> None:
 
 
 def weights(folder: Path) -> None:
-    np.savez(
-        folder / "vit.npz", **{"Transformer/encoder_norm/scale": np.ones(4), "cls": np.ones(1)}
-    )
+    found: dict[str, Any] = {"Transformer/encoder_norm/scale": np.ones(4), "cls": np.ones(1)}
+    np.savez(folder / "vit.npz", **found)
 
 
 def other_names(folder: Path) -> None:
