@@ -243,7 +243,9 @@ def gain_from_twice(
     slopes = np.polyfit(np.log(images[-3:]), np.log(errors), 1)[0]
     gains = errors[-1] * (1 - 2**slopes)
     low, high = np.quantile(gains[1:], [0.025, 0.975]).tolist()
-    return (float(gains[0]), (low, high)) if low > 0 else None
+    return (
+        (float(gains[0]), (low, high)) if low > 1e-9 else None
+    )  # not the rounding of equal points
 
 
 def weakest_classes(

@@ -16,8 +16,8 @@ CLASSES = ("cat", "dog", "fox")
 
 
 def pixels(seed: int, colour: Sequence[float], spread: float = 30) -> np.ndarray:
-    """Return a noisy image of one colour, (24, 32, 3)."""
-    noise = np.random.default_rng(seed).normal(0, spread, (24, 32, 3))
+    """Return a noisy image of one colour, (32, 40, 3)."""
+    noise = np.random.default_rng(seed).normal(0, spread, (32, 40, 3))
     return np.clip(np.array(colour) + noise, 0, 255)
 
 
@@ -34,7 +34,7 @@ def table(folder: Path) -> None:
         label = CLASSES[number // 4 % 3]
         wrong = number % 11 == 10
         path = f"img/{'dog' if wrong else label}{number:02}.jpg"
-        draw(folder / path, 32, 24)
+        draw(folder / path, 40, 32)
         part = ("train", "train", "val", "test")[number // 12]
         rows.append([path, label, part, f"p{number // 4:02}", number])
     write_table(folder, ["path", "label", "split", "patient", "age"], rows)
@@ -102,7 +102,7 @@ def shards(folder: Path) -> None:
 def arrays(folder: Path) -> None:
     """Write set.npz with 36 images of ten grey levels and their classes as numbers."""
     labels = np.arange(36) % 3
-    images = [pixels(n, [60 + 60 * label] * 3).mean(axis=2) for n, label in enumerate(labels)]
+    images = [pixels(n, [60 + 60 * int(label)] * 3).mean(axis=2) for n, label in enumerate(labels)]
     np.savez(folder / "set.npz", x=np.stack(images).astype(np.uint8), y=labels)
 
 
