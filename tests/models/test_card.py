@@ -88,7 +88,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("transform.std", [0.5, 0.0, 0.5], "0.0 instead of a number from 1e-06"),
     ("transform.std", [1e-40, 0.5, 0.5], "from 1e-06"),
     ("transform.fit", 7, "instead of one of crop, squash, pad"),
-    ("transform", ..., "incomplete"),
+    ("transform", ..., "transform is missing"),
     ("classes", ["cat", "dog"], "lists 2 classes, but the head has 3"),
     ("classes", ["cat", "dog", "cat"], "a class name is empty or occurs twice"),
     ("classes", ["cat", "dog", ""], "a class name is empty or occurs twice"),

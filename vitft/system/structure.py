@@ -230,6 +230,10 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     hints = hints_of(kind)
     if unknown := [name for name in value if name not in hints]:
         raise StructureError(f"{joined(place, unknown[0])} is unknown")
+    for field in dataclasses.fields(kind):
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        if is_required and field.name not in value:
+            raise StructureError(f"{joined(place, field.name)} is missing")
     fields = {
         name: structured(item, hints[name], joined(place, name)) for name, item in value.items()
     }
@@ -237,8 +241,6 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
         return kind(**fields)
     except UsageError as error:
         raise StructureError(f"{place}: {error.problem}".removeprefix(": ")) from error
-    except TypeError as error:
-        raise StructureError(f"{place or kind.__name__} is incomplete") from error
 
 
 @cache
