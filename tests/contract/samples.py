@@ -5,8 +5,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,18 @@ from vitft.cli.main import main
 LABELS = {"d": "1,0", "r": "0,1", "b": "1,1", "n": "0,0"}
 
 
-@dataclass(frozen=True, slots=True)
 class Samples:
-    """Values by the schema that they must have."""
+    """Values by the schema that they must have, made in steps when they are needed."""
 
-    found: dict[str, list[Any]] = field(default_factory=dict)
+    def __init__(self, weights: Path) -> None:
+        self.found: dict[str, list[Any]] = {}
+        self.steps = make_samples(self, weights)
+
+    def of(self, schema: str) -> list[Any]:
+        """Return all values of a schema; each step makes all those of its schemas."""
+        while schema not in self.found:
+            next(self.steps)
+        return self.found[schema]
 
     def add(self, schema: str, *values: Any) -> None:
         """Add values of a schema."""
@@ -89,9 +95,8 @@ def draw_data() -> None:
     Path("groups.csv").write_text("path,label,patient\n" + "".join(one))
 
 
-def make_samples(weights: Path) -> Samples:
-    """Make small runs in the current folder and return all that they write and answer."""
-    samples = Samples()
+def make_samples(samples: Samples, weights: Path) -> Iterator[None]:
+    """Make small runs in the current folder, step by step, and add all that they write."""
     draw_data()
     machine = f" --weights {weights} --cache none --device cpu"
     parts = "--data plants --set data.allow_bad=true"
@@ -104,29 +109,30 @@ def make_samples(weights: Path) -> Samples:
     }.items():
         stdout_of(f"{line} --out {out}{machine}")
         samples.add_files(Path(out), RUN_FILES)
+    yield
     checked = json.loads(stdout_of(f"check plants --format json --out checked{machine}"))
-    samples.add(
-        "check",
-        checked,
-        json.loads(
-            stdout_of("check several.csv --set data.label=rust,scab --format json --out more")
-        ),
-    )
+    several = stdout_of("check several.csv --set data.label=rust,scab --format json --out more")
+    samples.add("check", checked, json.loads(several))
     samples.add_files(Path("checked"), {"fixes.csv": "fix"})
     stdout_of(f"finetune {parts} --fixes checked/fixes.csv --like solved --out fixed{machine}")
     samples.add("comparison", json.loads(stdout_of("compare solved fixed --format json")))
+    samples.add("recipes", json.loads(stdout_of("recipes --format json")))
+    yield
     add_answers(samples)
+    yield
+    add_responses(samples)
     add_labelling(samples, weights)
+    yield
     shots = f"--weights {weights} none --shots 2 4 --seeds 2 --cache none --device cpu"
     stdout_of(f"study --data groups.csv --set data.group=none --out study {shots}")
     samples.add_files(Path("study"), {"study.json": "study"})
-    samples.add("recipes", json.loads(stdout_of("recipes --format json")))
+    yield
     add_exports(samples)
-    return samples
+    yield
 
 
 def add_answers(samples: Samples) -> None:
-    """Add what `evaluate`, `predict`, `serve` and `label` write and answer."""
+    """Add what `evaluate` and `predict` write and print."""
     stdout_of("evaluate --data plants/test --run solved --threshold 0.5 --out evaluated", 3)
     stdout_of("evaluate --data groups.csv --run groups --out grouped")
     for folder in ("evaluated", "grouped"):
@@ -145,6 +151,10 @@ def add_answers(samples: Samples) -> None:
         samples.add(
             "prediction_row", *values_of(".csv", stdout_of(f"predict {line} --format csv", 3))
         )
+
+
+def add_responses(samples: Samples) -> None:
+    """Add what `serve` answers."""
     photo = Path("plants/test/aster/12.jpg").read_bytes()
     body, headers = form(("a.jpg", photo), ("b.jpg", b"text"))
     nothing, no_headers = form(("b.jpg", b"text"), ("c.jpg", b""))
@@ -192,9 +202,9 @@ def add_exports(samples: Samples) -> None:
     """Add what describes exported models."""
     import onnx
 
-    stdout_of("export --run solved --onnx --int8 --preprocessing --out export")
+    stdout_of("export --run solved --preprocessing --transformers --out export")
     stdout_of("export --run groups --transformers --out export-groups/transformers")
-    stdout_of("export --run several --onnx --transformers --out export-several")
+    stdout_of("export --run several --onnx --out export-several/onnx")
     samples.add_files(Path("export/preprocessing"), {"preprocessing.json": "preprocessing"})
     for graph in sorted(Path().glob("export*/*/model.onnx")):
         facts = {entry.key: entry.value for entry in onnx.load(graph).metadata_props}

@@ -1,8 +1,8 @@
 """Every row of requests.toml: what `vitft serve` and `vitft label` answer, without a network.
 
 name     what the row shows, unique
-to       what is served: a run with `classes` (default), with several `labels`, with a threshold that
-         no probability reaches (`unsure`), a `graph`, or the pictures of `label`
+to       what is served: a run with `classes` (default) or `labels`, one with a threshold that no
+         probability reaches (`unsure`), a `graph`, or the pictures of `label`
 key      key of the labelling page, if another one than that of the page
 before   requests that come first, with the keys of a row
 write    table from paths to texts that are written before the request
@@ -19,12 +19,14 @@ table    lines that labels.csv contains afterwards
 import json
 import tomllib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from safetensors.torch import save_file
 
 from tests.contract.app_client import KEY, AppClient, Response, form, labelled, served
@@ -43,6 +45,12 @@ def drawn(name: str) -> bytes:
     return Path(name).read_bytes()
 
 
+def between(first: str, second: str) -> bytes:
+    """Return a file of the mean of two images."""
+    Image.blend(Image.open(first), Image.open(second), 0.5).save("between.jpg", quality=95)
+    return Path("between.jpg").read_bytes()
+
+
 def bomb() -> bytes:
     """Return a small PNG file whose header states 20,000 x 20,000 pixels."""
     content = bytearray(drawn("aster/9.png"))
@@ -52,28 +60,35 @@ def bomb() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, AppClient]]:
-    """Serve runs of every kind from the folder with the images to send."""
+def open_client(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], AppClient]]:
+    """Return a function that makes a run of a kind and serves it, once for all rows."""
     folder = tmp_path_factory.mktemp("served")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.chdir(folder)
-        save_file(state(), "tiny.safetensors")
-        rows = []
-        for name, cells in {"aster": "1,0", "begonia": "0,1", "clover": "1,1"}.items():
-            for path in expand(f"data/{name}/{{0-7}}.jpg"):
-                draw(Path(path))
-                rows.append(f"{path},{cells}\n")
-        Path("several.csv").write_text("image,rust,scab\n" + "".join(rows))
-        machine = "--weights tiny.safetensors --cache none --device cpu"
-        stdout_of(f"finetune --data data --out classes {machine}")
-        stdout_of(f"finetune --data several.csv --set data.label=rust,scab --out labels {machine}")
-        stdout_of("export --run classes --onnx --out graph")
-        yield {
-            "classes": stack.enter_context(served("classes", LIMITS)),
-            "labels": stack.enter_context(served("labels", LIMITS)),
-            "unsure": stack.enter_context(served("classes", threshold=0.999999)),
-            "graph": stack.enter_context(served("graph")),
-        }
+    machine = f"--weights {folder}/tiny.safetensors --cache none --device cpu"
+    save_file(state(), folder / "tiny.safetensors")
+    rows = []
+    for name, cells in {"aster": "1,0", "begonia": "0,1", "clover": "1,1"}.items():
+        for path in expand(f"{folder}/data/{name}/{{0-7}}.jpg"):
+            draw(Path(path))
+            rows.append(f"{path},{cells}\n")
+    (folder / "several.csv").write_text("image,rust,scab\n" + "".join(rows))
+    commands = {
+        "classes": f"finetune --data {folder}/data {machine}",
+        "labels": f"finetune --data {folder}/several.csv --set data.label=rust,scab {machine}",
+        "graph": f"export --run {folder}/classes --onnx",
+    }
+    with ExitStack() as stack:
+
+        @cache
+        def client(kind: str) -> AppClient:
+            name = "classes" if kind == "unsure" else kind
+            if not (folder / name).exists():
+                stdout_of(f"{commands[name]} --out {folder}/{name}")
+            threshold = 0.999999 * (kind == "unsure")
+            return stack.enter_context(served(f"{folder}/{name}", LIMITS, threshold))
+
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +99,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         return {
             "photo.jpg": photo,
             "other.jpg": drawn("clover/8.jpg"),
+            "between.jpg": between("aster/8.jpg", "clover/8.jpg"),
             "half.jpg": photo[: len(photo) // 2],
             "text.jpg": b"hello",
             "empty.jpg": b"",
@@ -98,7 +114,7 @@ def client(
 ) -> Iterator[AppClient]:
     row = request.node.callspec.params["row"]
     if row.get("to") != "label":
-        yield request.getfixturevalue("clients")[row.get("to", "classes")]
+        yield request.getfixturevalue("open_client")(row.get("to", "classes"))
         return
     monkeypatch.chdir(tmp_path)
     save_file(state(), "tiny.safetensors")
