@@ -32,7 +32,7 @@ from benchmarks.folders import merge_splits
 from vitft.features.head import cross_validate, solve_head
 from vitft.metrics.calibration import bin_by_confidence, confidence_and_correctness, log_losses
 from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.intervals import PairedDifference, accuracy_interval
+from vitft.metrics.intervals import PairedDifference, accuracy_interval, mean_interval
 
 CLASSES, LABELS = 6, 4
 PRIOR = np.array([0.3, 0.25, 0.2, 0.12, 0.08, 0.05])
@@ -40,7 +40,9 @@ SHARES = np.array([0.1, 0.2, 0.3, 0.5])
 SURE = 0.8
 FRESH = 200_000
 SLOW = 200
-"""Draws for the loss and the calibration error, which are slower."""
+"""Draws for the calibration error, which is slower."""
+SHARPER = 2
+"""Factor of the logits whose calibration error is large enough to be measured."""
 Array = np.ndarray[Any, Any]
 Ends = tuple[float, float]
 
@@ -95,11 +97,11 @@ def shown(logits: Array, other: Array, labels: Array, groups: Any, *, slow: bool
             else None
         ],
         "difference of two models": [PairedDifference.of(right > 0, also, groups).interval()],
+        "log-loss": [mean_interval(log_losses(logits, labels), groups)],
     }
-    if slow:
-        more: Any = probability_metrics(logits, y, groups=groups)
-        result["log-loss"] = [more["loss_interval"]]
-        result["calibration error"] = [more["calibration"]["ece_interval"]]
+    for name, factor in {"small": 1, "large": SHARPER}.items() if slow else ():
+        more: Any = probability_metrics(factor * logits, y, groups=groups)
+        result[f"calibration error, {name}"] = [more["calibration"]["ece_interval"]]
     return result
 
 
@@ -142,7 +144,10 @@ def true_values(rng: np.random.Generator, spread: float) -> dict[str, Any]:
         "accuracy of kept": [right[kept].mean()],
         "difference of two models": [0.0],
         "log-loss": [log_losses(logits, labels).mean()],
-        "calibration error": [bin_by_confidence(conf, right).gap],
+        "calibration error, small": [bin_by_confidence(conf, right).gap],
+        "calibration error, large": [
+            bin_by_confidence(*confidence_and_correctness(SHARPER * logits, labels)).gap
+        ],
         "all labels right": [many["top1"]],
         "average precision of a label": [r["ap"] for r in of_labels["per_label"].values()],
         "mean average precision": [of_labels["map"]],

@@ -4,14 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest, t
+from scipy.stats import binom, binomtest, chi2, t
 
 from vitft.metrics.intervals import (
     binomial_tail,
-    bootstrap_mean_interval,
     f1_with_interval,
     log_factorials,
     mean_fraction_interval,
+    mean_interval,
     proportions_differ,
     score_interval,
     student_t_quantile,
@@ -19,13 +19,26 @@ from vitft.metrics.intervals import (
 )
 
 
-@pytest.mark.parametrize(("correct", "total"), [(0, 10), (9, 10), (10, 10), (93, 100), (1, 3)])
+@pytest.mark.parametrize(("correct", "total"), [(0, 10), (8, 10), (10, 10), (93, 100), (1, 3)])
 def test_the_interval_of_a_fraction_is_that_of_scipy(correct: int, total: int) -> None:
     expected = binomtest(correct, total).proportion_ci(method="wilson")
 
     assert wilson_interval(correct, total) == pytest.approx(
         (expected.low, expected.high), abs=1e-12
     )
+
+
+@pytest.mark.parametrize(("mistakes", "total"), [(1, 10), (1, 40), (2, 40), (3, 40), (3, 1000)])
+def test_with_few_mistakes_the_interval_reaches_the_limit_of_a_poisson_distribution(
+    mistakes: int, total: int
+) -> None:
+    low, high = wilson_interval(total - mistakes, total)
+
+    limit = chi2.ppf(0.05, 2 * mistakes) / 2
+    assert (1 - high) * total == pytest.approx(limit, abs=0.013)
+    wilson = binomtest(total - mistakes, total).proportion_ci(method="wilson")
+    assert low == pytest.approx(wilson.low)
+    assert wilson_interval(mistakes, total) == pytest.approx((1 - high, 1 - low))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_equal_accuracies_are_said_to_differ_about_5_times_in_100(fraction: floa
         )
     ]
 
-    assert 0.03 < sum(found) < 0.06
+    assert 0.025 < sum(found) < 0.06
 
 
 def test_accuracies_differ_before_their_intervals_no_longer_overlap() -> None:
@@ -98,6 +111,22 @@ def test_the_interval_of_accuracy_covers_the_truth_95_times_in_100(
     coverage = sum(binom.pmf(k, images, share) for k in counts if inside[k])
 
     assert 0.93 <= coverage <= 0.97
+
+
+@pytest.mark.parametrize("images", [20, 40, 100, 300])
+def test_the_interval_of_an_accuracy_near_100_percent_covers_it_at_least_93_times_in_100(
+    images: int,
+) -> None:
+    ends = [wilson_interval(k, images) for k in range(images + 1)]
+    shares = np.linspace(0.96, 1 - 0.5 / images, 60)
+
+    covered = [
+        sum(binom.pmf(k, images, p) for k, (low, high) in enumerate(ends) if low <= p <= high)
+        for p in shares
+    ]
+
+    assert min(covered) > 0.92  # 0.84 to 0.93 for the unmodified intervals
+    assert np.mean(covered) > 0.95
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 200])
@@ -216,33 +245,27 @@ def test_f1_is_the_harmonic_mean_of_recall_and_precision(
 def test_the_interval_of_a_mean_is_skewed_towards_the_long_tail() -> None:
     values = np.random.default_rng(0).exponential(size=400)  # mean 1, deviation 1
 
-    low, high = bootstrap_mean_interval(values)
+    low, high = mean_interval(values)
 
     assert low < values.mean() < high
     assert high - values.mean() > values.mean() - low
     assert high - low == pytest.approx(2 * 1.96 / 20, rel=0.2)  # as wide as the normal one
 
 
-@pytest.mark.parametrize("images", [60, 3000])
-def test_the_interval_of_a_mean_is_the_bootstrap_t_of_a_thousand_resamples(images: int) -> None:
-    values = np.random.default_rng(0).exponential(size=images)
-    drawn = values[np.random.default_rng(7).integers(0, images, (1000, images))]
-    error = values.std() / images**0.5
-    errors = np.maximum(drawn.std(axis=1) / images**0.5, error / 4)
+@pytest.mark.parametrize(("images", "groups"), [(40, 0), (300, 0), (300, 30), (1000, 10)])
+def test_the_interval_of_a_mean_covers_the_truth_about_95_times_in_100(
+    images: int, groups: int
+) -> None:
+    random, inside = np.random.default_rng(images), 0
+    for _ in range(400):
+        own = random.integers(0, groups, images) if groups else np.arange(images)
+        level = random.gamma(4, 1 / 4, groups or images)[own] if groups else 1.0
+        low, high = mean_interval(random.exponential(level, images), own)
+        inside += low <= 1 <= high
 
-    found = bootstrap_mean_interval(values, seed=7)
-
-    scores = (drawn.mean(axis=1) - values.mean()) / errors
-    expected = values.mean() - np.quantile(scores, [0.975, 0.025]) * error
-    assert found == pytest.approx(tuple(expected))
-
-
-def test_the_interval_of_a_mean_is_the_same_every_time() -> None:
-    values = np.random.default_rng(1).normal(size=300)
-
-    assert bootstrap_mean_interval(values) == bootstrap_mean_interval(values)
+    assert 0.93 <= inside / 400 <= 0.98
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25], [4.5] * 3])
 def test_equal_values_have_an_interval_of_zero_width(values: list[float]) -> None:
-    assert bootstrap_mean_interval(np.array(values)) == (values[0], values[0])
+    assert mean_interval(np.array(values)) == (values[0], values[0])

@@ -41,7 +41,7 @@ from vitft.metrics.verdict import (
         ),
         pytest.param(
             [[19, 1], [2, 18]],  # 1 - 0.925 is below 0.075 in floating point
-            "About 8% of new images will be misclassified (3 to 20%).",
+            "About 8% of new images will be misclassified (2 to 20%).",
             id="half a percent",
         ),
         pytest.param(
@@ -56,7 +56,7 @@ from vitft.metrics.verdict import (
         ),
         pytest.param(
             [[199, 1], [2, 198]],
-            "About 0.8% of new images will be misclassified (0.3 to 2.2%).",
+            "About 0.8% of new images will be misclassified (0.2 to 2.2%).",
             id="less than one percent",
         ),
         pytest.param([[0, 50], [0, 50]], "This model always predicts b.", id="chance"),

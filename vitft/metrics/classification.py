@@ -23,10 +23,10 @@ from vitft.metrics.intervals import (
     Floats,
     Groups,
     accuracy_interval,
-    bootstrap_mean_interval,
     design_effect,
     f1_with_interval,
     mean_fraction_interval,
+    mean_interval,
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
@@ -234,16 +234,14 @@ def probability_metrics(
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)
-    mean = float(loss.mean())
-    low, high = bootstrap_mean_interval(loss, design_effect(loss - mean, groups))
     confidence, right = confidence_and_correctness(scores, truth)
     bins, effect = bin_by_confidence(confidence, right), 1.0
     if groups is not None:
         effect = design_effect(right - confidence, np.repeat(groups, len(right) // len(groups)))
     error, interval = calibration_error(bins, effect)
     return {
-        "loss": mean,
-        "loss_interval": (max(0.0, low), high),
+        "loss": float(loss.mean()),
+        "loss_interval": mean_interval(loss, groups),
         "calibration": {
             "ece": error,
             "ece_interval": interval,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitft.metrics.intervals import (
+    PRIOR_IMAGES,
     Flags,
     Floats,
     Groups,
@@ -22,16 +23,20 @@ from vitft.metrics.results import LabelMetrics, LabelResults
 from vitft.metrics.values import Interval
 
 
-def precisions(scores: Floats, truth: Flags) -> Floats:
-    """Return the precision among all images with scores as high as that of an image with the label.
+def average_precision(scores: Floats, truth: Flags) -> tuple[float, Floats]:
+    """Return the average precision and by how much each image (n,) makes it deviate.
 
-    There is one value for each image with the label, in their order (m,); their mean is the average
-    precision. Images with equal scores share one rank. Both arguments are (n,).
+    This is the mean, over images with the label, of the precision among all images with scores at
+    least as high, which include those of equal score. Both arguments are (n,).
     """
     order = np.argsort(-scores, kind="stable")
-    ranked = -scores[order]
-    at_least = np.searchsorted(ranked, -scores[truth], side="right")
-    return np.asarray(np.cumsum(truth[order])[at_least - 1] / at_least)
+    ranked, images = -scores[order], truth.sum()
+    first, last = (np.searchsorted(ranked, -scores, side=side) for side in ("left", "right"))
+    precision = np.cumsum(truth[order])[last - 1] / last
+    value = float(precision[truth].mean())
+    terms = (np.stack([1 / last, precision / last]) * truth)[:, order[::-1]]
+    gain, loss = terms.cumsum(axis=1)[:, ::-1][:, first]  # sums over images ranked no higher
+    return value, (truth * (precision - value + gain) - loss) / images
 
 
 def label_results(
@@ -39,28 +44,28 @@ def label_results(
 ) -> LabelResults:
     """Return `results.LabelResults`, given which labels are predicted, `given` (n, C).
 
-    The interval of an average precision is the Wilson interval of a fraction of the m images that
-    have the label. The bootstrap interval would have no width if these are ranked first. Labels of
-    the same image are not independent: the intervals of means over labels count images.
+    The interval of an average precision is a Wilson interval with its variance, averaged with that
+    of a fraction (`PRIOR_IMAGES`): it has a width even if the m images with the label rank first.
+    Labels of one image are not independent: the intervals of means over labels count images.
 
     Source: Boyd, Eng & Page 2013, "Area under the precision-recall curve: point estimates and
     confidence intervals", Machine Learning and Knowledge Discovery in Databases.
     """
     units = np.arange(len(truth)) if groups is None else groups
     per_label: dict[str, LabelMetrics] = {}
-    ranked, rows, deviations = list[tuple[float, int]](), list[Groups](), list[Floats]()
+    ranked, together, apart = list[tuple[float, int]](), np.zeros(len(truth)), 0.0
     for name, score, flags in zip(names, scores.T, truth.T, strict=True):
-        found, own, images = precisions(score, flags), units[flags], int(flags.sum())
-        if not images:
+        if not (images := int(flags.sum())):
             per_label[name] = {"ap": None, "ap_interval": None}
             continue
-        value = float(found.mean())
-        effect = design_effect(found - value, own)
-        bounds = score_interval(value, images / effect)
-        per_label[name] = {"ap": value, "ap_interval": bounds}
+        value, changes = average_precision(score, flags)
+        usual = value * (1 - value) / images  # variance of a fraction
+        ratio = float((changes**2).sum()) / usual if usual else 1.0
+        ratio = (images * ratio + PRIOR_IMAGES) / (images + PRIOR_IMAGES)
+        effect = design_effect(changes, groups) * ratio
+        per_label[name] = {"ap": value, "ap_interval": score_interval(value, images / effect)}
         ranked.append((value * images, images))
-        rows.append(own)
-        deviations.append((found - value) / images)
+        together, apart = together + changes, apart + usual
     hits, decided = given & truth, given | truth
     right, union = hits.sum(axis=0), decided.sum(axis=0)
     place, label = np.nonzero(decided)
@@ -78,11 +83,10 @@ def label_results(
         for s, w in zip(share[known], (union * (1 + share) ** 2 / 2)[known], strict=True)
     ]
     has_label = bool(ranked)
+    shared = max(1.0, float((together**2).sum()) / max(apart, 1e-12))  # 1 if labels are independent
     return {
         "map": mean_fraction(ranked),
-        "map_interval": mean_fraction_interval(
-            ranked, design_effect(np.concatenate(deviations), np.concatenate(rows))
-        )
+        "map_interval": mean_fraction_interval(ranked, shared * design_effect(together, groups))
         if has_label
         else None,
         "chance_map": float(truth[:, known].mean()) if has_label else 0.0,
