@@ -8,7 +8,7 @@ Bootstrap intervals would be misleading: for 20 correct out of 20, the width wou
 Images of one group (patient, video, camera) are not independent. Every interval and test therefore
 takes the groups (n,) of its images, as integers, and counts groups instead of images: it divides
 the number of images by their `design_effect`. Without groups, this is 1. How much groups differ is
-hardly known from three: their intervals are wide, and 96 to 100% of them contain the truth.
+hardly known from three: their intervals are wide, and usually 96 to 100% contain the truth.
 """
 
 import bisect
