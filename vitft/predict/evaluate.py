@@ -297,8 +297,10 @@ def image_groups(
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            group = data.groups.get(path, "") or ("" if known is None else known.group_of(path))
-            found = Recognised() if known is None else known.recognise(path, content, group)
+            group, found = data.groups.get(path, ""), Recognised()
+            if known is not None:
+                group = group or known.group_of(path, digest)
+                found = known.recognise(path, content, label, group)
             if found.note:
                 return HashedImage(path, label, digest, notes=(found.note,))
             view, is_validation = engine.view(content, path), found.split == "val"

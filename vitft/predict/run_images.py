@@ -1,8 +1,8 @@
 """Recognition of images that a run has already used for training or validation.
 
-An identical image is recognised by its digest, and a near-duplicate by its fingerprint. If the
-fingerprint of a training image is not known, an image with the same path is assumed to be the same
-image. Does not import torch.
+An identical image is recognised by its digest, and a near-duplicate by its fingerprint, also if it
+was mirrored or rotated and has the same label. If the fingerprint of a training image is not known,
+an image with the same path is assumed to be the same image. Does not import torch.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from vitft.config.run import Config, checked_run_config
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
-from vitft.data.fingerprint import fingerprint_of
+from vitft.data.fingerprint import fingerprint_of, turned
 from vitft.data.folder import File, Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.images import decode
@@ -62,16 +62,18 @@ class RunImages:
     """Paths of the training images without known fingerprints."""
     known: KnownImages
     """Known fingerprints of training and validation images."""
-    known_splits: tuple[str, ...]
-    """Split (`train` or `val`) of each image in `known`."""
+    known_digests: tuple[str, ...]
+    """Digest of each image in `known`."""
     grey_range: GreyRange = ()
     """Grey range of the model's transform, used to decode images for a comparison."""
     train_groups: frozenset[str] = frozenset()
     """Names of the groups of training images."""
     group_by: str = ""
     """Regular expression with which the run found groups in paths (`data.group_by`)."""
-    train_labels: frozenset[tuple[str, str]] = frozenset()
-    """Digest and label of each training image; empty for multi-label data."""
+    labels: frozenset[tuple[str, str]] = frozenset()
+    """Digest and label of each image; empty for multi-label data."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from digests to the groups that the run has read from a table."""
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
@@ -106,35 +108,34 @@ class RunImages:
                 row.path for row in manifest.train if row.sha256 not in found.by_digest
             ),
             known=KnownImages(found.table(digests)),
-            known_splits=tuple(splits[digest] for digest in digests),
+            known_digests=tuple(digests),
             grey_range=grey_range,
             train_groups=frozenset(row.group for row in manifest.train if row.group),
             group_by=config.data.group_by if config else "",
-            train_labels=frozenset(
-                (row.sha256, manifest.classes[row.label])
-                for row in manifest.train
-                if not manifest.labels
+            labels=frozenset(
+                (row.sha256, manifest.classes[row.label]) for row in rows if not manifest.labels
             ),
+            groups={row.sha256: row.group for row in rows if row.group},
         )
 
     def has_other_label(self, sha256: str, label: str) -> bool:
         """Return whether a training image, given its digest, was not trained with a label."""
         is_trained = self.splits.get(sha256) == "train"
-        return is_trained and bool(self.train_labels) and (sha256, label) not in self.train_labels
+        return is_trained and bool(self.labels) and (sha256, label) not in self.labels
 
-    def group_of(self, path: str) -> str:
-        """Return the group that `data.group_by` of the run finds in a path, or ""."""
+    def group_of(self, path: str, sha256: str) -> str:
+        """Return the group of an image in the run, or that `data.group_by` finds in its path."""
         match = re.search(self.group_by, path) if self.group_by else None
-        return (match[1] or "") if match else ""
+        return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 
-    def recognise(self, path: str, content: bytes, group: str = "") -> Recognised:
+    def recognise(self, path: str, content: bytes, label: str, group: str) -> Recognised:
         """Return the split of the run to which an image belongs.
 
         Args:
             path: Path relative to the data folder.
             content: Bytes of the file.
-            group: Name of the image's group; if empty, the group is found in the path, as in the
-                run.
+            label: Name of the image's class.
+            group: Name of the image's group, or "".
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in
@@ -144,15 +145,19 @@ class RunImages:
         if exact:
             return Recognised(exact, TRAINED_NOTE if exact == "train" else "")
         near: set[str] = set()
-        if self.known_splits:
+        if self.known_digests:
             image = decode(content, path, grey_range=self.grey_range).image
-            copies = self.known.copies_of(fingerprint_of(image))
-            near = {self.known_splits[i] for i in copies}
+            for turn, fingerprint in enumerate(turned(fingerprint_of(image))):
+                for i in self.known.copies_of(fingerprint):
+                    digest = self.known_digests[i]
+                    # an arrow to the left is no copy of one to the right
+                    if turn == 0 or not self.labels or (digest, label) in self.labels:
+                        near.add(self.splits[digest])
         if "train" in near:
             return Recognised("train", COPY_NOTE)
         if path in self.train_paths:
             return Recognised("train", PATH_NOTE)
-        if (group or self.group_of(path)) in self.train_groups:
+        if group in self.train_groups:
             return Recognised("train", GROUP_NOTE)
         return Recognised("val" if near else "")
 

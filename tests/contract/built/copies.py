@@ -3,7 +3,10 @@
 import shutil
 from pathlib import Path
 
+from PIL import Image
+
 from tests.contract.rows import draw
+from tests.support.pictures import scenes_folder
 
 
 def test_part(folder: Path) -> None:
@@ -12,3 +15,24 @@ def test_part(folder: Path) -> None:
         for number in range(8):
             draw(folder / "train" / name / f"{number}.jpg")
     shutil.copytree(folder / "train", folder / "test")
+
+
+def turned(folder: Path) -> None:
+    """Draw 20 scenes of two classes, and save each again mirrored, rotated or as it is.
+
+    In `swapped`, the mirrored scenes have the other class.
+    """
+    scenes_folder(folder / "photos", each=10)
+    turns = {"mirrored": Image.Transpose.FLIP_LEFT_RIGHT, "rotated": Image.Transpose.ROTATE_90}
+    for path in (folder / "photos").glob("*/*.jpg"):
+        image = Image.open(path)
+        other = "dog" if path.parent.name == "cat" else "cat"
+        changed = {name: image.transpose(turn) for name, turn in turns.items()}
+        for place, saved in (
+            (f"mirrored/{path.parent.name}", changed["mirrored"]),
+            (f"swapped/{other}", changed["mirrored"]),
+            (f"rotated/{path.parent.name}", changed["rotated"]),
+            (f"smaller/{path.parent.name}", image.resize((120, 90))),
+        ):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            saved.save(folder / place / path.name, quality=80)
