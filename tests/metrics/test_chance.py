@@ -97,12 +97,12 @@ def test_two_images_cannot_show_that_a_model_is_better_than_guessing() -> None:
     )
 
 
-@pytest.mark.parametrize(("low", "is_at_chance"), [(0.5, True), (0.501, False)])
+@pytest.mark.parametrize(("low", "is_at_chance"), [(0.55, True), (0.6, False)])
 def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_level(
     low: float, is_at_chance: bool
 ) -> None:
     more: dict[str, Any] = {"images": 100, "top1": 0.9, "top1_interval": (0.8, 0.95)}
-    more |= {"balanced_interval": (low, 0.9), "classes": 2}
+    more |= {"balanced": 0.75, "balanced_interval": (low, 0.9), "classes": 2}
     perfect, guesses = (
         {**results(m), "best_epoch": 1} for m in ([[18, 0], [0, 2]], [[9, 9], [1, 1]])
     )

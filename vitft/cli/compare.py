@@ -84,10 +84,11 @@ def print_comparison(comparison: "RunComparison") -> None:
     if comparison.cross_validated:
         columns += ("cross-validated", "95% interval")
     kind = "images" if comparison.runs[0].is_evaluation else "validation images"
+    groups = "" if comparison.groups is None else f" of {comparison.units}"
     output.table(
         columns,
         comparison.accuracy_rows(),
-        title=f"{kind} compared: {comparison.shared:,}",
+        title=f"{kind} compared: {comparison.shared:,}{groups}",
         numbers=len(columns) - 1,
     )
     if comparison.pairs:

@@ -226,10 +226,10 @@ def calibration_text(calibration: CalibrationMetrics, images: int) -> str:
 def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
     """Describe the cross-validated accuracy of a head, and that of nearest neighbours."""
     scored, total = results["images"], results["of"]
-    images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
-    groups = f" of {count(results['groups'], 'group')}" if "groups" in results else ""
+    some = "all" if scored == total else f"{scored:,} of"
+    images = f"{total:,} {scored_images(results).partition(' ')[2]}"
     return (
-        f"cross-validated accuracy on {images} images{groups}: {percent(results['top1'])} "
+        f"cross-validated accuracy on {some} {images}: {percent(results['top1'])} "
         f"({interval(results['top1_interval'])}); nearest neighbours on the "
         f"validation images: {percent(knn_top1)}"
     )

@@ -56,23 +56,19 @@ def plane_cells(bright: Image.Image, *colours: Image.Image) -> list[ByteRows]:
     ]
 
 
-def turned(fingerprint: ByteRows) -> ByteRows:
-    """Return the fingerprints (8, FINGERPRINT_BYTES) of an image, of its mirror image and of both
-    rotated by multiples of 90 degrees, the given one (FINGERPRINT_BYTES,) first."""
-    bright, tint = np.split(fingerprint[:-4], [BRIGHTNESS])
-    planes = (
-        bright.reshape(1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE),
-        tint.reshape(2, COLOUR_SIDE, COLOUR_SIDE),
-    )
-    return np.stack(
-        [
-            np.concatenate(
-                [*(np.rot90(p[..., ::step], k, (1, 2)).ravel() for p in planes), fingerprint[-4:]]
-            )
-            for step in (1, -1)
-            for k in range(4)
-        ]
-    )
+def turned(fingerprint: ByteRows) -> list[ByteRows]:
+    """Return the fingerprints of an image, rotated four times, then of its mirror image."""
+    planes = [
+        fingerprint[:BRIGHTNESS].reshape(1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE),
+        fingerprint[BRIGHTNESS:-4].reshape(2, COLOUR_SIDE, COLOUR_SIDE),
+    ]
+    return [
+        np.concatenate(
+            [*(np.rot90(p[..., ::step], k, (1, 2)).ravel() for p in planes), fingerprint[-4:]]
+        )
+        for step in (1, -1)
+        for k in range(4)
+    ]
 
 
 def sharpness(grey: Planes) -> float:

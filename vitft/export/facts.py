@@ -27,7 +27,7 @@ from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_config import TimmConfig
-from vitft.system.text import percent
+from vitft.system.text import percent, scored_images
 
 Literal = Callable[[str], str]
 """Function that converts a name to text that is displayed literally."""
@@ -123,7 +123,8 @@ def accuracy_sentence(results: RunResults) -> str:
         about="accuracy",
         results=results,
         tested=tested_text(test)[1:] if test else "",
-        crossed=more and cross_validated_text(more["top1"], more["top1_interval"], more["images"]),
+        crossed=more and cross_validated_text(more),
+        scored_images=scored_images,
         difference_text=difference_text,
     ).rstrip()
 

@@ -22,6 +22,8 @@ class Balanced(NamedTuple):
     interval: Interval
     classes: int
     """Number of classes that have images."""
+    where: str = ""
+    """Ends the clause on a model at chance level with how it was measured."""
 
     @property
     def guessing(self) -> float:
@@ -32,6 +34,11 @@ class Balanced(NamedTuple):
 RARE = 0.1
 """Predictions are nearly constant if all other classes together are predicted at most this many
 times as often as they occur."""
+CHANCE_MARGIN = 1 / 3
+"""Fraction by which the lower half of the interval of a cross-validated balanced accuracy is
+widened for the comparison with guessing: where there is nothing to learn, heads fitted to the same
+images make the same mistakes. With shuffled labels of 40 to 240 photos of two classes, 35 of 550
+intervals were above the accuracy of guessing without it, and 9 with it (expected: 14)."""
 
 
 def balanced_evidence(results: RunResults) -> Balanced | None:
@@ -45,7 +52,9 @@ def balanced_evidence(results: RunResults) -> Balanced | None:
         if one and any(sizes) and "balanced_interval" in one:
             found.append(Balanced(one["images"], one["balanced_interval"], sum(map(bool, sizes))))
     if more and "balanced_interval" in more:
-        found.append(Balanced(more["images"], more["balanced_interval"], more["classes"]))
+        low, high = more["balanced_interval"]
+        wide = (low - CHANCE_MARGIN * (more["balanced"] - low), high)
+        found.append(Balanced(more["images"], wide, more["classes"], " in cross-validation"))
     return max(found, key=lambda one: one.images, default=None)
 
 
@@ -71,7 +80,7 @@ def chance_level(results: RunResults) -> str:
         if fraction == 1:
             return f"always predicts {name}"
         return f"predicts {name} for {percent(fraction, 0)} of the validation images"
-    clause, images = "is not measurably better than guessing", found.images
+    clause, images = f"is not measurably better than guessing{found.where}", found.images
     if wilson_interval(images, images)[0] <= found.guessing:
         clause += (
             f", because only {count(images, 'image')} {'was' if images == 1 else 'were'} scored"

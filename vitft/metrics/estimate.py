@@ -3,10 +3,13 @@
 This module does not import torch.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitft.metrics.intervals import proportions_differ
 from vitft.metrics.results import CrossValidation, FinalTestResults, RunResults
 from vitft.metrics.values import Interval
-from vitft.system.text import count, interval, percent, points
+from vitft.system.text import interval, percent, points, scored_images
 
 Measured = CrossValidation | FinalTestResults | RunResults
 """Results with an accuracy and its interval."""
@@ -67,9 +70,10 @@ def difference_text(results: RunResults) -> str:
     return f"The {'test' if test else 'validation'} images are {how} than {than}."
 
 
-def cross_validated_text(top1: float, bounds: Interval, images: int) -> str:
+def cross_validated_text(found: Mapping[str, Any]) -> str:
     """Return e.g. `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`."""
-    return f"cross-validated on {count(images, 'image')}: {percent(top1)} ({interval(bounds)})"
+    value = f"{percent(found['top1'])} ({interval(found['top1_interval'])})"
+    return f"cross-validated on {scored_images(found)}: {value}"
 
 
 def growth_text(found: CrossValidation) -> str:
@@ -110,12 +114,11 @@ def tested_number(found: FinalTestResults | RunResults) -> tuple[float, Interval
 
 def tested_text(found: FinalTestResults) -> str:
     """Return e.g. `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`."""
-    top1, bounds = tested_number(found)
-    return test_text(top1, bounds, found["images"], several="labels" in found)
+    return test_text(*tested_number(found), scored_images(found), several="labels" in found)
 
 
-def test_text(value: float, bounds: Interval | None, images: int, *, several: bool) -> str:
+def test_text(value: float, bounds: Interval | None, images: str, *, several: bool) -> str:
     """Return the same, given the accuracy or, for `several` labels, mean average precision."""
     name = "mean average precision " if several else ""
     within = f" ({interval(bounds)})" if bounds else ""
-    return f"test: {name}{percent(value)}{within} on {count(images, 'image')}, evaluated once"
+    return f"test: {name}{percent(value)}{within} on {images}, evaluated once"

@@ -29,14 +29,17 @@ class RunFacts(TypedDict, total=False):
     weights: str  # name of the pretrained weights
     ended: str  # time in ISO 8601
     images: Natural  # number of validation images
+    groups: Natural  # number of groups (patients, videos) of these images, if they have any
     top1: Share  # accuracy on these images; for multi-label models, all labels are right
     top1_interval: Interval
     cross_validated: Share  # accuracy by cross-validation, where it tells more than `top1`
     cross_validated_interval: Interval
     cross_validated_images: Natural
+    cross_validated_groups: Natural
     tested: Share  # accuracy (multi-label: mean average precision) on the test images, if any
     tested_interval: Interval
     tested_images: Natural
+    tested_groups: Natural
     majority: Share  # accuracy of always predicting the largest class or label set
     mean_ap: Share  # mean average precision of a multi-label model
     mean_ap_interval: Interval

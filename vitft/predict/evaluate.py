@@ -152,6 +152,12 @@ def evaluate(
     names = [p.group for p in predictions if p.prediction.classes]
     units = [name or f"image {i}" for i, name in enumerate(names)]
     groups = np.unique(units, return_inverse=True)[1] if any(names) else None
+    if groups is None and known and known.train_groups:
+        log.warning(
+            "the intervals count every image as independent, because no groups are known here. The "
+            "run has groups: add them to the table of labels, and name the column with --set "
+            "data.group=COLUMN"
+        )
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = before_temperature(folder, all_logits, labels)
     results: EvaluationResults = {

@@ -29,7 +29,7 @@ from vitft.models.pretrained.locate import canonical_name
 from vitft.models.run_facts import RunFacts
 from vitft.system.errors import RunError
 from vitft.system.rundir import MODEL, RunEnvironment, read_environment, run_path
-from vitft.system.text import count, days_and_hours, interval, listing, percent
+from vitft.system.text import count, days_and_hours, interval, listing, percent, scored_images
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,12 @@ class RunInfo:
     """95% interval of `cross_validated_top1`."""
     cross_validated_images: int = 0
     """Number of cross-validated images."""
+    groups: int = 0
+    """Number of groups of the validation images; 0 if they have none."""
+    cross_validated_groups: int = 0
+    """Number of groups of the cross-validated images."""
+    tested_groups: int = 0
+    """Number of groups of the test images."""
     tested_top1: float | None = None
     """Accuracy (multi-label: mean average precision) on the test images; None without any."""
     tested_interval: Interval | None = None
@@ -128,26 +134,30 @@ class RunInfo:
     @property
     def cross_validated(self) -> str:
         """Text such as `cross-validated on 202 images: 85.6% (80.2 to 89.8%)`, or ""."""
-        top1, bounds = self.cross_validated_top1, self.cross_validated_interval
-        if top1 is None or bounds is None or not self.cross_validated_images:
+        found = {
+            "top1": self.cross_validated_top1,
+            "top1_interval": self.cross_validated_interval,
+            "images": self.cross_validated_images,
+        }
+        if not all(found.values()):
             return ""
-        return cross_validated_text(top1, bounds, self.cross_validated_images)
+        return cross_validated_text({**found, "groups": self.cross_validated_groups})
 
     @property
     def tested(self) -> str:
         """Text such as `test: 88.0% (83.3 to 91.5%) on 240 images, evaluated once`, or ""."""
         if self.tested_top1 is None or not self.tested_images:
             return ""
+        images = scored_images({"images": self.tested_images, "groups": self.tested_groups})
         several = self.mean_ap is not None
-        return test_text(
-            self.tested_top1, self.tested_interval, self.tested_images, several=several
-        )
+        return test_text(self.tested_top1, self.tested_interval, images, several=several)
 
     def line(self, now: float | None = None) -> str:
         """Return the facts in one line, with the age at time `now` in seconds since 1970."""
         age = max(0.0, (time.time() if now is None else now) - self.trained_at)
         accuracy, classes = "accuracy unknown", count(self.classes, "class", "classes")
-        on = f"on {count(self.images, 'validation image')}"
+        scored = {"images": self.images, "groups": self.groups}
+        on = f"on {scored_images(scored, 'validation image')}"
         on += " before rounding to 8 bits" if self.rounded else ""
         if self.top1 is not None:
             bounds = interval(self.top1_interval)
@@ -185,6 +195,10 @@ def facts_of_run(environment: RunEnvironment | None, results: RunResults | None)
         return facts
     for key in ("images", "top1", "top1_interval", "majority"):
         facts[key] = results[key]
+    scored: dict[str, Any] = {"": results, "cross_validated_": better_estimate(results)}
+    scored["tested_"] = results.get("test")
+    groups: Any = {f"{k}groups": v["groups"] for k, v in scored.items() if v and "groups" in v}
+    facts.update(groups)
     facts["at_chance"] = chance_level(results)
     if more := better_estimate(results):
         facts["cross_validated"] = more["top1"]

@@ -35,7 +35,7 @@ from vitft.predict.validation import (
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.spelling import Spelling, option
-from vitft.system.text import count, interval, percent
+from vitft.system.text import interval, percent, scored_images
 
 SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
@@ -96,11 +96,10 @@ class Threshold:
     """Whether the run computed the probabilities in reduced precision."""
 
     def __str__(self) -> str:
-        images = count(self.validation, "validation image")
+        counts = {"images": self.validation + self.training, "groups": self.groups}
+        images = scored_images(counts, "image" if self.training else "validation image")
         if self.training:
-            total = count(self.validation + self.training, "image")
-            images = f"{total} ({self.validation:,} validation, {self.training:,} cross-validated)"
-        images += f" of {count(self.groups, 'group')}" * bool(self.groups)
+            images += f" ({self.validation:,} validation, {self.training:,} cross-validated)"
         beside = (
             ""
             if self.precision >= self.expected

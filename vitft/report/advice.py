@@ -84,8 +84,8 @@ def no_better_than_guessing(run: Run) -> Advice | None:
     bounds, guessing = (interval(best.interval), best.guessing) if best else ("", 0.0)
     return Advice(
         what,
-        f"{why}The 95% interval of its balanced accuracy ({bounds}) is not entirely above "
-        f"{percent(guessing)}, that of guessing.",
+        f"{why}The 95% interval of its balanced accuracy{best.where if best else ''} ({bounds}) is "
+        f"not entirely above {percent(guessing)}, that of guessing.",
     )
 
 

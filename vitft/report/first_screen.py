@@ -132,9 +132,7 @@ def score_of(run: Run) -> Score | None:
         value=percent(value),
         interval=interval(bounds),
         measured_on=scored_images(shown, kind),
-        cross_validated=cross_validated_text(more["top1"], more["top1_interval"], more["images"])
-        if more
-        else "",
+        cross_validated=cross_validated_text(more) if more else "",
         validated=f"on {scored_images(results, 'validation image')}: {percent(validated)} "
         f"({interval(within)})"
         if shown is not results

@@ -32,6 +32,7 @@ from vitft.system.text import (
     listing,
     percent,
     percent_or_bound,
+    scored_images,
 )
 
 WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
@@ -215,7 +216,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
     results = run.results
     if not results:
         return []
-    validation = f"on {count(results['images'], 'validation image')}"
+    validation = f"on {scored_images(results, 'validation image')}"
     fractions: list[tuple[str, float, Interval | None, str]]
     fractions = [("accuracy", results["top1"], results["top1_interval"], validation)]
     if found := results.get("labels"):
@@ -227,7 +228,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
             exact,
         ]
     if test := results.get("test"):
-        images = f"on {count(test['images'], 'test image')}, not used to train or select the model"
+        images = f"on {scored_images(test, 'test image')}, not used to train or select the model"
         own: list[tuple[str, float, Interval | None, str]]
         own = [("test accuracy", test["top1"], test["top1_interval"], images)]
         if "labels" in test:
@@ -238,7 +239,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
             ]
         fractions = [*own, *fractions]
     if (more := results.get("cross_validation")) and not run.several:
-        scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
+        scored = f"on {scored_images(more)}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")
         if not model_cross_validation(results):
             name = "cross-validated accuracy of the head alone, before further training"
