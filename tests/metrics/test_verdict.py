@@ -198,9 +198,9 @@ def test_the_estimates_are_described_with_their_images() -> None:
     assert estimate.tested_text(cast("FinalTestResults", {**tested, "labels": labels})) == (
         "test: mean average precision 70.0% on 240 images, evaluated once"
     )
-    assert cross_validated_text(0.856, (0.802, 0.898), 202) == (
-        "cross-validated on 202 images: 85.6% (80.2 to 89.8%)"
-    )
+    assert cross_validated_text(
+        {"top1": 0.856, "top1_interval": (0.802, 0.898), "images": 202}
+    ) == ("cross-validated on 202 images: 85.6% (80.2 to 89.8%)")
 
 
 @pytest.mark.parametrize(
