@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import huber, log_softmax
+from scipy.optimize import brentq
+from scipy.special import huber
 from scipy.special import softmax as scipys_softmax
 from scipy.stats import binom
 
-from vitft.metrics import calibration
-from vitft.metrics.calibration import (
+from vitft.metrics import (
     PRIOR_SPREADS,
     TEMPERATURES,
+    Floats,
     Ints,
     ScoredSet,
     are_comparable,
@@ -23,10 +23,8 @@ from vitft.metrics.calibration import (
     find_root,
     fit_temperature,
     log_losses,
-    logit_of,
     softmax,
 )
-from vitft.metrics.intervals import Floats
 
 
 def answered(images: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[Floats, Ints]:
@@ -117,48 +115,6 @@ def test_flat_logits_of_a_model_trained_for_few_steps_are_sharpened(images: int)
     assert max(errors) < 0.2 < 0.4 < true_error(1.0, sharpness=0.05)
 
 
-def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
-    logits, labels = answered(120, sharpness=2.0)
-    first = calibrate_temperature(ScoredSet(logits, labels))
-    other = labels.copy()
-    other[7] = (other[7] + 1) % 4
-
-    second = calibrate_temperature(ScoredSet(logits, other))
-
-    assert first.value != second.value
-    same = np.isclose(first.held_out, second.held_out, rtol=1e-5)
-    assert same[7]
-    assert same.sum() == 12  # its fold, a tenth; all others have seen the image
-
-
-def test_an_image_without_a_temperature_fitted_to_the_others_is_scored_with_one() -> None:
-    # At T = 50, the prior (1 / 0.3) and the second image (0.28) outweigh the first (3.4), which is
-    # wrong; the prior alone does not.
-    logits, labels = np.array([[0.0, 175.0], [64.0, 0.0]]), np.array([0, 0])
-
-    found = calibrate_temperature(ScoredSet(logits, labels))
-
-    assert 1 < found.value < 50
-    assert found.held_out[1] == 1
-    assert found.held_out[0] == pytest.approx(1, rel=1e-3)  # fitted to a certain, correct image
-
-
-@pytest.mark.parametrize("training", [0, 18])
-def test_the_prior_is_wider_if_training_images_are_added(training: int) -> None:
-    validation, more = scored(12, sharpness=4.0), scored(18, sharpness=4.0, seed=7)
-    logits, labels = validation
-    if training:
-        logits, labels = np.concatenate([logits, more.logits]), np.append(labels, more.labels)
-    spread = 0.5 if training else 0.3
-
-    found = calibrate_temperature(validation, more if training else None)
-
-    expected = minimize_scalar(
-        lambda log: log_losses(logits / np.exp(log), labels).sum() + huber(1.0, log / spread)
-    )
-    assert np.log(float(found.value)) == pytest.approx(expected.x, abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("temperature", "is_fitted"), [(0.00101, True), (0.00099, False), (49.5, True), (50.5, False)]
 )
@@ -209,12 +165,6 @@ def test_a_few_correct_predictions_do_not_make_the_model_certain() -> None:
     assert 0.4 < found.value < 1  # the likelihood alone has its maximum at 0
 
 
-def test_a_single_validation_image_has_a_temperature_without_it() -> None:
-    found = calibrate_temperature(scored(1))
-
-    assert found.held_out.tolist() == [1.0]
-
-
 def test_logits_worse_than_chance_have_no_temperature() -> None:
     logits, _ = answered(200, sharpness=10.0)
     labels = logits.argmin(axis=1)
@@ -226,20 +176,6 @@ def test_logits_worse_than_chance_have_no_temperature() -> None:
     assert found.value == 1
     assert "minimises the loss" in found.note
     assert (together.value, together.cross_validated) == (1, 0)  # none was used
-
-
-def test_labels_without_a_temperature_are_counted_in_the_note() -> None:
-    random = np.random.default_rng(0)
-    logits = 10 * random.normal(size=(200, 2))
-    truth = (random.random((200, 2)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
-    truth[:, 1] = logits[:, 1] < 0  # the opposite of the predictions
-    sets = ScoredSet(logits[:50], truth[:50]), ScoredSet(logits[50:], truth[50:])
-
-    found, alone = calibrate_temperature(*sets), calibrate_temperature(sets[0])
-
-    assert found.note.startswith("1 of 2 labels: no temperature between 0.001 and 50")
-    assert (found.cross_validated, alone.cross_validated) == (150, 0)
-    assert np.array_equal(found.held_out[:, 1], np.ones(50))
 
 
 @pytest.mark.parametrize("factor", [0.2, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0])
@@ -316,11 +252,6 @@ def test_bins_hold_the_same_number_of_images() -> None:
     assert bins.low[0] == confidence.min()
     assert bins.high[-1] == confidence.max()
     assert (bins.high[:-1] == bins.low[1:]).all()
-
-
-@pytest.mark.parametrize(("images", "bins"), [(1, 1), (14, 1), (60, 4), (224, 14), (9000, 15)])
-def test_few_images_make_few_bins(images: int, bins: int) -> None:
-    assert len(bin_by_confidence(*confidence_and_correctness(*answered(images))).images) == bins
 
 
 def test_the_plug_in_error_is_the_mean_gap() -> None:
@@ -422,24 +353,6 @@ def test_a_dominant_logit_means_certainty_without_overflow() -> None:
     assert confidence.tolist() == [1.0, 1.0]
 
 
-def test_the_temperature_of_many_logits_is_fitted_to_evenly_spaced_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logits, labels = answered(1000, sharpness=3.0)
-    some = fit_temperature(logits[::4], labels[::4])
-
-    monkeypatch.setattr(calibration, "MAX_LOGITS", logits.size // 4)
-
-    assert fit_temperature(logits, labels) == some
-
-
-def test_a_label_with_a_logit_of_zero_is_assigned() -> None:
-    confidence, right = confidence_and_correctness(np.array([[0.0, -0.0]]), np.array([[1, 0]]))
-
-    assert confidence.tolist() == [0.5, 0.5]
-    assert right.tolist() == [1, 0]
-
-
 def test_softmax_is_that_of_scipy_in_the_precision_of_the_logits() -> None:
     logits = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 100 + 1e4
     expected = scipys_softmax(logits.astype(np.float64), axis=1)
@@ -450,24 +363,6 @@ def test_softmax_is_that_of_scipy_in_the_precision_of_the_logits() -> None:
     assert found == pytest.approx(expected, abs=1e-6)
     cube = np.arange(24.0).reshape(2, 3, 4) ** 1.5
     assert softmax(cube.copy()) == pytest.approx(scipys_softmax(cube, axis=-1))
-
-
-def test_probabilities_of_zero_and_one_have_infinite_logits() -> None:
-    assert logit_of(np.array([0.0, 0.5, 1.0])).tolist() == [-np.inf, 0.0, np.inf]
-    assert logit_of(0.9) == pytest.approx(np.log(9))
-
-
-def test_losses_of_large_data_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = np.random.default_rng(0).normal(size=(11, 4))
-    labels = np.arange(11) % 4
-    whole = log_losses(logits, labels)
-
-    monkeypatch.setattr("vitft.metrics.calibration.MAX_LOGITS", 12)
-
-    assert np.array_equal(log_losses(logits, labels), whole)
-    expected = -log_softmax(logits, axis=1)[np.arange(11), labels]
-    np.testing.assert_allclose(whole, expected, atol=1e-14)
-    assert log_losses(logits[:0], labels[:0]).shape == (0,)
 
 
 def test_if_no_bin_deviates_the_trial_errors_are_equal_and_towards_the_middle() -> None:

@@ -13,23 +13,20 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from vitft.metrics import calibration, classification
-from vitft.metrics.calibration import (
+from vitft.metrics import (
+    DEFAULT_LOSS,
     FittedTemperature,
-    bin_by_confidence,
-    calibration_error,
-    confidence_and_correctness,
-)
-from vitft.metrics.classification import (
+    TrainingLoss,
     calibrated_metrics,
+    calibration,
+    class_pair_counts,
     classification_metrics,
     confusion_matrix,
     in_top_k,
+    mean_interval,
     probability_metrics,
+    wilson_interval,
 )
-from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.intervals import mean_interval, wilson_interval
-from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,18 +50,6 @@ def test_top_k_counts_the_class_among_the_best_k() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
 
     assert in_top_k(logits, torch.tensor([1, 2]), 2).tolist() == [True, False]
-
-
-def test_an_evaluation_counts_every_image_once() -> None:
-    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
-
-    figures = classification_metrics(logits, torch.tensor([0, 0, 1, 1]), ["cat", "dog"])
-
-    assert (figures["images"], figures["top1"]) == (4, 0.75)
-    assert figures["per_class"]["dog"]["recall"] == 0.5
-    assert figures["per_class"]["cat"]["precision"] == pytest.approx(2 / 3)
-    assert figures["balanced"] == 0.75
-    assert figures["majority"] == 0.5
 
 
 def test_metrics_equal_those_of_scikit_learn() -> None:
@@ -160,38 +145,6 @@ def test_probabilities_are_scored_with_held_out_temperatures() -> None:
     assert calibration["bins"] == fixed["bins"]
 
 
-def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
-    logits, labels = some()
-
-    figures = calibrated_metrics(
-        logits, labels, FittedTemperature(value=1.0, held_out=np.ones(90), note="too few")
-    )
-
-    calibration = figures["calibration"]
-    assert calibration is not None
-    assert calibration["ece"] == calibration["ece_before"]
-    assert calibration["note"] == "too few"
-    assert figures["loss"] == pytest.approx(
-        torch.nn.functional.cross_entropy(logits, labels).item()
-    )
-
-
-def test_the_confusions_of_many_classes_are_the_entries_of_the_matrix(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logits, labels = some()
-    names = [f"class {i}" for i in range(logits.shape[1])]
-
-    dense = classification_metrics(logits, labels, names)
-    monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 6)
-    sparse = classification_metrics(logits, labels, names)
-
-    assert sparse["confusion"] == []
-    assert class_pair_counts(sparse) == class_pair_counts(dense)
-    assert sum(class_pair_counts(dense).values()) == len(labels)
-    assert sparse["per_class"] == dense["per_class"]
-
-
 def test_the_memory_of_metrics_does_not_grow_with_the_square_of_the_classes() -> None:
     labels = torch.tensor([0, 29_999])
 
@@ -215,10 +168,6 @@ def test_the_confusion_matrix_of_up_to_a_thousand_classes_is_a_table(
     assert class_pair_counts(found) == {(0, 0): 1, (1, 1): 1}
 
 
-def test_all_classes_are_among_the_best_if_there_are_fewer() -> None:
-    assert in_top_k(torch.eye(3), torch.tensor([0, 0, 1]), 5).all()
-
-
 def test_the_interval_of_a_loss_does_not_begin_below_zero() -> None:
     logits = np.array([[9.0, 0.0]] * 29 + [[0.0, 9.0]])
     losses = calibration.log_losses(logits, np.zeros(30, np.int64))
@@ -227,22 +176,6 @@ def test_the_interval_of_a_loss_does_not_begin_below_zero() -> None:
 
     assert found["loss_interval"] == mean_interval(losses)
     assert 0 < mean_interval(losses)[0] < losses.mean() / 5
-
-
-def test_the_number_of_training_images_used_for_the_temperature_is_reported() -> None:
-    logits, labels = some()
-    temperature = FittedTemperature(value=1.5, held_out=np.full(90, 1.5), cross_validated=400)
-
-    found = calibrated_metrics(logits, labels, temperature)["calibration"]
-
-    assert found is not None
-    assert found["cross_validated"] == 400
-    assert found["note"] is None
-    rows = bin_by_confidence(*confidence_and_correctness(logits.double().numpy(), labels.numpy()))
-    assert found["ece_before"] == calibration_error(rows)[0]
-    assert found["ece_binned"] == pytest.approx(
-        sum(row["images"] * abs(row["accuracy"] - row["confidence"]) for row in found["bins"]) / 90
-    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

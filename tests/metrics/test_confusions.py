@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitft.metrics.confusions import most_frequent
+from vitft.metrics import most_frequent
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
-from vitft.metrics.results import EvaluationResults, RunResults
+from vitft.metrics import EvaluationResults, RunResults
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.intervals import (
+from vitft.metrics import (
     accuracy_interval,
+    classification_metrics,
     design_effect,
+    label_results,
     mean_error,
+    probability_metrics,
     student_t_quantile,
     wilson_interval,
 )
-from vitft.metrics.label_metrics import label_results
 
 
 def flags(*right: int, of: int) -> tuple[np.ndarray, np.ndarray]:

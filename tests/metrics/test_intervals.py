@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, chi2, t
 
-from vitft.metrics.intervals import (
+from vitft.metrics import (
     binomial_tail,
     f1_with_interval,
     log_factorials,

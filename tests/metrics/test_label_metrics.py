@@ -6,37 +6,29 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.metrics import thresholds
-from vitft.metrics.calibration import (
+from vitft.metrics import (
     ScoredSet,
-    calibrate_temperature,
-    confidence_and_correctness,
-    log_losses,
-    logit_of,
-    sigmoid,
-)
-from vitft.metrics.classification import (
-    calibrated_metrics,
-    classification_metrics,
-    probability_metrics,
-)
-from vitft.metrics.intervals import (
-    f1_with_interval,
-    mean_fraction_interval,
-    score_interval,
-    wilson_interval,
-)
-from vitft.metrics.label_metrics import average_precision, label_results
-from vitft.metrics.targets import (
     TrainingLoss,
     are_right,
-    fraction_right,
-    label_losses,
+    average_precision,
+    best_threshold,
+    calibrate_temperature,
+    calibrated_metrics,
+    classification_metrics,
+    confidence_and_correctness,
+    f1_with_interval,
+    fit_thresholds,
+    label_results,
+    log_losses,
+    logit_of,
     losses,
+    mean_fraction_interval,
     mean_loss,
+    probability_metrics,
+    score_interval,
+    sigmoid,
+    wilson_interval,
 )
-from vitft.metrics.thresholds import best_threshold, fit_thresholds
-from vitft.system.text import percent
 
 Array = np.ndarray[Any, Any]
 
@@ -149,38 +141,6 @@ def test_images_without_any_label_have_no_average_precision_and_no_recall() -> N
     assert found["labels"]["macro_f1"] == 0
 
 
-def test_the_balanced_accuracy_of_one_label_is_its_recall() -> None:
-    logits, truth = torch.tensor([[1.0, -1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [1, 0]])
-
-    found = classification_metrics(logits, truth, ("a", "b"))
-
-    assert found["balanced"] == found["per_class"]["a"]["recall"] == 0.5
-    assert found["per_class"]["b"]["recall"] is None
-
-
-def test_labels_are_assigned_from_their_thresholds_on() -> None:
-    logits = torch.tensor([[0.0, 2.0], [1.0, -1.0], [-1.0, 1.0]])
-    truth = torch.tensor([[1, 0], [1, 0], [0, 1]])
-
-    half = classification_metrics(logits, truth, ("a", "b"))["per_class"]
-    strict = classification_metrics(logits, truth, ("a", "b"), thresholds=np.array([0.6, 0.9]))
-
-    assert half["a"]["recall"] == 1  # a logit of 0 is a probability of one half
-    assert half["b"]["precision"] == 0.5
-    assert strict["per_class"]["a"]["recall"] == 0.5
-    assert strict["per_class"]["b"]["recall"] == 0
-    assert strict["top1"] == 1 / 3
-
-
-def test_the_loss_of_each_label_is_its_mean_over_the_images() -> None:
-    logits, truth = scored()
-    chance = np.where(truth, sigmoid(logits), 1 - sigmoid(logits))
-
-    found = label_losses(torch.from_numpy(logits), torch.from_numpy(truth))
-
-    assert found.numpy() == pytest.approx(-np.log(chance).mean(axis=0))
-
-
 def test_metrics_of_labels_use_the_temperature_fitted_without_the_image() -> None:
     logits, truth = scored(300)
     temperature = calibrate_temperature(ScoredSet(logits, truth))
@@ -208,15 +168,6 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     f1 = 2 * (truth * given).sum(axis=0) / (truth.sum(axis=0) + given.sum(axis=0))
     assert found["macro_f1"] == pytest.approx(f1[:2].mean())
     assert found["chance_map"] == pytest.approx(truth[:, :2].mean())
-
-
-def test_no_labels_at_all_have_an_f1_of_zero() -> None:
-    logits, truth = torch.full((4, 2), -1.0), torch.zeros(4, 2, dtype=torch.long)
-
-    found = classification_metrics(logits, truth, ("a", "b"))
-
-    assert (found["labels"]["micro_f1"], found["labels"]["macro_f1"], found["top1"]) == (0, 0, 1)
-    assert found["labels"]["micro_f1_interval"] == (0, 1)
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_all_labels() -> None:
@@ -282,23 +233,6 @@ def test_a_threshold_is_halfway_between_two_logits(has_label: list[int], thresho
     assert best_threshold(logits[::-1], np.array(has_label[::-1])) == threshold
 
 
-@pytest.mark.parametrize("more", [0, 40])
-def test_each_tenth_of_the_images_has_the_thresholds_of_the_others_and_of_training_images(
-    monkeypatch: pytest.MonkeyPatch, more: int
-) -> None:
-    validation, (logits, truth) = ScoredSet(*scored(60, 1)), scored(more, 1, seed=3)
-    monkeypatch.setattr(thresholds, "best_thresholds", lambda z, _: z.mean(axis=0))
-
-    found = fit_thresholds(validation, ScoredSet(logits, truth) if more else None)
-
-    values, sizes = np.unique(found.held_out, return_counts=True)
-    assert sizes.tolist() == [6] * 10
-    for value in values:
-        others = validation.logits[found.held_out != value]
-        assert value == pytest.approx(np.append(others, logits).mean())
-    assert found.value[0] == pytest.approx(np.append(validation.logits, logits).mean())
-
-
 def test_thresholds_of_validation_images_are_chosen_without_them() -> None:
     logits, truth = scored(40, 2)
 
@@ -318,12 +252,3 @@ def test_an_image_is_right_only_if_all_labels_are() -> None:
     strict = np.array([0.99, 0.5])
     assert are_right(logits, truth, strict).tolist() == [False, False, True]
     assert logit_of(sigmoid(np.array([-3.0]))) == pytest.approx(-3.0)
-
-
-def test_an_accuracy_is_rounded_as_the_fraction_of_two_integers() -> None:
-    right = torch.arange(80) < 71
-
-    accuracy = fraction_right(right)
-
-    assert accuracy == 71 / 80
-    assert percent(accuracy) == "88.8%"  # in float32, 88.7%

@@ -7,10 +7,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.run_files import make_run
-from vitft.metrics.results import RunResults, check_confusion, read_results
-from vitft.metrics.values import Interval, Loss, Positive
-from vitft.system.errors import RunError
-from vitft.system.structure import StructureError, structured
+from vitft.metrics import Interval, Loss, Positive, RunResults, check_confusion, read_results
+from vitft.system import RunError, StructureError, structured
 
 PATH = Path("run/eval.json")
 

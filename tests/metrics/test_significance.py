@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from vitft.metrics.intervals import (
+from vitft.metrics import (
     PairedDifference,
     holm,
     mcnemar,
