@@ -4,9 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from vitft.metrics.chance import chance_level
-from vitft.metrics.intervals import mean_fraction_interval, wilson_interval
-from vitft.metrics.results import RunResults
+from vitft.metrics import RunResults, chance_level, mean_fraction_interval, wilson_interval
 
 
 def results(matrix: list[list[int]]) -> RunResults:

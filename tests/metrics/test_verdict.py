@@ -5,16 +5,14 @@ from typing import Any, cast
 import pytest
 
 from tests.metrics.test_chance import results
-from vitft.metrics.estimate import (
+from vitft.metrics import (
+    RunResults,
     better_estimate,
-)
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults
-from vitft.metrics.verdict import (
     needed_budget,
     selected_epoch,
-    verdict,
+    wilson_interval,
 )
+from vitft.metrics.verdict import verdict
 
 
 def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any) -> RunResults:
