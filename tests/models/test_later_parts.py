@@ -8,33 +8,29 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.models.pretrained.test_flavours import write_timm_config
-from tests.models.test_shapes import shapes_of_model
-from tests.models.test_timm_families import translated
-from vitft import create_model, load_pretrained
-from vitft.config.sections import TrainSpec
-from vitft.data.transforms import EvalTransform
-from vitft.explain.attribution import attention_maps, explain, rollout
-from vitft.explain.method import Method
-from vitft.export.formats.graph import TorchExportFormat
-from vitft.export.formats.int8 import Int8Format
-from vitft.export.formats.onnx import OnnxFormat
-from vitft.export.formats.timm import TimmFormat
-from vitft.export.formats.transformers import TransformersFormat
-from vitft.export.trained import TrainedRun
-from vitft.models.card import Card, parse_card
-from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.freeze import freeze_model
-from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
-from vitft.models.rope import Rotary, axis_coordinates
-from vitft.models.shapes import vit_shapes
-from vitft.models.vit import Block, VisionTransformer
-from vitft.models.vit_config import RopeConfig, ViTConfig
-from vitft.system.errors import UsageError, WeightsError
-from vitft.training.optim import layer_numbers
+from vitft import load_pretrained
+from vitft.config import TrainSpec
+from vitft.data import EvalTransform
+from vitft.explain import Method, attention_maps, explain, rollout
+from vitft.export import Int8Format, OnnxFormat, TorchExportFormat, TrainedRun
+from vitft.models import (
+    Block,
+    Card,
+    RopeConfig,
+    Rotary,
+    VisionTransformer,
+    ViTConfig,
+    adapted_layers,
+    add_adapters,
+    build_model,
+    freeze_model,
+    load_checkpoint,
+    merge_adapters,
+    save_checkpoint,
+)
+from vitft.training import layer_numbers
 
 METHODS: tuple[Literal["relevance", "rollout", "attention"], ...] = (
     "relevance", "rollout", "attention",
@@ -78,18 +74,6 @@ def trained_run(model: VisionTransformer, folder: Path) -> TrainedRun:
     transform = EvalTransform(image_size=model.config.image_size)
     card = Card(architecture=model.config, transform=transform, classes=("a", "b", "c"))
     return TrainedRun(folder, model.state_dict(), card)
-
-
-@pytest.mark.parametrize("fields", PARTS)
-def test_every_part_has_the_shapes_of_its_model_and_is_kept_by_its_card(
-    fields: dict[str, Any],
-) -> None:
-    config = replace(SMALL, **fields)
-    card = Card(architecture=config, transform=EvalTransform(image_size=config.image_size))
-
-    assert vit_shapes(config) == shapes_of_model(config)
-    assert parse_card(card.to_json()) == card
-    assert str(config) != str(SMALL)  # part of the key of cached features
 
 
 @pytest.mark.parametrize("fields", PARTS)
@@ -221,25 +205,6 @@ def test_scores_of_turned_queries_and_keys_depend_only_on_the_offset(rope: RopeC
     assert not torch.allclose(patches[0, 0, 1, 2], patches[0, 0, 2, 1], atol=1e-2)
 
 
-def test_turning_keeps_the_length_of_a_vector_and_the_first_patches_alone_can_be_turned() -> None:
-    rotary = Rotary(SMALL, RopeConfig())
-    x = torch.randn(2, 4, 25, 16)
-
-    assert torch.allclose(rotary(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)
-    assert torch.equal(rotary(x[:, :, :1]), x[:, :, :1])  # the class token
-    assert torch.equal(rotary(x[:, :, :9]), rotary(x)[:, :, :9])
-
-
-def test_coordinates_cover_the_image_or_count_from_an_offset() -> None:
-    half = axis_coordinates(0, (2, 6), RopeConfig()) / (2 * torch.pi)
-    counted = axis_coordinates(1, (2, 4), replace(INDEX, grid=None))
-    scaled = axis_coordinates(1, (2, 4), INDEX)
-
-    assert half.tolist() == pytest.approx([-0.5, 0.5])
-    assert counted.tolist() == [1, 2, 3, 4]
-    assert scaled.tolist() == [2, 4, 6, 8]
-
-
 @torch.no_grad()
 def test_a_rotary_model_takes_images_of_another_size_without_resampling(tmp_path: Path) -> None:
     run = trained_run(model := random_model(positions=False, rope=RopeConfig()), tmp_path)
@@ -253,117 +218,4 @@ def test_a_rotary_model_takes_images_of_another_size_without_resampling(tmp_path
     assert all(torch.equal(larger.state_dict()[n], t) for n, t in model.state_dict().items())
 
 
-def test_a_copy_in_bf16_turns_as_the_original_does() -> None:
-    rotary = Rotary(SMALL, RopeConfig())
-    x = torch.randn(1, 4, 25, 16)
-
-    low = rotary.to(torch.bfloat16)(x.bfloat16()).float()
-
-    assert low == pytest.approx(Rotary(SMALL, RopeConfig())(x), abs=0.05)
-
-
-def test_heads_that_rotary_positions_cannot_pair_are_refused() -> None:
-    with pytest.raises(UsageError, match="heads with a multiple of 4 dimensions"):
-        replace(SMALL, heads=32, rope=RopeConfig())
-
-
 # files --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eva02_tiny_patch14_336", "eva02_base_patch14_448", "vit_pe_core_tiny_patch16_384",
-     "vit_small_patch16_dinov3", "vit_small_patch16_rope_ape_224"],
-)  # fmt: skip
-def test_a_file_that_may_have_rotary_positions_is_refused_without_its_settings(
-    name: str, tmp_path: Path
-) -> None:
-    theirs, _, _ = translated(name)
-    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-
-    with pytest.raises(WeightsError, match="seems to have rotary position embeddings") as caught:
-        load_pretrained(tmp_path)
-
-    assert "config.json" in caught.value.fix
-
-
-@torch.no_grad()
-def test_attention_pooling_may_be_replaced_by_the_mean_but_not_added(tmp_path: Path) -> None:
-    theirs, ours, images = translated("vit_base_patch16_siglip_224")
-    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    arguments = {"num_heads": 2, "img_size": list(ours.config.image_size)}
-    write_timm_config(tmp_path, architecture="vit_base_patch16_siglip_224", model_args=arguments)
-
-    mean, report = load_pretrained(tmp_path, pool="mean", num_classes=0)
-
-    tokens = ours.encode(ours.embed(images))
-    assert torch.allclose(mean(images), ours.norm(tokens.mean(dim=1)), atol=1e-5)
-    assert sum(name.startswith("attn_pool.") for name in report.dropped) == 13
-    save_checkpoint(tmp_path / "plain.safetensors", mean.state_dict(), card_of(mean))
-    with pytest.raises(UsageError, match="pool=map needs weights with attention pooling"):
-        load_pretrained(tmp_path / "plain.safetensors", pool="map")
-
-
-def card_of(model: VisionTransformer) -> Card:
-    return Card(
-        architecture=model.config, transform=EvalTransform(image_size=model.config.image_size)
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"pool": "map"}, "attention pooling"),
-        ({"rope": RopeConfig()}, "rotary position embeddings"),
-        ({"gated_mlp": True}, "a SwiGLU MLP"),
-        ({"norm_layer": "rmsnorm"}, "RMSNorm"),
-        ({"final_norm": False}, "no final LayerNorm"),
-        ({"mlp_norm": True}, "additional LayerNorms"),
-        ({"proj_bias": False}, "layers without biases"),
-    ],
-)
-def test_what_transformers_lacks_is_named(fields: dict[str, Any], part: str) -> None:
-    obstacle = TransformersFormat().obstacle(card_of(VisionTransformer(replace(SMALL, **fields))))
-
-    assert part in obstacle
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"norm_layer": "rmsnorm"}, "RMSNorm without SwiGLU"),
-        ({"patch_norm": True}, "a norm after the patch projection without RMSNorm"),
-        ({"rope": RopeConfig(), "proj_bias": False}, "layers without biases"),
-        ({"rope": RopeConfig(), "activation": "quick_gelu"}, "the activation quick_gelu"),
-        ({"positions": False}, "neither learned nor rotary"),
-    ],
-)
-def test_a_combination_that_timm_cannot_build_is_named(fields: dict[str, Any], part: str) -> None:
-    assert part in TimmFormat().obstacle(card_of(VisionTransformer(replace(SMALL, **fields))))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"pool_heads": 8}, "pool_heads 8"),
-        ({"pool": "map", "pool_heads": 5}, "pool_heads 5"),
-        ({"pool": "max"}, "pool 'max'"),
-        ({"norm_layer": "batchnorm"}, "norm_layer 'batchnorm'"),
-        ({"pool": "mean", "norm_before_pool": True, "final_norm": False}, "final_norm False"),
-        ({"pool": "map", "read_blocks": 2}, "cannot read 2 blocks"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        replace(SMALL, **fields)
-
-
-def test_dinov3_is_created_by_timms_name() -> None:
-    with torch.device("meta"):
-        model = create_model("vit_small_patch16_dinov3", num_classes=5, pool="cls")
-
-    assert model.config.rope == RopeConfig()
-    assert model.pos_embed is None
-    assert model.config.registers == 4

@@ -11,19 +11,22 @@ import torch
 
 from tests.training.test_run import run_it
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
-from vitft.config.sections import TrainSpec
-from vitft.data.transforms import EvalTransform
-from vitft.features.cut import Whole
-from vitft.models.card import Card
-from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.freeze import freeze_model
-from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
-from vitft.models.pretrained.load import load_pretrained
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import UsageError
+from vitft.config import TrainSpec
+from vitft.data import EvalTransform
+from vitft.features import Whole
+from vitft.models import (
+    Card,
+    VisionTransformer,
+    ViTConfig,
+    adapted_layers,
+    add_adapters,
+    build_model,
+    freeze_model,
+    load_checkpoint,
+    load_pretrained,
+    merge_adapters,
+    save_checkpoint,
+)
 
 SPEC = TrainSpec(freeze="lora", lora_rank=4)
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -77,61 +80,6 @@ def test_new_adapters_are_drawn_from_the_seed(tiny_config: ViTConfig) -> None:
 
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-
-
-def test_adapters_are_added_to_the_named_layers_but_never_to_the_head(
-    tiny_config: ViTConfig,
-) -> None:
-    model = VisionTransformer(replace(tiny_config, pre_logits=True))
-
-    add_adapters(model, replace(SPEC, lora_targets="qkv,head,fc"))
-    add_adapters(model, SPEC)  # has adapters already
-
-    assert [path for path, _ in adapted_layers(model)] == [f"blocks.{i}.attn.qkv" for i in range(2)]
-
-
-def test_adapters_are_on_the_device_of_the_model(tiny_config: ViTConfig) -> None:
-    with torch.device("meta"):
-        model = VisionTransformer(tiny_config)
-
-    add_adapters(model, SPEC)
-
-    assert all(parameter.is_meta for parameter in model.parameters())
-
-
-def test_merged_matrices_are_returned_under_the_names_of_their_layers(
-    tiny_vit: VisionTransformer,
-) -> None:
-    before = tiny_vit.get_parameter("blocks.0.attn.proj.weight").detach().clone()
-    add_adapters(tiny_vit, replace(SPEC, lora_alpha=8.0))
-    place = "blocks.0.attn.proj"
-    down = tiny_vit.get_parameter(f"{place}.lora_A.default.weight").detach().clone()
-    up = torch.randn_like(tiny_vit.get_parameter(f"{place}.lora_B.default.weight"))
-    tiny_vit.get_parameter(f"{place}.lora_B.default.weight").data.copy_(up)
-
-    matrices = merge_adapters(tiny_vit)
-
-    assert len(matrices) == 16
-    assert torch.equal(matrices[f"{place}.lora_A.weight"], down)
-    assert torch.equal(matrices[f"{place}.lora_B.weight"], up)
-    after = tiny_vit.get_parameter(f"{place}.weight")
-    assert torch.allclose(after, before + 8 / 4 * up @ down, atol=1e-5)
-
-
-def test_a_model_without_the_target_layers_is_refused(tiny_vit: VisionTransformer) -> None:
-    with pytest.raises(UsageError, match="no linear layers named conv"):
-        add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))
-
-
-@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
-def test_a_run_saves_merged_weights(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
-) -> None:
-    done = run_it(image_folder, tiny_weights, tmp_path / "run", train={"freeze": freeze})
-
-    state, _ = load_checkpoint(done.run / "model.safetensors")
-    assert not [name for name in state if "lora" in name]
-    assert json.loads((done.run / "eval.json").read_text())["top1"] == 1.0
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -218,15 +166,3 @@ def test_the_adapter_applies_to_the_model_of_timm(
     with torch.no_grad():
         wanted = build_model(state, card.architecture)(PIXELS)
         torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-4, rtol=0)
-
-
-def test_only_lora_runs_can_keep_an_adapter() -> None:
-    with pytest.raises(UsageError, match=r"train\.keep_adapter=true needs train\.freeze=lora"):
-        TrainSpec(freeze="none", keep_adapter=True)
-
-
-def test_a_run_on_a_timm_model_cannot_keep_an_adapter() -> None:
-    model = TimmModel(TimmConfig(timm="resnet10t", image_size=(32, 32), num_classes=3))
-
-    with pytest.raises(UsageError, match="--keep-adapter does not support timm models"):
-        add_adapters(model, TrainSpec(freeze="lora", keep_adapter=True))

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from vitft.models.checkpoint import facts_of
-from vitft.models.registry import architecture_config, architecture_names
-from vitft.models.shapes import vit_shapes
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models import (
+    VisionTransformer,
+    ViTConfig,
+    architecture_config,
+    architecture_names,
+    facts_of,
+    vit_shapes,
+)
 
 SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=2, heads=2, num_classes=5)
 

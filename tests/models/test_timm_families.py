@@ -5,36 +5,31 @@ Each network is timm's own, 32 wide and with two blocks, so what makes the famil
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.layers import get_act_fn
 from torch import Tensor
 
 from tests.models.pretrained.test_flavours import write_timm_config
 from vitft import create_model, load_pretrained
-from vitft.data.transforms import EvalTransform
-from vitft.explain.attribution import attention_maps
-from vitft.export.formats.timm import TimmFormat
-from vitft.export.trained import TrainedRun
-from vitft.features.cut import cut_model
-from vitft.models import numpy_vit
-from vitft.models.activations import ACTIVATION_FUNCTIONS
-from vitft.models.card import Card, parse_card
-from vitft.models.checkpoint import build_model
-from vitft.models.numpy_vit import NumpyModel
-from vitft.models.registry import architecture_config
-from vitft.models.timm_config import timm_modules
-from vitft.models.timm_names import from_timm_names
-from vitft.models.timm_vit import network_config, unsupported_parts
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import Activation, ViTConfig
-from vitft.system.errors import UsageError, WeightsError
-from vitft.training.optim import layer_numbers
+from vitft.data import EvalTransform
+from vitft.explain import attention_maps
+from vitft.export import TimmFormat, TrainedRun
+from vitft.features import cut_model
+from vitft.models import (
+    Card,
+    NumpyModel,
+    VisionTransformer,
+    build_model,
+    from_timm_names,
+    network_config,
+    unsupported_parts,
+)
+from vitft.system import UsageError
 
 FAMILIES = [
     "aimv2_large_patch14_224",
@@ -190,97 +185,10 @@ def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path:
     assert torch.equal(opened(images), ours(images))
 
 
-def test_layer_decay_counts_the_first_layernorm_to_the_embedding(tiny_config: ViTConfig) -> None:
-    model = VisionTransformer(replace(tiny_config, embed_norm=True))
-
-    layers = layer_numbers(model)
-
-    assert layers["norm_pre.weight"] == layers["pos_embed"] == 0
-    assert "patch_embed.proj.bias" not in layers
-
-
-@pytest.mark.parametrize("name", ACTIVATION_FUNCTIONS)
-def test_each_gelu_is_that_of_timm_in_torch_and_in_numpy(name: str) -> None:
-    x = torch.linspace(-12, 12, 10_001)
-
-    expected = get_act_fn(name)(x)
-
-    assert torch.equal(ACTIVATION_FUNCTIONS[cast("Activation", name)](x), expected)
-    assert numpy_vit.GELUS[name](x.numpy()) == pytest.approx(expected.numpy(), abs=2e-6)
-
-
-@pytest.mark.parametrize(("act", "shown"), [("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "")])
-def test_an_activation_that_config_json_states_is_used_or_refused(
-    act: str, shown: str, tmp_path: Path, tiny_vit: VisionTransformer
-) -> None:
-    save_file(tiny_vit.state_dict(), tmp_path / "model.safetensors")
-    write_timm_config(tmp_path, model_args={"num_heads": 2, "act_layer": act})
-
-    if shown:
-        model, report = load_pretrained(tmp_path)
-        assert model.config.activation == shown
-        assert shown in report.architecture
-        return
-    with pytest.raises(WeightsError, match="act_layer is relu, but vitft supports only GELU"):
-        load_pretrained(tmp_path)
-
-
 # cards ------------------------------------------------------------------------------------------
 
 
-def test_a_card_with_every_part_is_read_back() -> None:
-    config = ViTConfig(pool="mean", num_classes=0)
-    later = replace(config, class_token=False, norm_before_pool=True, embed_norm=True)
-    later = replace(later, activation="quick_gelu")
-    card = Card(architecture=later, transform=EvalTransform(image_size=(224, 224)))
-
-    assert parse_card(card.to_json()) == card
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"class_token": False}, {"norm_before_pool": True}, {"pool": "mean", "distilled": True}],
-    ids=str,
-)
-def test_a_pooling_that_has_nothing_to_read_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="incompatible model settings"):
-        ViTConfig(**fields)
-
-
 # names --------------------------------------------------------------------------------------------
-
-
-def test_names_read_from_timms_source_are_those_of_its_registry() -> None:
-    assert {*timm_modules()} == {*timm.list_models()}
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        (
-            "vit_base_patch14_reg4_dinov2",
-            {"image_size": (518, 518), "patch_size": (14, 14), "registers": 4, "num_classes": 0},
-        ),
-        ("flexivit_base", {"image_size": (240, 240), "num_classes": 1000}),
-        ("deit_tiny_distilled_patch16_224", {"width": 192, "distilled": True, "heads": 3}),
-        (
-            "eva_giant_patch14_224",
-            {"width": 1408, "depth": 40, "mlp_ratio": 6144 / 1408, "pool": "mean"},
-        ),
-    ],
-)
-def test_timms_architectures_have_a_configuration(name: str, fields: dict[str, Any]) -> None:
-    config = architecture_config(name)
-
-    assert {key: getattr(config, key) for key in fields} == fields
-
-
-def test_a_timm_architecture_is_created_with_other_classes_and_pixels() -> None:
-    with torch.device("meta"):
-        model = create_model("vit_small_patch14_reg4_dinov2", image_size=(56, 84), num_classes=5)
-
-    assert model.config.grid == (4, 6)
-    assert model.head.out_features == 5
 
 
 REFUSALS = [
@@ -301,22 +209,3 @@ def test_an_architecture_that_is_not_supported_is_refused_with_the_reason_and_th
         create_model(name)
 
     assert f"use timm:{name} " in caught.value.fix
-
-
-def test_a_file_whose_config_names_another_architecture_is_refused_with_the_reason(
-    tmp_path: Path,
-) -> None:
-    theirs = timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=1, num_heads=2)
-    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    write_timm_config(tmp_path, architecture="vit_base_patch16_rpn_224")
-
-    with pytest.raises(WeightsError, match=r"an unsupported kind of block") as caught:
-        load_pretrained(tmp_path)
-
-    assert "timm:vit_base_patch16_rpn_224" in caught.value.fix
-
-
-def test_a_plain_configuration_is_that_of_timms_network() -> None:
-    net = timm.create_model("vit_tiny_patch16_224", embed_dim=64, depth=1, num_heads=4, mlp_ratio=3)
-
-    assert network_config(net) == ViTConfig(width=64, depth=1, heads=4, mlp_ratio=3.0)

@@ -12,20 +12,22 @@ import torch
 from torch import nn
 
 from tests.training.test_run import run_it
-from vitft.data.transforms import EvalTransform
-from vitft.features.cut import cut_model, run_prefix
-from vitft.features.pipeline import set_checkpointing
-from vitft.metrics.results import Metrics
-from vitft.models.card import Card
-from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.freeze import freeze_model
-from vitft.models.pretrained.load import load_backbone, load_pretrained
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel, require_vit, untrained
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import RunError, UsageError, WeightsError
-from vitft.system.structure import StructureError, structured
-from vitft.training.best import BestWeights
+from vitft.data import EvalTransform
+from vitft.features import cut_model, run_prefix
+from vitft.metrics import Metrics
+from vitft.models import (
+    Card,
+    TimmConfig,
+    TimmModel,
+    build_model,
+    freeze_model,
+    load_backbone,
+    load_checkpoint,
+    save_checkpoint,
+)
+from vitft.predict import Predictor
+from vitft.system import RunError, StructureError, structured
+from vitft.training import BestWeights
 
 SMALL = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
 PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -75,12 +77,6 @@ def test_weights_go_to_timm_and_back_and_answer_alike(config: TimmConfig) -> Non
         assert torch.equal(back(pixels), model(pixels))
 
 
-def test_a_new_model_knows_nothing_and_says_so() -> None:
-    logits = untrained(SMALL).eval()(PIXELS)
-
-    assert torch.equal(logits, torch.zeros(4, 3))
-
-
 def test_features_and_head_are_the_model() -> None:
     model = random_model()
     freeze_model(model, "head")
@@ -92,19 +88,6 @@ def test_features_and_head_are_the_model() -> None:
     assert tuple(features.shape[1:]) == cut.prefix.shape
     assert cut.pooled
     torch.testing.assert_close(cut.suffix(features.clone()), model(PIXELS), atol=1e-6, rtol=0)
-
-
-def test_in_bf16_the_features_stay_close() -> None:
-    model = random_model()
-    cut = cut_model(model, "head")
-    assert cut.prefix is not None
-
-    exact = run_prefix(cut.prefix, PIXELS)
-    close = run_prefix(cut.prefix.in_precision("bf16"), PIXELS)
-
-    assert close.dtype == torch.bfloat16
-    assert (close.float() - exact).norm() < 0.02 * exact.norm()
-    assert next(model.parameters()).dtype == torch.float32
 
 
 def test_the_digest_is_of_the_frozen_part_alone() -> None:
@@ -120,13 +103,6 @@ def test_the_digest_is_of_the_frozen_part_alone() -> None:
 
     next(other.net.parameters()).data += 1
     assert digest(model) != digest(other)
-
-
-def test_only_the_head_trains_or_everything() -> None:
-    model = random_model()
-
-    assert freeze_model(model, "head") == ["head.weight", "head.bias"]
-    assert len(freeze_model(model, "none")) == len(list(model.parameters()))
 
 
 def measured(top1: float) -> Metrics:
@@ -148,29 +124,10 @@ def test_running_statistics_belong_to_the_best_weights() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-@pytest.mark.parametrize("is_random", [True, False])
-def test_a_head_that_is_not_one_linear_layer_is_refused(is_random: bool) -> None:
-    config = TimmConfig(timm="deit_tiny_distilled_patch16_224", image_size=(224, 224))
-    tensors = None if is_random else timm.create_model(config.timm, num_classes=1).state_dict()
-
-    with pytest.raises(UsageError, match="not a single linear layer"):
-        TimmModel(config, tensors=tensors)
-
-
-def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="with a different image size"):
-        TimmModel(replace(SMALL, sized=True))
-
-
 @pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/x", "", "../x", "Resnet18"])
 def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
     with pytest.raises(StructureError, match="invalid timm model"):
         structured({"timm": name, "image_size": [8, 8]}, TimmConfig)
-
-
-def test_an_architecture_that_this_timm_lacks_is_named() -> None:
-    with pytest.raises(UsageError, match="has no model named resnet1888"):
-        TimmModel(replace(SMALL, timm="resnet1888"))
 
 
 def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
@@ -190,31 +147,6 @@ def test_tensors_of_another_model_are_refused() -> None:
         build_model(random_model().state_dict(), replace(SMALL, timm="test_convnext"))
 
 
-def test_what_needs_our_attention_says_so() -> None:
-    with pytest.raises(UsageError, match=r"--method rollout needs the attention weights of vitft"):
-        require_vit(random_model(), "--method rollout")
-
-
-def test_load_pretrained_points_to_the_right_door(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"load_backbone"):
-        load_pretrained("timm:resnet18")
-    with pytest.raises(WeightsError, match=r"contains the timm model test_resnet"):
-        load_pretrained(saved(tmp_path / "model.safetensors", random_model()))
-
-
-@pytest.mark.parametrize("name", ["timm:", "timm:a/b", "timm:../x", "timm:Resnet18", "timm:a.b.c"])
-def test_a_malformed_name_is_refused_before_timm_is_asked(name: str) -> None:
-    with pytest.raises(WeightsError, match="invalid timm name"):
-        load_backbone(name, num_classes=2)
-
-
-def test_an_unknown_name_names_the_nearest() -> None:
-    with pytest.raises(WeightsError, match="has no weights named resnet1888") as caught:
-        load_backbone("timm:resnet1888", num_classes=2)
-
-    assert "resnet18" in caught.value.fix
-
-
 def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
     model = random_model()
     path = saved(tmp_path / "model.safetensors", model)
@@ -225,15 +157,6 @@ def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
     assert again.config.num_classes == 7
     assert not again(PIXELS).any()
     assert report.provenance["from"] == "timm:test"
-
-
-def test_what_only_our_model_has_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path / "model.safetensors", random_model())
-
-    with pytest.raises(UsageError, match="timm models do not support"):
-        load_backbone(path, num_classes=2, pre_logits="keep")
-    with pytest.raises(UsageError, match="was fine-tuned at"):
-        load_backbone(path, num_classes=2, image_size=64)
 
 
 @pytest.mark.parametrize(
@@ -266,43 +189,6 @@ def test_a_run_goes_from_images_to_predictions(
     assert isinstance(predictor.model, TimmModel)
 
 
-@pytest.mark.parametrize("name", ["a checkpoint", "random:timm:test_vit"])
-def test_stochastic_depth_is_active_only_during_training(tmp_path: Path, name: str) -> None:
-    small = TimmConfig(timm="test_vit", image_size=(160, 160), num_classes=3)
-    path = saved(tmp_path / "model.safetensors", random_model(small))
-    name = str(path) if name == "a checkpoint" else name
-    pixels = torch.randn(4, 3, 160, 160)
-
-    model, _ = load_backbone(name, num_classes=2, drop_path=0.9)
-
-    still = model.eval().features(pixels)
-    assert torch.equal(model.features(pixels), still)
-    assert not torch.equal(model.train().features(pixels), still)
-
-
-def test_a_new_model_has_no_stochastic_depth_unless_it_is_set() -> None:
-    model = untrained(TimmConfig(timm="test_vit", image_size=(160, 160)))
-    pixels = torch.randn(8, 3, 160, 160)
-
-    assert torch.equal(model.train().features(pixels), model.eval().features(pixels))
-
-
-def test_stochastic_depth_that_timm_does_not_have_is_refused() -> None:
-    densenet = TimmConfig(timm="densenet121", image_size=(32, 32), num_classes=2)
-
-    with pytest.raises(UsageError, match="timm's densenet121 has no stochastic depth"):
-        untrained(densenet, drop_path=0.1)
-
-
-def test_checkpointing_that_timm_does_not_have_is_refused() -> None:
-    with torch.device("meta"):
-        vgg = TimmModel(TimmConfig(timm="vgg11", image_size=(224, 224), num_classes=2))
-
-    with pytest.raises(UsageError, match="timm does not support it for vgg11"):
-        set_checkpointing(vgg, True)
-    set_checkpointing(vgg, False)
-
-
 def test_a_card_that_names_a_giant_of_timm_is_refused_without_building_it() -> None:
     giant = TimmConfig(timm="vit_giant_patch14_224", image_size=(224, 224), num_classes=3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -312,10 +198,3 @@ def test_a_card_that_names_a_giant_of_timm_is_refused_without_building_it() -> N
 
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 300 * 1024  # KiB; its weights would take 4 GB
-
-
-def test_a_size_that_timm_cannot_build_is_an_error_of_the_checkpoint() -> None:
-    odd = TimmConfig(timm="test_vit", image_size=(7, 7), sized=True, num_classes=3)
-
-    with pytest.raises(RunError):
-        build_model({"x": torch.zeros(1)}, odd)

@@ -1,9 +1,8 @@
 """The Vision Transformer: the same outputs as timm, and the properties of its parts."""
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import random_timm
-from vitft.models.checkpoint import build_model
-from vitft.models.registry import architecture_config, create_model
-from vitft.models.stem import DropPath
-from vitft.models.vit import Attention, Block, VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import UsageError
-from vitft.system.structure import structured
+from vitft.models import (
+    Attention,
+    Block,
+    DropPath,
+    VisionTransformer,
+    ViTConfig,
+    architecture_config,
+    build_model,
+    create_model,
+)
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(
@@ -167,43 +169,6 @@ def test_the_last_block_for_the_class_token_alone_gives_the_same_feature(
     assert torch.allclose(model.pool(short), model.pool(last(tokens)), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "prefix", "positions"),
-    [
-        pytest.param({}, 1, 5, id="class token"),
-        pytest.param({"registers": 4}, 5, 9, id="registers"),
-        pytest.param({"registers": 4, "prefix_positions": False}, 5, 4, id="patches alone"),
-        pytest.param({"distilled": True}, 2, 6, id="distilled"),
-    ],
-)
-def test_prefix_tokens_come_first_and_are_counted(
-    options: dict[str, Any], prefix: int, positions: int
-) -> None:
-    model = VisionTransformer(replace(SMALL_CONFIG, **options))
-
-    tokens = model.embed(torch.zeros(1, 3, 32, 32))
-
-    assert model.config.num_prefix == prefix
-    assert tokens.shape == (1, prefix + 4, 64)  # 2x2 patches
-    assert model.pos_embed.shape == (1, positions, 64)
-
-
-def test_a_card_from_before_a_field_existed_is_still_read() -> None:
-    old = {"image_size": [32, 32], "patch_size": [16, 16], "in_channels": 3, "width": 64}
-    old |= {"depth": 2, "heads": 4, "mlp_ratio": 4.0, "qkv_bias": True, "num_classes": 10}
-    old |= {"pre_logits": False, "pool": "cls", "drop_path": 0.0}
-
-    assert structured(old, ViTConfig) == SMALL_CONFIG
-
-
-@pytest.mark.parametrize("stem", [None, (), (3, 4, 9)])
-def test_a_configuration_survives_its_card(stem: tuple[int, ...] | None) -> None:
-    convs = (8, 16) if stem is None else ()
-    config = replace(SMALL_CONFIG, stem=stem, convs=convs, registers=2, norm="post")
-
-    assert structured(json.loads(json.dumps(asdict(config))), ViTConfig) == config
-
-
 @torch.no_grad()
 def test_attention_maps_are_what_forward_applies() -> None:
     attention = Attention(SMALL_CONFIG)
@@ -316,65 +281,6 @@ def test_drop_path_skips_whole_images_while_training_and_keeps_the_mean() -> Non
     assert bool((per_image == per_image[:, :1]).all())
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)  # 3.5 standard errors
     assert torch.equal(skip.eval()(branch), branch)
-
-
-def test_drop_path_grows_from_none_to_the_given_rate() -> None:
-    blocks = VisionTransformer(replace(SMALL_CONFIG, depth=3, drop_path=0.2)).blocks
-
-    rates = [skip.rate for skip in blocks.modules() if isinstance(skip, DropPath)]
-
-    assert rates == pytest.approx([0, 0.1, 0.2])
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        pytest.param("vit_base_patch15_224", "vit_base_patch16_224", id="patch"),
-        pytest.param("vit_bass_patch16_224", "vit_base_patch16_224", id="size"),
-        pytest.param("vit_tiny", "similar ones are vit_tiny_patch16_224, ", id="its beginning"),
-        pytest.param("ViT-B/16", "similar ones are vit_base_patch16_224, ", id="as in papers"),
-        pytest.param("vit_l_32", "similar ones are vit_large_patch32_224, ", id="torchvision's"),
-        pytest.param(
-            "google/vit-base-patch16-224", "similar ones are vit_base_patch16_224, ", id="the hub's"
-        ),
-        pytest.param("nonesuch_net", "similar ones are", id="another model"),
-        pytest.param("", "similar ones are", id="empty"),
-    ],
-)
-def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown architecture.*\n.*{message}"):
-        create_model(name)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        pytest.param({"image_size": 225}, r"height \(225 pixels\).*\n.*multiple of 16", id="size"),
-        pytest.param({"image_size": (224, 8)}, r"width \(8 pixels\)", id="too narrow"),
-        pytest.param({"num_classes": -1}, "num_classes is -1", id="classes"),
-        pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
-        pytest.param({"pool": "max"}, "pool 'max'", id="pool"),
-        pytest.param({"norm": "both"}, "norm 'both'", id="norm"),
-        pytest.param({"registers": -1}, "registers is -1", id="registers"),
-        pytest.param({"heads": 0}, "heads is 0", id="no heads"),
-        pytest.param({"stem": (2, 2, 2, 2)}, "stride 32", id="stem"),
-        pytest.param({"convs": (8, 1)}, "convs is 1", id="one channel"),
-        pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
-        pytest.param({"distilled": True, "pool": "mean"}, "distilled True", id="two heads"),
-        pytest.param({"read_blocks": 13}, "cannot read 13 blocks.*depth 12", id="blocks read"),
-        pytest.param({"read_blocks": 0}, "cannot read 0 blocks", id="no block read"),
-        pytest.param({"read_blocks": 2, "pre_logits": True}, "pre_logits True", id="layer between"),
-        pytest.param({"colour": 3}, "unknown model setting 'colour'", id="no such field"),
-    ],
-)
-def test_impossible_models_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        create_model("vit_tiny_patch16_224", **options)
-
-
-def test_images_of_another_size_are_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match=r"32x32 pixels, but got 48x48"):
-        VisionTransformer(SMALL_CONFIG)(torch.zeros(1, 3, 48, 48))
 
 
 def test_parameter_counts_are_the_published_ones() -> None:

@@ -11,6 +11,7 @@ from .fixes import write_fixes as write_fixes
 from .folder import File as File
 from .folder import Folder as Folder
 from .images import open_image as open_image
+from .images import read_bytes as read_bytes
 from .inspection import InspectedFile as InspectedFile
 from .inspection import InspectedFolder as InspectedFolder
 from .inspection import OpenedImage as OpenedImage
@@ -24,6 +25,7 @@ from .split import Row as Row
 from .split import run_manifest as run_manifest
 from .split import write_class_indices as write_class_indices
 from .thumbnail import THUMBNAIL_SIDE as THUMBNAIL_SIDE
+from .transforms import CROP_MODES as CROP_MODES
 from .transforms import CropTransform as CropTransform
 from .transforms import EvalTransform as EvalTransform
 from .transforms import Fit as Fit

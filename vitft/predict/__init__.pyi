@@ -7,7 +7,6 @@ from .evaluate import Evaluation as Evaluation
 from .label_thresholds import choose_label_thresholds as choose_label_thresholds
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
-from .open_engine import open_engine as open_engine
 from .output import ProcessShard as ProcessShard
 from .output import ResumePoint as ResumePoint
 from .output import find_resume_point as find_resume_point

@@ -18,6 +18,7 @@ from .errors import RunError as RunError
 from .errors import Stopped as Stopped
 from .errors import UsageError as UsageError
 from .errors import VitftError as VitftError
+from .errors import WeightsError as WeightsError
 from .files import atomic_folder as atomic_folder
 from .files import free_name as free_name
 from .files import open_regular as open_regular

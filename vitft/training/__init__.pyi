@@ -38,6 +38,7 @@ from .loop import Trainer as Trainer
 from .loop import predict_logits as predict_logits
 from .loop import seed_everything as seed_everything
 from .optim import WeightAverage as WeightAverage
+from .optim import layer_numbers as layer_numbers
 from .optim import lr_at as lr_at
 from .optim import parameter_groups as parameter_groups
 from .optim import running_statistics as running_statistics

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.contract.built.weights import CONFIG, checkpoints, folders, forms, google, refused, state
 from vitft import load_pretrained
-from vitft.models.checkpoint import build_model
-from vitft.system.errors import WeightsError
+from vitft.models import build_model
+from vitft.system import WeightsError
 
 FILES = [*forms(), "legacy.pth", "root.safetensors", "called.bin"]
 
@@ -62,24 +62,6 @@ def test_of_two_models_the_usual_one_is_named_and_the_other_is_read_by_its_name(
     assert f"{average} is used. For another, use '{written / file}#{other}'" in report.notes[0]
     assert not any("models" in note for note in named.notes)
     assert torch.equal(model(images), build_model(state(1), CONFIG)(images))
-
-
-@torch.no_grad()
-def test_heads_and_activation_are_assumed_with_a_note_until_a_file_states_them(
-    tmp_path: Path, images: Tensor
-) -> None:
-    torch.save(state(), tmp_path / "vit.pth")
-
-    assumed, report = load_pretrained(tmp_path / "vit.pth", allow_pickle=True)
-    (note,) = report.notes
-    start, end = note.index("{"), note.index("}") + 1
-    (tmp_path / "config.json").write_text(note[start:end].replace("N", "8"))
-    stated, silent = load_pretrained(tmp_path / "vit.pth", allow_pickle=True)
-
-    assert note.startswith("the weights do not state the number of heads and the activation")
-    assert "1 head (usual for width 64) and gelu are assumed" in note
-    assert (stated.config.heads, stated.config.activation, silent.notes) == (8, "quick_gelu", ())
-    assert not torch.equal(assumed(images), stated(images))
 
 
 def test_weights_in_parts_are_refused_if_one_is_missing_or_a_pickle(written: Path) -> None:

@@ -3,44 +3,24 @@
 The client reads its environment once, at import, so each situation is a process of its own.
 """
 
-import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import constants
 from safetensors.torch import save
 
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.hub_server import COMMIT, HubServer, Repo
 from tests.support.limits import HANG_S
-from vitft.models.pretrained import fetch as fetching
-from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.fetch import (
-    cached_or_downloaded,
-    check_reachable,
-    delete_cached,
-    download_error,
-    download_from_hub,
-    fetch_sidecars,
-    find_damage,
-    retry_delay,
-    sha256_of,
-    with_existing_file,
-)
-from vitft.models.pretrained.hub import DownloadBar, http_error, short_message
-from vitft.system import console
-from vitft.system.errors import ResourceError, WeightsError
+from vitft.models import plain_http
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
 META = "facebook/dinov3-vits16-pretrain-lvd1689m"
@@ -235,13 +215,6 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(answers: Answers, hub: HubSe
     assert hub.tokens == {"hub": {f"Bearer {TOKEN}"}, "cdn": set()}
 
 
-def test_a_token_in_a_librarys_message_is_not_repeated() -> None:
-    error = ValueError(f"Illegal header value b'Bearer {TOKEN}\\n'")
-
-    assert TOKEN not in short_message(error)
-    assert "Illegal header" in short_message(error)
-
-
 def test_nothing_damaged_stays_in_the_cache(answers: Answers, cache: Path) -> None:
     blobs = [path for path in cache.glob("hub/models--*/blobs/*") if len(path.name) == 64]
 
@@ -268,17 +241,6 @@ def test_a_blob_that_rotted_in_the_cache_is_fetched_again_once(
     assert blob.read_bytes() == content
     gets = [r for r in hub.requests if r == "GET /test/plain/model.safetensors"]
     assert len(gets) == asked + 1
-
-
-def test_progress_is_counted_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
-    console.stderr.cache_clear()
-
-    with DownloadBar(desc="model.safetensors", total=2_500_000) as bar:
-        bar.update(1_000_000)
-        bar.update(1_500_000)
-
-    assert "fetching model.safetensors: 2/2" in capsys.readouterr().err  # 2.5 rounds to even
-    console.stderr.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -381,413 +343,12 @@ def test_real_clients_take_the_loopback_hub_for_a_real_one(client: str, clients:
 # rules without a hub ------------------------------------------------------------------------------
 
 
-ENTRY = CatalogEntry(name="hf:a/b", licence="", repo="a/b", file="model.safetensors")
-
-
-class Answered(Exception):
-    """An error with the response of a server."""
-
-    def __init__(self, status: int | None, **headers: str) -> None:
-        self.response = SimpleNamespace(status_code=status, headers=headers)
-
-
-class TooManyRedirects(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("error", "attempt", "seconds"),
-    [
-        (OSError(), 1, 0.5),
-        (OSError(), 2, 1.0),
-        (OSError(), 3, 2.0),
-        (Answered(500), 1, 0.5),
-        (Answered(503), 2, 1.0),
-        (Answered(429), 1, 0.5),
-        (Answered(408), 1, 0.5),
-        (Answered(499), 1, None),
-        (Answered(404), 1, None),
-        (Answered(400), 1, None),
-        (TooManyRedirects(), 1, None),
-        (Answered(429, **{"Retry-After": "7"}), 3, 7.1),
-        (Answered(503, **{"Retry-After": "9999"}), 1, 9999.1),
-        (Answered(503, **{"Retry-After": "10000"}), 1, 0.5),
-        (Answered(503, **{"Retry-After": "soon"}), 1, 0.5),
-    ],
-)
-def test_a_request_is_repeated_only_where_that_may_help(
-    error: Exception, attempt: int, seconds: float | None
-) -> None:
-    assert retry_delay(error, attempt) == (None if seconds is None else pytest.approx(seconds))
-
-
-def test_redirects_without_end_and_a_bare_404_do_not_come_from_a_hub() -> None:
-    for error in (TooManyRedirects(), Answered(404)):
-        assert "does not respond like a Hugging Face hub" in download_error(ENTRY, error).problem
-    failed = "download of a/b/model.safetensors failed: "
-    assert download_error(ENTRY, Answered(500)).problem.startswith(f"{failed}HTTP status 500;")
-    assert download_error(ENTRY, None).problem.startswith(failed)
-
-
-def failure(name: str, status: int | None = None, *, retry_after: str = "") -> Exception:
-    """Return an error of huggingface_hub's HTTP client, with the response of a server if any."""
-    headers = {"Retry-After": retry_after} if retry_after else {}
-    error: Exception = type(name, (http_error(),), {"__init__": lambda _: None})()
-    if status is not None:
-        error.response = SimpleNamespace(status_code=status, headers=headers)  # type: ignore[attr-defined]
-    return error
-
-
-class Script:
-    """Answers or errors, one for each call, with the seconds that are slept between the calls."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
-        self.answers, self.calls = list(answers), list[Any]()
-        self.slept, self.clock = list[float](), 100.0
-        clock = SimpleNamespace(monotonic=lambda: self.clock, sleep=self.sleep, time=time.time)
-        monkeypatch.setattr(fetching, "time", clock)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(round(seconds, 3))
-        self.clock += seconds
-
-    def __call__(self, *given: object, **named: object) -> Any:
-        self.calls.append((*given, named))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-METADATA = SimpleNamespace(commit_hash="c", etag="e")
-NOT_A_HUB = "does not respond like a Hugging Face hub"
-
-
-@pytest.mark.parametrize(
-    ("answers", "result", "slept"),
-    [
-        pytest.param([METADATA], "", [], id="reachable"),
-        pytest.param([failure("ConnectError")], "offline", [], id="no connection"),
-        pytest.param([failure("ConnectTimeout")], "offline", [], id="no connection in time"),
-        pytest.param(
-            [failure("ReadTimeout"), failure("ReadTimeout"), METADATA],
-            "",
-            [0.5, 1.0],
-            id="silent twice",
-        ),
-        pytest.param(
-            [failure("ReadTimeout") for _ in range(3)], "failed: ", [0.5, 1.0], id="silent"
-        ),
-        pytest.param(
-            [*(failure("E", 503) for _ in range(4)), METADATA], "", [0.5, 1, 2, 4], id="busy"
-        ),
-        pytest.param(
-            [failure("E", 503) for _ in range(7)],
-            "HTTP status 503",
-            [0.5, 1, 2, 4, 8, 16],
-            id="busy a minute",
-        ),
-        pytest.param(
-            [failure("E", 429, retry_after="59") for _ in range(2)],
-            "HTTP status 429",
-            [59.1],
-            id="asks for patience",
-        ),
-        pytest.param(
-            [failure("E", 429, retry_after="60")], "HTTP status 429", [], id="too patient"
-        ),
-        pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
-        pytest.param([failure("E", 400)], "HTTP status 400", [], id="refused"),
-        pytest.param(
-            [failure("E", 503, retry_after="0") for _ in range(9)],
-            NOT_A_HUB,
-            [0.1] * 9,
-            id="nine times",
-        ),
-        pytest.param([SimpleNamespace(commit_hash=None, etag="e")], NOT_A_HUB, [], id="no commit"),
-        pytest.param([SimpleNamespace(commit_hash="c", etag=None)], NOT_A_HUB, [], id="no ETag"),
-    ],
-)
-def test_a_hub_is_asked_for_the_file_for_up_to_a_minute(
-    monkeypatch: pytest.MonkeyPatch, answers: list[Any], result: str, slept: list[float]
-) -> None:
-    script = Script(monkeypatch, *answers)
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", script)
-    monkeypatch.setattr("vitft.models.pretrained.hub.short_message", lambda _: "offline")
-    entry = replace(ENTRY, revision="r")
-
-    if result in ("", "offline"):
-        assert check_reachable(entry) == result
-    else:
-        with pytest.raises(WeightsError, match=result):
-            check_reachable(entry)
-
-    assert script.slept == slept
-    assert script.answers == []
-    url, options = script.calls[0]
-    assert url.endswith("/a/b/resolve/r/model.safetensors")
-    assert options == {"timeout": (1.5, 5.0, 5.0, 5.0)}
-
-
-@pytest.mark.parametrize(
-    ("answers", "result", "slept"),
-    [
-        pytest.param(["/x"], "", [], id="at once"),
-        pytest.param([failure("ReadError"), "/x"], "", [0.5], id="interrupted once"),
-        pytest.param([OSError(errno.EIO, "failed"), "/x"], "", [0.5], id="wrong length"),
-        pytest.param([failure("E", 503), failure("E", 503), "/x"], "", [0.5, 1.0], id="busy twice"),
-        pytest.param(
-            [failure("E", 503) for _ in range(3)], "HTTP status 503", [0.5, 1.0], id="busy"
-        ),
-        pytest.param([failure("ReadTimeout")], "failed: ", [], id="retried by huggingface_hub"),
-        pytest.param([failure("E", 403)], "HTTP status 403", [], id="refused"),
-        pytest.param([failure("E", 404)], NOT_A_HUB, [], id="a bare 404"),
-        pytest.param([failure("E", 503, retry_after="9999"), "/x"], "", [20.0], id="long wait"),
-        pytest.param([OSError(errno.EACCES, "failed")], "is not writable", [], id="cache"),
-    ],
-)
-def test_an_interrupted_download_is_tried_three_times(
-    monkeypatch: pytest.MonkeyPatch, answers: list[Any], result: str, slept: list[float]
-) -> None:
-    script = Script(monkeypatch, *answers)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", script)
-
-    if result:
-        with pytest.raises(WeightsError, match=result):
-            download_from_hub(replace(ENTRY, revision="r"))
-    else:
-        assert download_from_hub(replace(ENTRY, revision="r")) == Path("/x")
-
-    assert script.slept == slept
-    assert script.answers == []
-    options = {"revision": "r", "etag_timeout": 5.0, "tqdm_class": DownloadBar}
-    assert script.calls[0] == ("a/b", "model.safetensors", options)
-
-
-def test_a_full_disk_ends_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(monkeypatch, OSError(errno.ENOSPC, "failed"))
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", script)
-
-    with pytest.raises(ResourceError, match="the disk is full"):
-        download_from_hub(ENTRY)
-
-
-@pytest.mark.parametrize(
-    ("revision", "is_offline", "is_cached", "reason", "source"),
-    [
-        pytest.param("main", False, True, "", "hub", id="a branch may have moved"),
-        pytest.param("0" * 40, False, True, "", "cache", id="a commit never changes"),
-        pytest.param("0" * 40, False, False, "", "hub", id="an unknown commit"),
-        pytest.param("0" * 39, False, True, "", "hub", id="a short digest is a name"),
-        pytest.param("main", True, True, "", "cache", id="offline"),
-        pytest.param("main", True, False, "", "HF_HUB_OFFLINE is set", id="offline, unknown"),
-        pytest.param("main", False, True, "no route", "cache", id="unreachable"),
-        pytest.param(
-            "main", False, False, "no route", r"cannot be reached \(no route\)", id="nowhere"
-        ),
-    ],
-)
-def test_the_cache_is_used_for_commits_and_without_a_network(
-    monkeypatch: pytest.MonkeyPatch,
-    revision: str,
-    is_offline: bool,
-    is_cached: bool,
-    reason: str,
-    source: str,
-) -> None:
-    def local(repo: str, file: str, *, revision: str, local_files_only: bool) -> str:
-        assert (repo, file, local_files_only) == ("a/b", "model.safetensors", True)
-        if not is_cached:
-            raise LocalEntryNotFoundError(f"no {revision}")
-        return "cache"
-
-    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: is_offline)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", local)
-    monkeypatch.setattr(fetching, "check_reachable", lambda _: reason)
-    monkeypatch.setattr(fetching, "download_from_hub", lambda _: Path("hub"))
-
-    if source in ("cache", "hub"):
-        assert cached_or_downloaded(replace(ENTRY, revision=revision)) == Path(source)
-    else:
-        with pytest.raises(WeightsError, match=rf"hf:a/b \(a/b\) is not in the cache, .*{source}"):
-            cached_or_downloaded(replace(ENTRY, revision=revision))
-
-
-def cached(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file as huggingface_hub caches it: a link to content that is named after its ETag."""
-    blob, link = folder / "blobs" / name, folder / "snapshots" / "model.safetensors"
-    for path in (blob, link):
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-    blob.write_bytes(content)
-    link.symlink_to(blob)
-    return link
-
-
-def test_a_cached_file_is_compared_with_every_digest_that_is_known(tmp_path: Path) -> None:
-    content = b"weights"
-    sha256 = hashlib.sha256(content).hexdigest()
-    git = hashlib.sha1(b"blob 7\0weights", usedforsecurity=False).hexdigest()
-
-    for name in (sha256, git, "an-etag", sha256[:39], sha256 + "0"):
-        path = cached(tmp_path, name, content)
-        assert sha256_of(path) == sha256
-        assert find_damage(path, sha256, "") == find_damage(path, sha256, sha256) == ""
-        assert "but the publisher states 0" in find_damage(path, sha256, "0" * 64)
-    for name in ("0" * 64, "0" * 40):
-        assert f"but the hub states {name}" in find_damage(
-            cached(tmp_path, name, content), sha256, ""
-        )
-
-
-def test_a_cached_file_is_deleted_with_its_content(tmp_path: Path) -> None:
-    link = cached(tmp_path, "x", b"weights")
-
-    delete_cached(link)
-    delete_cached(link)
-
-    assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
-
-
-@pytest.mark.parametrize(
-    ("problem", "is_allowed", "result"),
-    [
-        ("", False, "model.safetensors"),
-        ("a/b has no file model.safetensors", True, "pytorch_model.bin"),
-        ("a/b has no file model.safetensors", False, "a/b has no model.safetensors"),
-        ("the hub is busy", True, "the hub is busy"),
-    ],
-)
-def test_a_pickle_is_used_only_where_there_is_nothing_else_and_it_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, problem: str, is_allowed: bool, result: str
-) -> None:
-    def fetched(_: CatalogEntry) -> Path:
-        if problem:
-            raise WeightsError(problem, fix="x")
-        return Path("x")
-
-    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
-    try:
-        found = with_existing_file(ENTRY, allow_pickle=is_allowed).file
-    except WeightsError as error:
-        found = error.problem
-
-    assert found == result
-
-
-def test_files_beside_the_weights_are_fetched_and_damaged_ones_deleted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def fetched(entry: CatalogEntry) -> Path:
-        asked.append((entry.file, entry.revision))
-        if len(asked) == 1:
-            raise WeightsError("missing", fix="x")
-        return cached(tmp_path, "0" * 64, b"damaged")
-
-    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
-
-    fetch_sidecars(ENTRY, revision="r")
-
-    assert asked == [("config.json", "r"), ("preprocessor_config.json", "r")]
-    assert not [*tmp_path.glob("blobs/*"), *tmp_path.glob("snapshots/*")]
-
-
-@pytest.mark.parametrize(("age", "is_old"), [(590, False), (660, True)])
-def test_partial_downloads_older_than_ten_minutes_are_mentioned(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    age: float,
-    is_old: bool,
-) -> None:
-    path = cached(tmp_path, "x", b"weights")
-    monkeypatch.setattr(fetching, "cached_or_downloaded", lambda _: path)
-    for i in range(3):
-        part = tmp_path / "blobs" / f"{i}.incomplete"
-        part.write_bytes(b"x" * 500_000)
-        os.utime(part, (time.time() - age,) * 2)
-
-    fetching.fetch(replace(ENTRY, name="vit"))
-
-    shown = " ".join(capsys.readouterr().err.split())
-    assert ("partial downloads that can be deleted (3 files, 2 MB)" in shown) == is_old
-
-
-@pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_damaged_copy_is_deleted_and_fetched_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: int
-) -> None:
-    copies = iter([b"damaged"] * bad + [b"weights"])
-    sha256 = hashlib.sha256(b"weights").hexdigest()
-    entry = replace(ENTRY, name="vit", sha256=sha256)
-    monkeypatch.setattr(
-        fetching, "cached_or_downloaded", lambda _: cached(tmp_path, "etag", next(copies))
-    )
-
-    if bad < 2:
-        found = fetching.fetch(entry)
-        assert (found.sha256, found.revision) == (sha256, "snapshots")
-        assert found.path.read_bytes() == b"weights"
-    else:
-        with pytest.raises(WeightsError, match=r"a/b/model.safetensors is damaged: sha256 is"):
-            fetching.fetch(entry)
-        assert not [*tmp_path.glob("snapshots/*")]
-
-
-def test_a_copy_that_cannot_be_fetched_again_is_said_to_be_deleted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    copies = iter([b"damaged"])
-
-    def fetched(_: CatalogEntry) -> Path:
-        for content in copies:
-            return cached(tmp_path, "0" * 64, content)
-        raise WeightsError("the hub is away", fix="wait")
-
-    monkeypatch.setattr(fetching, "cached_or_downloaded", fetched)
-    entry = replace(ENTRY, name="vit")
-
-    with pytest.raises(WeightsError, match=r"cached copy was damaged .* deleted; the hub is away"):
-        fetching.fetch(entry)
-    with pytest.raises(WeightsError, match=r"^the hub is away"):
-        fetching.fetch(entry)
-
-
-@pytest.mark.parametrize(("licence", "warns"), [("cc-by-nc-4.0", True), ("mit", False)])
-def test_weights_for_non_commercial_use_are_fetched_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    licence: str,
-    warns: bool,
-) -> None:
-    monkeypatch.setattr(fetching, "cached_or_downloaded", lambda _: cached(tmp_path, "x", b"w"))
-
-    fetching.fetch(replace(ENTRY, name="vit", licence=licence))
-
-    assert ("licensed for non-commercial use only" in capsys.readouterr().err) == warns
-
-
-@pytest.mark.parametrize(
-    ("present", "way"),
-    [
-        ("vit_x/model.safetensors", "use ./vit_x for the folder here"),
-        ("vit_x.tag", "use ./vit_x.tag for the file here"),
-        ("other", "pass the path of a weight file"),
-    ],
-)
-def test_local_weights_of_the_name_are_suggested_where_the_hub_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str, way: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(present).parent.mkdir(exist_ok=True)
-    Path(present).touch()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-
-    with pytest.raises(WeightsError, match="is not in the cache") as caught:
-        fetching.from_cache(replace(ENTRY, name="vit_x.tag"), why="the hub is away")
-
-    assert f"while online, {way}, or use --weights demo" in caught.value.fix
+def test_xet_and_timeouts_are_switched_by_constants_and_restored() -> None:
+    """If this fails, set HF_HUB_DISABLE_XET and HF_HUB_DOWNLOAD_TIMEOUT before the import."""
+    before = constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT
+
+    with plain_http():
+        assert constants.HF_HUB_DISABLE_XET is True
+        assert constants.HF_HUB_DOWNLOAD_TIMEOUT <= 8
+
+    assert before == (constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
-from vitft.data.transforms import EvalTransform
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.data import EvalTransform
+from vitft.models import VisionTransformer, ViTConfig
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 CONFIG = ViTConfig(

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from tests.models.pretrained.test_flavours import CONFIG, random_weights, write_timm_config
 from vitft import load_pretrained
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.system.errors import UsageError, WeightsError
+from vitft.data import EvalTransform
+from vitft.models import Card, save_checkpoint
+from vitft.system import WeightsError
 
 
 @pytest.fixture
@@ -72,22 +71,6 @@ def test_num_classes_always_gives_a_new_zero_head(tmp_path: Path, images: Tensor
     assert not model.training
 
 
-def test_the_report_says_everything_in_lines(tmp_path: Path) -> None:
-    file = tmp_path / "vit.safetensors"
-    save_file(random_weights(CONFIG), file)
-
-    _, report = load_pretrained(file, num_classes=3, image_size=64, pos_embed="jax")
-
-    assert [line.split(":")[0] for line in report.lines()] == [
-        "weights", "model", "loaded", "dropped", "head", "pre_logits", "positions", "pixels",
-        "note",
-    ]  # fmt: skip
-    assert report.positions == "4x4 -> 8x8, jax"
-    assert report.architecture == "ViT/8 64 px, 2 blocks, width 192, 3 heads"
-    assert report.provenance["name"] == "vit"
-    assert len(report.provenance["sha256"]) == 64
-
-
 def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path) -> None:
     save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
 
@@ -123,33 +106,3 @@ def test_statistics_are_told_by_the_maker_where_only_one_makes_such_files(
 
     assert report.transform.mean[0] == mean
     assert why in report.statistics_source
-
-
-def test_one_mean_is_not_enough(tmp_path: Path) -> None:
-    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
-
-    with pytest.raises(UsageError, match=r"has 3 channels\n.*one value per channel"):
-        load_pretrained(tmp_path, mean=(0.5,), std=(0.5,))
-
-
-def test_a_zeroed_head_is_noticed(tmp_path: Path) -> None:
-    state = random_weights(CONFIG)
-    state["head.weight"].zero_()
-    save_file(state, tmp_path / "model.safetensors")
-
-    _, report = load_pretrained(tmp_path)
-
-    assert any("all zeros" in note for note in report.notes)
-
-
-def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> None:
-    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
-
-    _, unstated = load_pretrained(tmp_path)
-    write_timm_config(tmp_path, model_args={"num_heads": 6})
-    model, stated = load_pretrained(tmp_path)
-
-    assert len(unstated.notes) == 1
-    assert "3 heads (usual for width 192)" in unstated.notes[0]
-    assert stated.notes == ()
-    assert model.config.heads == 6

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,11 @@ from safetensors.torch import save_file
 
 import vitft
 from vitft.cli.main import main
-from vitft.models.classifier import load_classifier
-from vitft.models.find import find_model
-from vitft.models.model_names import file_name
-from vitft.models.pretrained.published import imagenet_classes, label_set, published_entry
-from vitft.models.pretrained.weights import open_pretrained
-from vitft.models.registry import architecture_config
-from vitft.system.errors import RunError
+from vitft.models import find_model, imagenet_classes, load_classifier
+from vitft.system import RunError
 
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 IMAGENET = ("tench", "goldfish", "great white shark")
-TINY = replace(architecture_config("vit_tiny_patch16_224"), num_classes=1000)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +63,6 @@ def test_weights_with_a_published_name_have_the_names_of_imagenet(
     assert len({*card.classes}) == 1000
 
 
-def test_the_tag_in_a_config_json_says_which_label_set_it_is(tiny: Path, tmp_path: Path) -> None:
-    known = timm_config("augreg_in21k_ft_in1k")
-    path = placed(tiny, tmp_path / "any" / "model.safetensors", known)
-
-    assert load_classifier(path)[1].classes[:3] == IMAGENET
-
-
 @pytest.mark.parametrize(
     ("place", "config"),
     [
@@ -94,81 +80,6 @@ def test_without_certainty_the_classes_have_no_names(
 
     with pytest.raises(RunError, match=r"no config\.json next to it lists the classes"):
         load_classifier(path)
-
-
-def test_names_of_the_weights_themselves_are_kept(tiny: Path, tmp_path: Path) -> None:
-    own = [f"part {i}" for i in range(1000)]
-    known = timm_config("augreg_in21k_ft_in1k", label_names=own)
-    path = placed(tiny, tmp_path / NAME / "model.safetensors", known)
-
-    weights = open_pretrained(path)
-
-    assert weights.classes == tuple(own)
-    assert weights.label_set == ""
-
-
-def test_names_that_occur_twice_get_their_number(tiny: Path, tmp_path: Path) -> None:
-    names = [f"part {i}" for i in range(998)] + ["crane", "crane"]
-    known = timm_config("", label_names=names)
-
-    weights = open_pretrained(placed(tiny, tmp_path / "x" / "model.safetensors", known))
-
-    assert weights.classes[-3:] == ("part 997", "crane (998)", "crane (999)")
-
-
-@pytest.mark.parametrize(
-    ("name", "mean"), [("vit_tiny_patch16_224", 0.5), ("deit_tiny_patch16_224", 0.485)]
-)
-def test_mean_and_std_that_no_file_states_are_the_published_ones(
-    tiny: Path, tmp_path: Path, name: str, mean: float
-) -> None:
-    weights = open_pretrained(placed(tiny, tmp_path / name / "model.safetensors"))
-
-    assert weights.transform.mean[0] == mean
-    assert weights.statistics_source.startswith(f"as published for {name}.")
-
-
-@pytest.mark.parametrize(
-    ("name", "classes", "found"),
-    [
-        (NAME, 1000, "imagenet-1k"),
-        (f"timm/{NAME}", 1000, "imagenet-1k"),
-        (NAME, 999, ""),
-        (NAME, 0, ""),
-        ("vit_tiny_patch16_224.augreg_in21k", 21843, "imagenet-21k-goog"),
-        ("vit_tiny_patch16_224.augreg_in21k", 1000, ""),
-        ("vit_tiny_patch16_224.no_such_tag_in1k", 1000, ""),
-        ("no_such_model", 1000, ""),
-    ],
-)
-def test_the_label_set_follows_from_name_and_outputs(name: str, classes: int, found: str) -> None:
-    assert label_set(name, replace(TINY, num_classes=classes)) == found
-
-
-@pytest.mark.parametrize(
-    ("subset", "number"),
-    [
-        ("imagenet-1k", 1000),
-        ("imagenet-12k", 11821),
-        ("imagenet-21k-miil", 11221),
-        ("imagenet-22k", 21841),
-        ("imagenet-22k-ms", 21842),
-        ("imagenet-21k-goog", 21843),
-    ],
-)
-def test_every_class_has_its_own_name(subset: str, number: int) -> None:
-    names = imagenet_classes(subset)
-
-    assert len(names) == len({*names}) == number
-    assert all(name.strip() == name and name for name in names)
-
-
-def test_a_shared_first_word_is_completed() -> None:
-    names = imagenet_classes("imagenet-1k")
-
-    assert (names[134], names[517]) == ("crane (n02012849)", "crane (n03126707)")
-    assert (names[638], names[639]) == ("maillot", "maillot, tank suit")
-    assert names[264] == "Cardigan, Cardigan Welsh corgi"
 
 
 def test_predict_explain_and_inspect_show_the_same_names(
@@ -197,21 +108,3 @@ def test_predict_explain_and_inspect_show_the_same_names(
     assert (
         "1000 classes (tench, goldfish, great white shark and 997 more)" in capsys.readouterr().out
     )
-
-
-@pytest.mark.parametrize(
-    ("path", "name"), [("a/model.safetensors", "a"), ("a/b.c.safetensors", "b.c"), ("b.npz", "b")]
-)
-def test_a_file_has_its_own_name_or_that_of_its_folder(path: str, name: str) -> None:
-    assert file_name(Path(path)) == name
-
-
-@pytest.mark.parametrize("prefix", ["", "timm/"])
-def test_weights_that_only_timm_lists_are_found(prefix: str) -> None:
-    name = "aimv2_1b_patch14_224.apple_pt"  # not in the catalogue
-
-    found = published_entry(prefix + name, architecture_config("aimv2_1b_patch14_224"))
-
-    assert found is not None
-    assert found.name == name
-    assert published_entry(prefix + name, TINY) is None

@@ -14,9 +14,8 @@ from torch import Tensor
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import CONFIG, SMALL, random_weights, write_timm_config
 from vitft import load_pretrained
-from vitft.models.pretrained.adapt import fit_channels, resize_kernel
-from vitft.models.vit import VisionTransformer
-from vitft.system.errors import WeightsError
+from vitft.models import VisionTransformer, fit_channels, resize_kernel
+from vitft.system import WeightsError
 
 
 @pytest.fixture
@@ -53,34 +52,6 @@ def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_
         load_pretrained(file, allow_pickle=True)
 
 
-def test_a_head_behind_pre_logits_is_not_kept_without_them(tmp_path: Path) -> None:
-    save_file(random_weights(replace(CONFIG, pre_logits=True)), tmp_path / "model.safetensors")
-
-    with pytest.raises(WeightsError, match=r"works only with its pre_logits.*\n.*set num_classes"):
-        load_pretrained(tmp_path)
-
-
-def test_pre_logits_that_are_not_there_cannot_be_kept(tmp_path: Path) -> None:
-    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
-
-    with pytest.raises(WeightsError, match=r"has no pre_logits layer to keep.*\n.*in21k"):
-        load_pretrained(tmp_path, num_classes=5, pre_logits="keep")
-
-
-@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["module.", "model.", "module._orig_mod."])
-def test_what_training_scripts_wrap_around_weights_comes_off(
-    wrapper: str, prefix: str, tmp_path: Path
-) -> None:
-    state = random_weights(CONFIG)
-    wrapped = {wrapper: {prefix + name: tensor for name, tensor in state.items()}, "epoch": 3}
-    torch.save(wrapped, tmp_path / "last.pt")
-
-    model, _ = load_pretrained(tmp_path / "last.pt", allow_pickle=True)
-
-    assert model.state_dict().keys() == state.keys()
-
-
 @torch.no_grad()
 def test_another_image_size_computes_what_timm_computes(tmp_path: Path) -> None:
     small = random_timm("vit_tiny_patch16_224", 64, **SMALL)
@@ -95,15 +66,6 @@ def test_another_image_size_computes_what_timm_computes(tmp_path: Path) -> None:
     assert (ours(images) - large(images)).abs().max() <= 1e-5
     assert report.positions == "4x4 -> 6x10, bicubic"
     assert report.transform.image_size == (96, 160)
-
-
-def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
-    state = {name: tensor.half() for name, tensor in random_weights(CONFIG).items()}
-    save_file(state, tmp_path / "model.safetensors")
-
-    model, _ = load_pretrained(tmp_path)
-
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
 
 
 @torch.no_grad()
