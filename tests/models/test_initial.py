@@ -18,8 +18,7 @@ from vitft.models import (
     load_checkpoint,
     sinusoidal_positions,
 )
-from vitft.predict import NumpyEngine, Predictor
-from vitft.predict.evaluate import evaluate
+from vitft.predict import NumpyEngine, Predictor, evaluate
 from vitft.training import (
     ProcessGroup,
     Start,

@@ -18,8 +18,7 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data import EvalTransform, find_labelled
 from vitft.models import Card, VisionTransformer, save_checkpoint
-from vitft.predict import Evaluation
-from vitft.predict.evaluate import evaluate
+from vitft.predict import Evaluation, evaluate
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data import find_labelled
 from vitft.export import export_run, plan_export
-from vitft.predict import OnnxEngine
-from vitft.predict.evaluate import evaluate
+from vitft.predict import OnnxEngine, evaluate
 from vitft.system import RunError
 
 GRAPHS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,7 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data import Manifest, find_labelled
 from vitft.metrics import EvaluatedData
-from vitft.predict import COPY_NOTE, GROUP_NOTE, PATH_NOTE
-from vitft.predict.evaluate import evaluate
+from vitft.predict import COPY_NOTE, GROUP_NOTE, PATH_NOTE, evaluate
 
 CLASSES = ("cat", "dog")
 

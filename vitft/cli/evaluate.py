@@ -92,7 +92,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     for text in data.notes:
         output.note(text)
     with heavy_imports(loading_step(args.run)):
-        from vitft.predict.evaluate import evaluate
+        from vitft.predict.evaluation import evaluate
 
     done = evaluate(
         data, args.run, device=args.device, threshold=args.threshold, precision=args.precision

@@ -27,6 +27,8 @@ from .pretrained.adapt import fit_channels as fit_channels
 from .pretrained.adapt import resize_kernel as resize_kernel
 from .pretrained.adapt import resize_positions as resize_positions
 from .pretrained.catalog import CatalogEntry as CatalogEntry
+from .pretrained.catalog import catalog_entries as catalog_entries
+from .pretrained.catalog import find_entry as find_entry
 from .pretrained.fetch import Fetched as Fetched
 from .pretrained.fetch import sha256_of as sha256_of
 from .pretrained.hub import plain_http as plain_http

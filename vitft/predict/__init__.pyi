@@ -3,7 +3,8 @@
 __all__: list[str]
 
 from .answer_kind import gives_several as gives_several
-from .evaluate import Evaluation as Evaluation
+from .evaluation import Evaluation as Evaluation
+from .evaluation import evaluate as evaluate
 from .label_thresholds import choose_label_thresholds as choose_label_thresholds
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine

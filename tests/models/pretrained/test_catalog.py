@@ -18,12 +18,13 @@ from vitft.models import (
     VisionTransformer,
     ViTConfig,
     architecture_config,
+    catalog_entries,
     check_weights_name,
+    find_entry,
 )
-from vitft.models.pretrained import catalog
 from vitft.system import WeightsError
 
-PUBLISHED = [entry for entry in catalog.catalog_entries() if entry.repo]
+PUBLISHED = [entry for entry in catalog_entries() if entry.repo]
 TIMMS = [entry for entry in PUBLISHED if entry.repo.startswith("timm/")]
 
 
@@ -42,7 +43,7 @@ def count_theirs(name: str, repo: str) -> int:
     with torch.device("meta"):
         if repo.startswith("timm/"):
             return sum(p.numel() for p in timm.create_model(name).parameters())
-        config = architecture_config(catalog.find_entry(name).architecture)
+        config = architecture_config(find_entry(name).architecture)
         fields = {
             "hidden_size": config.width,
             "num_hidden_layers": config.depth,
@@ -104,7 +105,7 @@ def test_a_short_name_means_what_timm_means_by_it(entry: CatalogEntry) -> None:
 
     is_default = default is not None and default.tag == tag
     assert (short in entry.aliases) == is_default
-    assert catalog.find_entry(entry.repo) is entry
+    assert find_entry(entry.repo) is entry
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_tower_that_is_not_a_plain_vit_is_refused_with_the_reason(name: str, r
 
 
 def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
-    entry = catalog.find_entry("vit_base_patch16_224_in21k")
+    entry = find_entry("vit_base_patch16_224_in21k")
 
     assert entry.repo == "google/vit-base-patch16-224-in21k"
     assert entry.pre_logits
