@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -437,32 +437,13 @@ def is_module(package: str | None, name: str) -> bool:
     return f"{package}.{name}" in MODULES
 
 
-CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-ENTRIES = CHANGELOG.partition("\n## ")[2].partition("\n## ")[0]
-"""The part of the CHANGELOG on the newest version, from its heading on."""
-
-
-def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+def test_the_changelog_begins_with_the_version_of_the_package_and_is_short() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = next(line for line in lines if line.startswith("## "))
 
-    heading = re.fullmatch(r"(\S+) - (unreleased|\d{4}-\d\d-\d\d)", ENTRIES.partition("\n")[0])
-
-    assert heading is not None
-    assert heading[1] == project["version"]
-
-
-def test_the_changelog_has_a_short_summary_and_then_new_things_before_fixes() -> None:
-    summary, *sections = ENTRIES.split("\n### ")
-    order = ["Added", "Changed", "Removed", "Fixed"]
-
-    names = [section.partition("\n")[0] for section in sections]
-
-    assert 3 < len([line for line in summary.splitlines()[1:] if line]) <= 12
-    assert names == [name for name in order if name in names]
-
-
-def test_the_changelog_says_nothing_twice() -> None:
-    entries = [re.sub(r"\s+", " ", entry) for entry in re.split(r"\n(?=- )", ENTRIES)]
-
-    assert len(entries) > 100
-    assert not [entry for entry, n in Counter(entries).items() if n > 1]
+    assert re.fullmatch(
+        rf"## {re.escape(project['version'])} - (unreleased|\d{{4}}-\d\d-\d\d)", newest
+    )
+    headings = [i for i, line in enumerate(lines) if line.startswith("## ")] + [len(lines)]
+    assert headings[1] <= 60
