@@ -17,6 +17,7 @@ table    lines that labels.csv contains afterwards
 """
 
 import json
+import shutil
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +122,8 @@ def client(
     for letter in "bdnr":
         for path in expand(f"leaves/{letter}{{0-5}}.jpg"):
             draw(Path(path))
+    Path("leaves/more").mkdir()
+    shutil.copy("leaves/b1.jpg", "leaves/more/copy.jpg")
     with labelled("leaves", Path("labels.csv"), weights=Path("tiny.safetensors")) as served_here:
         yield served_here
 

@@ -16,26 +16,28 @@ from PIL import Image
 
 from tests.models.test_numpy_vit import KINDS, model_of
 from tests.support.chromium import Chromium
-from tests.support.export_run import make_run, tiny
+from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from vitft.cli.main import main
-from vitft.data.transforms import EvalTransform
-from vitft.export import Exported, export_run
-from vitft.export.formats import html
-from vitft.export.formats.html import engine_input, measured_precision, scores, store_model
-from vitft.export.formats.html_weights import Bits, read_tensors, store_tensors
-from vitft.export.page import engine, exported_page, read_page
-from vitft.export.plan import plan_export
-from vitft.features.reference import ClassStatistics, Reference
-from vitft.models.card import Card
-from vitft.models.numpy_vit import NumpyModel, normalise
-from vitft.models.registry import architecture_config
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.report.html import digest_source
-from vitft.system.console import visible
-from vitft.system.errors import RunError
+from vitft.data import EvalTransform
+from vitft.export import (
+    Bits,
+    Exported,
+    engine,
+    engine_input,
+    export_run,
+    exported_page,
+    plan_export,
+    read_page,
+    read_tensors,
+    scores,
+    store_model,
+)
+from vitft.features import ClassStatistics, Reference
+from vitft.models import Card, NumpyModel, VisionTransformer, normalise
+from vitft.report import digest_source
+from vitft.system import visible
 
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{script}\u202e\\")
 """Class names that mean something in HTML, in a template, or to the direction of text."""
@@ -208,19 +210,6 @@ def test_resizing_equals_pillow_byte_for_byte() -> None:
     ] == []
 
 
-def test_matrices_are_stored_closely_and_vectors_exactly() -> None:
-    random = np.random.default_rng(0)
-    tensors = {"a": random.normal(size=(6, 128)), "b": random.normal(size=(5, 7)), "c": np.ones(3)}
-    floats = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
-
-    limits: dict[Bits, float] = {8: 1 / 254, 16: 1 / 2048}
-    for bits, limit in limits.items():
-        found = read_tensors(*store_tensors(floats, bits))
-        for name, tensor in floats.items():
-            assert np.abs(found[name] - tensor).max() <= limit * np.abs(tensor).max() * 1.001
-        assert (found["c"] == floats["c"]).all()
-
-
 # the export --------------------------------------------------------------------------------------
 
 
@@ -246,13 +235,6 @@ class Elements(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1][0] in ("script", "style") and data.strip():
             self.texts.append((self.tags[-1][1], data))
-
-
-def test_the_export_is_one_page_and_its_readme(done: Exported) -> None:
-    assert sorted(path.name for path in done.folder.iterdir()) == ["README.md", "index.html"]
-    assert "Open index.html in a browser" in (done.folder / "README.md").read_text()
-    assert done.changed == 0
-    assert done.difference < 0.03 * done.rows[0].largest
 
 
 def test_hostile_names_are_only_in_the_json_of_the_page(done: Exported) -> None:
@@ -283,127 +265,6 @@ def test_the_page_names_no_address_and_no_path(done: Exported) -> None:
 
     assert {*re.findall(r"https?://[^\s'\"]*", page)} == {"http://www.w3.org/2000/svg"}
     assert str(done.folder.parent) not in page
-
-
-@pytest.mark.parametrize(("limit", "bits"), [(0.01, 8), (1e-9, 16)])
-def test_weights_have_8_bits_if_these_hardly_change_a_probability(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, bits: int
-) -> None:
-    monkeypatch.setattr(html, "MAX_CHANGE", limit)
-    monkeypatch.setattr(html, "MIN_TRIED", 6)
-
-    done = export_run(str(make_run(tmp_path)), plan_export(["html"], str(tmp_path / "page")))
-
-    page = (tmp_path / "page" / "index.html").read_text()
-    kinds = {tensor["type"] for tensor in read_page(page)[0]["tensors"]}
-    assert kinds == {"f32", "i8" if bits == 8 else "f16"}
-    found = {8: "no prediction changes, and prob", 16: "with 8 bits, probabilities would change"}
-    assert re.match(rf"--html: {bits}-bit weights: {found[bits]}.* \(on only 6 val", done.notes[0])
-
-
-@pytest.mark.parametrize(("exact", "rounded", "bits", "why"), [
-    pytest.param([2.0, 0.0], [2.02, 0.0], 8, "no prediction changes", id="close"),
-    pytest.param([0.01, 0.0], [0.0, 0.01], 16, "3 predictions would", id="another class"),
-    pytest.param([1.0, 0.0], [1.1, 0.0], 16, "probabilities would", id="another probability"),
-    pytest.param([9.0, -9.0], [9.9, -9.0], 16, "logits would", id="another logit alone"),
-])  # fmt: skip
-def test_8_bits_must_keep_classes_probabilities_and_logits(
-    exact: list[float], rounded: list[float], bits: int, why: str
-) -> None:
-    logits = np.array([[exact] * 3, [rounded] * 3])
-
-    found = measured_precision(logits, np.zeros(3, np.int64))
-
-    assert found.bits == bits
-    assert why in found.reason
-    after = ", and 0.0% with 8 bits" * (rounded[0] < rounded[1])
-    assert found.reason.endswith(
-        f"(on only 3 validation images, the model's accuracy is 100.0%{after})"
-    )
-
-
-@pytest.mark.parametrize(("threshold", "bits"), [(0.4, 8), (0.5006, 16)])
-def test_8_bits_must_keep_every_label(threshold: float, bits: int) -> None:
-    logits = np.array([[[0.0, 2.0]] * 3, [[0.005, 2.0]] * 3])  # probabilities 0.5 and 0.501
-    truth = np.array([[False, True]] * 3)
-
-    assert measured_precision(logits, truth, (threshold, 0.5)).bits == bits
-
-
-def test_weights_have_16_bits_if_there_are_too_few_images_to_try_8_bits_on(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    shutil.rmtree(tmp_path / "photos")
-
-    done = export_run(str(run), plan_export(["html"], str(tmp_path / "page")))
-
-    few = "because testing 8 bits requires more than 0 validation images"
-    assert done.notes[0] == f"--html: 16-bit weights, {few}"
-
-
-def test_images_of_several_batches_are_tried_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path)
-    monkeypatch.setattr(html, "MIN_TRIED", 6)
-    expected = export_run(str(run), plan_export(["html"], str(tmp_path / "one"))).notes[0]
-
-    monkeypatch.setattr(html, "IMAGES_AT_ONCE", 4)
-    found = export_run(str(run), plan_export(["html"], str(tmp_path / "two"))).notes[0]
-
-    assert found == expected
-    assert "on only 6 validation images" in found
-
-
-def test_a_hybrid_and_nearest_interpolation_are_refused(tmp_path: Path) -> None:
-    hybrid = replace(tiny(3), image_size=(32, 32), patch_size=(16, 16), stem=())
-    cases = {
-        "cannot run the ResNet of a hybrid": make_run(tmp_path / "a", config=hybrid),
-        "cannot resize with nearest": make_run(tmp_path / "b", interpolation="nearest"),
-    }
-    for reason, run in cases.items():
-        with pytest.raises(RunError, match=reason):
-            export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_part_of_a_model_that_the_engine_does_not_know_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path, config=tiny(3, activation="quick_gelu"))
-    monkeypatch.setattr(html, "KNOWN_FIELDS", html.KNOWN_FIELDS - {"activation"})
-
-    with pytest.raises(RunError, match="does not support activation"):
-        export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
-
-
-@pytest.mark.parametrize(
-    ("name", "billions", "seconds"),
-    [
-        ("vit_tiny_patch16_224", "1.2", "1.0"),
-        ("vit_base_patch16_224", "17.4", "14.5"),
-        ("vit_base_patch16_384", "55.1", "46.0"),
-    ],
-)
-def test_the_time_of_an_image_follows_from_its_multiply_adds(
-    name: str, billions: str, seconds: str
-) -> None:
-    config = architecture_config(name)
-    assert isinstance(config, ViTConfig)
-
-    note = html.speed_note(config)
-
-    assert f"takes {billions} billion multiply-adds, about {seconds} s in a browser" in note
-
-
-def test_a_page_that_would_be_too_large_is_refused_with_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path)
-    monkeypatch.setattr(html, "MAX_PAGE_BYTES", 20_000)
-
-    with pytest.raises(RunError, match=r"page of .* MB, even with 8-bit weights; the limit"):
-        export_run(str(run), plan_export(["html"], str(tmp_path / "x")))
-    assert not (tmp_path / "x").exists()
 
 
 # the page in a browser ---------------------------------------------------------------------------

@@ -16,13 +16,8 @@ from PIL import Image
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
-from vitft.data.transforms import EvalTransform
-from vitft.export import export_run
-from vitft.export.plan import EXPORT_FORMATS, plan_export
-from vitft.export.snippets import GraphInput, program_engine
-from vitft.models.checkpoint import load_checkpoint, save_checkpoint
-from vitft.models.numpy_vit import normalise
-from vitft.models.vit_config import ViTConfig
+from vitft.export import EXPORT_FORMATS, export_run, plan_export
+from vitft.models import ViTConfig, load_checkpoint, save_checkpoint
 
 # Runs the programs in argv[1], each in its folder, and classifies photo.jpg and the files in
 # argv[2] with each.
@@ -185,55 +180,6 @@ def test_programs_scale_wide_images_by_the_range_of_the_training_images(
     plain = ours(made(tmp_path / "plain", config), wide[1:], capsys)
     ranged = ours(run, wide[1:], capsys)
     assert min(abs(a[1] - b[1]) for a, b in zip(plain, ranged, strict=True)) > 1e-3
-
-
-def test_opened_plainly_these_images_would_be_answered_otherwise(
-    tmp_path: Path, photos: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny(3, image_size=(20, 24), width=64, heads=4)
-    run = made(tmp_path, config, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
-    plain = []
-    for path in photos:
-        pixels = np.asarray(Image.open(path).convert("RGB"))
-        Image.fromarray(pixels).save(tmp_path / f"{path.stem}.png")
-        plain.append(tmp_path / f"{path.stem}.png")
-
-    pairs = zip(ours(run, photos, capsys), ours(run, plain, capsys), strict=True)
-
-    gaps = [abs(right[1] - wrong[1]) for right, wrong in pairs]
-    assert min(gaps) > 1e-3, gaps
-
-
-TRANSFORMS: list[Any] = [
-    pytest.param({}, id="square"),
-    pytest.param({"crop": 0.77, "interpolation": "lanczos"}, id="lanczos, crop 0.77"),
-    pytest.param({"image_size": (20, 28)}, id="not square"),
-    pytest.param({"fit": "squash"}, id="squashed"),
-    pytest.param({"fit": "squash", "crop": 1.0, "image_size": (20, 28)}, id="squashed, whole"),
-    pytest.param({"fit": "pad", "crop": 1.0, "mean": (0.1, 0.5, 0.9)}, id="padded"),
-    pytest.param({"fit": "pad", "image_size": (20, 28)}, id="padded and cropped"),
-    pytest.param({"fit": "pad", "mean": (0.3,), "std": (0.2,)}, id="padded, grey"),
-    pytest.param({"mean": (0.3,), "std": (0.2,)}, id="grey"),
-    pytest.param({"interpolation": "nearest", "mean": (0.1, 0.2, 0.3)}, id="nearest, means"),
-]
-
-
-@pytest.mark.parametrize("takes_bytes", [False, True])
-@pytest.mark.parametrize("fields", TRANSFORMS)
-def test_the_view_of_a_program_is_that_of_the_transform_to_the_last_bit(
-    fields: dict[str, Any], takes_bytes: bool
-) -> None:
-    transform = EvalTransform(**{"image_size": (24, 24), **fields})
-    space: dict[str, Any] = {"np": np, "Image": Image}
-    parts: Any = program_engine().get_template("parts.j2").module
-    exec(parts.view(transform, GraphInput(takes_bytes=takes_bytes)), space)
-
-    for shape in ((24, 24), (30, 47), (47, 31), (9, 12), (100, 33)):
-        image = Image.fromarray(noise(*shape, 3))
-        expected = transform.pixels(image)[None]
-        if not takes_bytes:
-            expected = normalise(expected, transform).transpose(0, 3, 1, 2)
-        np.testing.assert_array_equal(space["view"](image), expected)
 
 
 def test_every_format_has_a_program_in_its_readme(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from PIL import Image
@@ -14,12 +13,10 @@ from PIL import Image
 from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
+from vitft.data import open_image
 from vitft.data.grey_levels import grey_levels
-from vitft.data.images import open_image
-from vitft.export import Exported, export_run
-from vitft.export.plan import plan_export
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import RunError
+from vitft.export import Exported, export_run, plan_export
+from vitft.predict import Predictor
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +45,6 @@ def test_the_files_are_where_transformers_js_looks_for_them(done: Exported) -> N
     assert config["problem_type"] == "single_label_classification"  # softmax
 
 
-def test_the_processor_hands_on_the_pixels_as_they_are(done: Exported) -> None:
-    processor = json.loads((done.folder / "preprocessor_config.json").read_text())
-
-    assert processor.pop("image_processor_type") == "ViTImageProcessor"
-    assert processor.pop("do_convert_rgb")
-    assert processor == dict.fromkeys(
-        ("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False
-    )
-
-
 @pytest.mark.parametrize(("name", "limit"), [("model", 0.01), ("model_quantized", 0.1)])
 def test_the_graphs_answer_as_the_run_does_for_images_of_any_size(
     run: Path, done: Exported, name: str, limit: float
@@ -74,16 +61,6 @@ def test_the_graphs_answer_as_the_run_does_for_images_of_any_size(
         assert np.abs(theirs - ours).max() < limit * np.abs(ours).max()
 
 
-def test_both_graphs_are_compared_and_the_small_one_has_integers(done: Exported) -> None:
-    assert [row.name for row in done.rows] == ["transformers-js", "transformers-js, int8"]
-    graphs = [done.folder / "onnx" / f"{name}.onnx" for name in ("model", "model_quantized")]
-    large_bytes, small_bytes = (graph.stat().st_size for graph in graphs)
-    assert done.rows[0].size - done.rows[1].size == large_bytes - small_bytes
-    assert large_bytes < done.rows[0].size < large_bytes + 10_000  # with config.json
-    small = onnx.load(done.folder / "onnx" / "model_quantized.onnx")
-    assert "MatMulInteger" in {node.op_type for node in small.graph.node}
-
-
 def test_predict_reads_the_folder(
     run: Path, done: Exported, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,30 +75,9 @@ def test_predict_reads_the_folder(
     assert len(rows[0]) == 10
 
 
-def test_the_readme_has_a_program_for_node(done: Exported) -> None:
-    text = (done.folder / "README.md").read_text()
-
-    assert "library_name: transformers.js" in text
-    assert "onnx/model_quantized.onnx, which web pages load by default, has 8-bit weights" in text
-    assert 'import { env, pipeline, RawImage } from "@huggingface/transformers";' in text
-
-
 def program(folder: Path) -> str:
     """Return the program in a README, with line breaks as in the file."""
     return (folder / "README.md").read_text().split("```js\n")[1].split("```")[0]
-
-
-def test_the_readme_says_how_16_bit_images_are_opened(done: Exported, tmp_path: Path) -> None:
-    ranged = make_run(tmp_path, grey_range=(120.0, 3900.0))
-    scaled = export_run(str(ranged), plan_export(["transformers-js"], str(tmp_path / "js"))).folder
-
-    plain_text, text = ((folder / "README.md").read_text() for folder in (done.folder, scaled))
-
-    assert "keeps the upper 8 bits of 16-bit grey images; floating-point images" in plain_text
-    assert "grey16" not in program(done.folder)
-    assert "scales the range of the training images (120 to 3,900) to 0..255 in 16-bit" in text
-    assert "Web pages open images themselves and do not scale 16-bit images in this way" in text
-    assert "const [low, high] = [120.0, 3900.0];" in program(scaled)
 
 
 NODE = shutil.which("node")
@@ -169,10 +125,3 @@ def test_the_program_scales_16_bit_images_by_the_range_as_vitft_does(tmp_path: P
     greys = grey_levels(Image.fromarray(values), (120.0, 3900.0)).ravel()
     shown = " ".join(str(level) for level in greys for _ in range(3))
     assert json.loads(done.stdout) == [shown, 323]
-
-
-def test_a_resize_that_the_graph_cannot_compute_is_refused(tmp_path: Path) -> None:
-    kept = make_run(tmp_path, interpolation="nearest")
-
-    with pytest.raises(RunError, match="nearest interpolation"):
-        export_run(str(kept), plan_export(["transformers-js"], str(tmp_path / "x")))

@@ -8,10 +8,7 @@ import pytest
 
 from tests.support.chromium import Chromium
 from tests.support.run_files import make_run
-from vitft.report.comparison import compare_runs
-from vitft.report.comparison_page import write_comparison
-from vitft.report.run_files import read_run
-from vitft.report.run_page import write_report
+from vitft.report import compare_runs, read_run, write_comparison, write_report
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

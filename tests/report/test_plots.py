@@ -2,41 +2,33 @@
 
 import io
 import itertools
-import runpy
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.font_manager import fontManager
 from PIL import Image
 
 pytest.importorskip("matplotlib")
 
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from tests.support.limits import HANG_S
 from tests.support.run_files import make_run
-from vitft.report import comparison_plot, plots
-from vitft.report.comparison import RunComparison, compare_runs
-from vitft.report.comparison_plot import draw_comparison
-from vitft.report.plots import (
+from vitft.report import (
     AccuracyCurve,
+    RunComparison,
     accuracy_curves_png,
+    compare_runs,
+    comparison_plot,
     distance_png,
+    draw_comparison,
     drawable,
     filters_png,
+    plots,
     positions_png,
+    read_run,
     to_png,
 )
-from vitft.report.run_files import read_run
-from vitft.system import console
-
-FIGURES = Path(__file__).parents[2] / "docs" / "figures.py"
 
 
 def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
@@ -44,34 +36,6 @@ def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
 
     assert text == "Löwenzahn وردة\nЖук \\U0010fffd"
     assert families[0] == "DejaVu Sans"
-
-
-def test_a_character_that_no_font_has_is_reported_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "family_with", lambda c: "" if c in "数字" else "DejaVu Sans")
-    plots.warn_of_missing_font.cache_clear()
-
-    for _ in range(2):
-        assert drawable("数字 x")[0] == r"\u6570\u5b57 x"
-
-    (record,) = caplog.records
-    assert r"codes such as \u6570, because no font on this machine has 数字:" in record.getMessage()
-
-
-def test_a_font_installed_after_the_list_was_cached_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    added: list[str] = []
-    own = fontManager.ttflist[0].fname
-    monkeypatch.setattr(plots, "findSystemFonts", lambda: [own, "/new/cjk.ttc"])
-    monkeypatch.setattr(fontManager, "addfont", added.append)
-    plots.add_new_fonts.cache_clear()
-
-    plots.add_new_fonts()
-
-    assert added == ["/new/cjk.ttc"]
-    plots.add_new_fonts.cache_clear()
 
 
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
@@ -85,54 +49,6 @@ def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
     png = accuracy_curves_png([1, 2], [curve], majority=0.2, title="牡丹", detail="d")
 
     assert Image.open(io.BytesIO(png), formats=["PNG"]).width > 600  # a warning would be an error
-
-
-def test_the_figures_of_the_lesson_name_the_runs_that_are_missing(tmp_path: Path) -> None:
-    command = [sys.executable, str(FIGURES), str(tmp_path), str(tmp_path / "figures")]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-
-    assert done.returncode == 2
-    assert f"no finished run {tmp_path / 'digits'}, " in done.stderr
-    assert str(tmp_path / "post") in done.stderr
-    assert not (tmp_path / "figures").exists()
-
-
-def test_the_figure_of_norms_says_which_training_seeds_it_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draw_norms = runpy.run_path(str(FIGURES))["draw_norms"]
-    rows = "".join(f'{{"epoch": {epoch}, "val_top1": 0.5}}\n' for epoch in (1, 2))
-    for name in ("pre", "post", "pre1", "post1", "pre2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text(rows)
-        (tmp_path / name / "eval.json").write_text("{}")
-
-    draw_norms(tmp_path, tmp_path)
-
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == str(tmp_path / "teach_norm.svg")
-    assert second.endswith(f"no run {tmp_path / 'post2'}")
-
-
-def test_a_white_filter_has_a_frame() -> None:
-    png = filters_png(np.ones((2, 2, 2, 3), np.float32), np.full(2, 0.5, np.float32), "m")
-
-    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-    rows = pixels[len(pixels) // 2 :]  # below the title
-    assert (rows.min(axis=-1) < 200).any(axis=0).sum() > 100
-
-
-def test_the_heads_in_the_figure_of_distances_have_a_legend() -> None:
-    distance = np.full((3, 4), np.arange(2, 6), np.float32)
-
-    png = distance_png(distance, images=5, uniform=3.0, title="m")
-
-    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-    legend = pixels[:, round(0.8 * pixels.shape[1]) :].reshape(-1, 3)
-    for colour in colormaps["viridis"](np.linspace(0, 0.95, 4)):
-        wanted = np.round(255 * colour[:3])
-        assert (np.abs(legend - wanted).max(axis=-1) <= 2).any()
 
 
 # what is drawn -----------------------------------------------------------------------------------
@@ -160,29 +76,6 @@ def title_of(figure: Any) -> list[str]:
 def visible_sides(axes: Any) -> list[str]:
     """Return the sides of the frame that are drawn, in alphabetical order."""
     return sorted(side for side, spine in axes.spines.items() if spine.get_visible())
-
-
-@pytest.mark.parametrize(
-    ("number", "rows", "columns"), [(3, 1, 3), (7, 1, 7), (8, 2, 7), (15, 3, 7)]
-)
-def test_filters_are_drawn_in_rows_of_seven(
-    figures: list[Any], number: int, rows: int, columns: int
-) -> None:
-    components = np.random.default_rng(0).random((number, 2, 2, 3)).astype(np.float32)
-
-    png = filters_png(components, np.full(number, 0.05, np.float32), "m")
-
-    (figure,) = figures
-    drawn = [axes for axes in figure.get_axes() if axes.images]
-    assert len(figure.get_axes()) == rows * columns
-    for axes, component in zip(drawn, components, strict=True):
-        np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), component)
-    assert all(not axes.axison for axes in figure.get_axes()[number:])
-    assert title_of(figure) == [
-        "m", f"first {number} principal components, {5 * number}% of the variance",
-    ]  # fmt: skip
-    size = 120 * (0.95 * columns + 0.3), 120 * (0.95 * rows + 0.9)
-    assert Image.open(io.BytesIO(png)).size == pytest.approx(size, abs=1)
 
 
 @pytest.mark.parametrize(("rows", "columns", "gap"), [(2, 3, 1), (4, 4, 1), (24, 20, 2)])
@@ -291,61 +184,6 @@ def test_the_curves_of_a_study_are_drawn_in_percent_with_bands_and_labels(
     assert title_of(figures[0]) == ["t" * 69 + "...", "d"]
 
 
-def test_the_axes_of_a_study_name_their_units_and_have_no_frame_beside_the_labels(
-    figures: list[Any],
-) -> None:
-    accuracy_curves_png([1, 4], [curve("a", 0.5, 0.8)], majority=0.25, title="t", detail="d")
-
-    (figure,) = figures
-    assert tuple(figure.get_size_inches()) == pytest.approx((7.2, 4.6))
-    (axes,) = figure.get_axes()
-    assert axes.get_xscale() == "log"
-    assert axes.get_xlabel() == "training images per class (log scale)"
-    assert axes.get_ylabel() == "accuracy on test images (%)"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4"]
-    assert [*axes.get_xticks(minor=True)] == []
-    assert visible_sides(axes) == ["bottom", "left"]
-    grids = [[tick.gridline for tick in a.get_major_ticks()] for a in (axes.xaxis, axes.yaxis)]
-    assert [{line.get_visible() for line in lines} for lines in grids] == [{False}, {True}]
-    assert axes.get_axisbelow() is True
-    majority, line = axes.lines
-    assert (majority.get_linestyle(), majority.get_linewidth()) == (":", 1)
-    assert (line.get_linewidth(), line.get_markersize()) == (1.8, 5)
-    assert [text.get_color() for text in axes.texts] == [line.get_color(), majority.get_color()]
-    assert {(text.get_fontsize(), text.get_va()) for text in axes.texts} == {(8.5, "center")}
-    (band,) = axes.collections
-    assert band.get_alpha() == 0.13  # lines and other bands are seen through it
-    assert figure.get_facecolor() == (1, 1, 1, 1)
-
-
-def test_names_in_a_figure_are_text_without_control_characters(figures: list[Any]) -> None:
-    name = "$a_1$\x1b[2J"
-
-    accuracy_curves_png([1, 4], [curve(name, 0.5, 0.8)], majority=0.25, title=name, detail="d")
-
-    (axes,) = figures[0].get_axes()
-    label, title = axes.texts[0], figures[0]._suptitle
-    assert label.get_text() == console.visible(name)
-    assert title.get_text() == f"{console.visible(name)}\nd"
-    assert "\x1b" not in label.get_text()
-    assert (label.get_parse_math(), title.get_parse_math()) == (False, False)
-    assert title.get_fontsize() == 10
-
-
-def test_labels_at_the_ends_of_lines_are_a_line_apart(figures: list[Any]) -> None:
-    curves = [curve(str(i), 0.5, 0.6 + i / 500) for i in range(4)]
-
-    accuracy_curves_png([1, 4], curves, majority=0.25, title="t", detail="d")
-
-    (figure,) = figures
-    figure.draw_without_rendering()
-    boxes = sorted(
-        (text.get_window_extent() for text in figure.get_axes()[0].texts), key=lambda b: b.y0
-    )
-    gaps = [b.y0 - a.y0 for a, b in itertools.pairwise(boxes)][-3:]
-    assert all(8.5 <= gap * 72 / figure.dpi <= 2 * 8.5 for gap in gaps)
-
-
 @pytest.mark.parametrize(
     ("heights", "moved"),
     [
@@ -363,18 +201,6 @@ def test_labels_are_moved_apart_as_little_as_possible(
     heights: list[float], moved: list[float]
 ) -> None:
     assert plots.spread_apart(heights, 10) == pytest.approx(moved)
-
-
-def test_a_warning_names_at_most_ten_missing_characters(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "family_with", lambda c: "" if ord(c) > 0x4E00 else "DejaVu Sans")
-    plots.warn_of_missing_font.cache_clear()
-
-    drawable("".join(chr(0x4E01 + i) for i in range(12)))
-
-    (record,) = caplog.records
-    assert sum(ord(c) > 0x4E00 for c in record.getMessage()) == 10
 
 
 def check_fit(figure: Figure) -> None:
@@ -421,88 +247,3 @@ def compared(tmp_path: Path, *names: str, epochs: bool = True) -> RunComparison:
         for i, name in enumerate(names)
     ]
     return compare_runs(runs)
-
-
-def test_a_row_per_run_shows_its_accuracy_and_interval(tmp_path: Path, figures: list[Any]) -> None:
-    long = "run-" + "x" * 30
-    comparison = compared(tmp_path, "a", long, "c", epochs=False)
-
-    draw_comparison(comparison, tmp_path / "figure.png")
-
-    (axes,) = figures[0].get_axes()
-    for row, (accuracy, bounds) in enumerate(comparison.accuracies):
-        line, point = axes.lines[2 * row : 2 * row + 2]
-        assert (tuple(line.get_xdata()), {*line.get_ydata()}) == (bounds, {row})
-        assert ([*point.get_xdata()], [*point.get_ydata()]) == ([accuracy], [row])
-        assert line.get_color() == point.get_color()
-    assert len({line.get_color() for line in axes.lines}) == 3
-    assert axes.get_ylim() == (2.5, -0.5)  # the first run is on top
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert labels == ["A  a", f"B  ...{long[-23:]}", "C  c"]
-    assert title_of(figures[0])[1] == "accuracy on 12 shared validation images, with 95% intervals"
-    assert len(axes.get_xticks()) <= 8
-    assert tuple(figures[0].get_size_inches()) == pytest.approx((6.4, 2.4))
-
-
-def test_curves_are_drawn_if_two_runs_have_any(tmp_path: Path, figures: list[Any]) -> None:
-    draw_comparison(compared(tmp_path, "a", "b", "c"), tmp_path / "figure.png")
-    draw_comparison(compared(tmp_path / "one", "a", "b"), tmp_path / "one.png")
-
-    accuracies, curves = figures[0].get_axes()
-    assert len(figures[1].get_axes()) == 1
-    assert [[*line.get_xdata()] for line in curves.lines] == [[1, 2, 3]] * 2
-    np.testing.assert_allclose(curves.lines[0].get_ydata(), [0.4, 0.7, 0.8])
-    assert [line.get_color() for line in curves.lines] == [
-        accuracies.lines[2 * row].get_color() for row in range(2)
-    ]
-    assert [text.get_text() for text in curves.get_legend().get_texts()] == ["A  a", "B  b"]
-    assert tuple(figures[0].get_size_inches()) == pytest.approx((10.5, 3.2))
-
-
-@pytest.mark.parametrize(("epochs", "has_markers"), [(24, True), (25, False)])
-def test_long_curves_of_runs_have_no_markers(epochs: int, *, has_markers: bool) -> None:
-    axes = Figure().subplots()
-    points = [(float(i), 0.5) for i in range(epochs)]
-
-    comparison_plot.draw_curves(axes, ["A", "B", "C"], [points, [], points])
-
-    assert [line.get_marker() not in ("", "None") for line in axes.lines] == [has_markers] * 2
-    assert axes.lines[1].get_color() == comparison_plot.look(2)[0]
-
-
-def test_colours_and_markers_of_runs_repeat() -> None:
-    looks = [comparison_plot.look(row) for row in range(8)]
-
-    assert len({*looks[:7]}) == 7
-    assert looks[7] == looks[0]
-
-
-def test_a_font_with_a_character_is_searched_among_all_and_newly_installed_fonts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Font:
-        def __init__(self, characters: str) -> None:
-            self.characters = characters
-
-        def get_char_index(self, code: int) -> int:
-            return int(chr(code) in self.characters)
-
-    fonts = {"default": "a", "b": "字x", "c": "字", "d": "字数", "e": "", "f": "新"}
-    listed = [
-        SimpleNamespace(name=name, fname=path, style=style)
-        for name, path, style in (
-            *(("Zeta", "d", "normal"), ("Beta", "c", "normal"), ("Alpha", "b", "italic")),
-            ("STIX General", "b", "normal"),
-        )
-    ]
-    manager = SimpleNamespace(ttflist=listed, findfont=lambda _: "default")
-    new = SimpleNamespace(name="New", fname="f", style="normal")
-    monkeypatch.setattr(plots, "fontManager", manager)
-    monkeypatch.setattr(plots, "get_font", lambda path: Font(fonts[path]))
-    monkeypatch.setattr(plots, "add_new_fonts", lambda: listed.extend([new] * (new not in listed)))
-    plots.family_with.cache_clear()
-
-    assert [plots.family_with(c) for c in "a字数x新?"] == [
-        plots.DEFAULT_FONT, "Beta", "Zeta", "", "New", "",
-    ]  # fmt: skip
-    plots.family_with.cache_clear()

@@ -1,6 +1,5 @@
 """Metrics of `vitft serve` for Prometheus."""
 
-import itertools
 import logging
 import re
 import time
@@ -9,14 +8,11 @@ from datetime import datetime
 
 import pytest
 
-from tests.serve.test_serve import CLASSES, make_predictor, png
+from tests.serve.test_serve import make_predictor, png
 from tests.support.limits import HANG_S
 from tests.support.serving import Client, serving
-from vitft.predict.postprocess import Postprocess
-from vitft.predict.run_info import RunInfo
-from vitft.serve.batching import BatchQueue
-from vitft.serve.limits import ServeLimits
-from vitft.serve.metrics import LATENCY_BOUNDS, ServerMetrics, access_line, request_log
+from vitft.predict import Postprocess, RunInfo
+from vitft.serve import request_log
 
 NAME = 'a "run"\\\n\udcff'
 LINE = re.compile(r'vitft_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(,\w+="(?:[^"\\\n]|\\.)*")*\})? [\d.e+-]+')
@@ -89,57 +85,3 @@ def test_each_request_has_a_line_in_the_access_log(
         assert one is not None
         assert datetime.fromisoformat(one[1]).tzinfo is not None
         assert float(one[3]) > 0
-
-
-def test_the_histogram_is_cumulative_and_ends_with_all_requests(client: Client) -> None:
-    for seed in range(3):
-        client.post("/predict", png(seed))
-
-    found = metrics(client)
-
-    edges = [*map(str, LATENCY_BOUNDS), "+Inf"]
-    counts = [found[f'vitft_request_seconds_bucket{{path="/predict",le="{e}"}}'] for e in edges]
-    assert counts == sorted(counts)
-    assert counts[-1] == found['vitft_request_seconds_count{path="/predict"}'] == 3
-    assert 0 < found['vitft_request_seconds_sum{path="/predict"}'] < 60
-
-
-def test_durations_are_counted_up_to_and_including_each_bound() -> None:
-    metrics = ServerMetrics(
-        BatchQueue(make_predictor(), Postprocess(classes=CLASSES), ServeLimits())
-    )
-    metrics.paths = ("/predict",)
-
-    for seconds in (0.01, 0.011, 0.05, 30.0, 31.0):
-        metrics.add("/predict", 200, seconds)
-    metrics.add("/secret", 404, 0.02)
-
-    lines = metrics.text().splitlines()
-    counts = [int(line.rpartition(" ")[2]) for line in lines if 'bucket{path="/predict"' in line]
-    assert counts == [1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 4, 5]
-    assert 'vitft_request_seconds_sum{path="/predict"} 61.071000' in lines
-    assert 'vitft_request_seconds_count{path="/predict"} 5' in lines
-    assert 'vitft_request_seconds_sum{path="other"} 0.020000' in lines
-    assert 'vitft_requests_total{path="other",status="404"} 1' in lines
-    (started,) = (line for line in lines if line.startswith("vitft_start_time_seconds "))
-    assert abs(float(started.split()[1]) - time.time()) < 60
-
-
-def test_each_bound_of_the_histogram_is_two_to_three_times_the_one_before() -> None:
-    steps = [b / a for a, b in itertools.pairwise(LATENCY_BOUNDS)]
-
-    assert LATENCY_BOUNDS[0] == 0.01
-    assert all(1.999 <= step <= 3.001 for step in steps)
-
-
-def test_a_line_of_the_access_log_has_milliseconds_and_the_path_without_the_query() -> None:
-    scope = {"method": "GET", "path": "/x", "query_string": b"key=secret", "client": ("::1", 9)}
-
-    assert access_line(scope, 404, 0.12345).split(" ", 1)[1] == "::1 GET /x 404 123.5 ms"
-    assert access_line({**scope, "client": None}, 200, 0).split(" ", 1)[1].startswith("- GET")
-
-
-def test_any_name_of_a_run_is_one_escaped_label(client: Client) -> None:
-    (info,) = (name for name in metrics(client) if name.startswith("vitft_info"))
-
-    assert info.endswith(r',run="a \"run\"\\\n?"}')

@@ -79,6 +79,7 @@ from .penalty import choose_penalty as choose_penalty
 from .penalty import default_penalty as default_penalty
 from .pipeline import blocks_to_read as blocks_to_read
 from .pipeline import set_checkpointing as set_checkpointing
+from .reference import ClassStatistics as ClassStatistics
 from .reference import Features as Features
 from .reference import REFERENCE_FILE as REFERENCE_FILE
 from .reference import Reference as Reference

@@ -24,6 +24,7 @@ from .classification import classification_metrics as classification_metrics
 from .classification import confusion_matrix as confusion_matrix
 from .classification import in_top_k as in_top_k
 from .classification import probability_metrics as probability_metrics
+from .comparison_results import ComparisonResults as ComparisonResults
 from .confusions import class_pair_counts as class_pair_counts
 from .confusions import most_frequent as most_frequent
 from .estimate import better_estimate as better_estimate

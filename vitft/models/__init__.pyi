@@ -49,6 +49,7 @@ from .registry import architecture_config as architecture_config
 from .registry import architecture_names as architecture_names
 from .registry import create_model as create_model
 from .rope import Rotary as Rotary
+from .run_facts import RUN_KEY as RUN_KEY
 from .shapes import vit_shapes as vit_shapes
 from .stem import DropPath as DropPath
 from .stem import StdConv2d as StdConv2d

@@ -1,8 +1,33 @@
 """Public names of `vitft.report`, imported on first use."""
 
+from .advice import ClassRecall as ClassRecall
+from .advice import compared_with_accuracy as compared_with_accuracy
 from .chart_sections import epochs_section as epochs_section
+from .comparison import RunComparison as RunComparison
+from .comparison import SharedImage as SharedImage
+from .comparison import compare_runs as compare_runs
+from .comparison import run_pairs as run_pairs
+from .comparison_json import comparison_results as comparison_results
+from .comparison_page import class_recalls as class_recalls
+from .comparison_page import curve_charts as curve_charts
+from .comparison_page import write_comparison as write_comparison
+from .comparison_plot import draw_comparison as draw_comparison
+from .fixes_effect import FixesEffect as FixesEffect
+from .html import digest_source as digest_source
+from .notebook import Explanation as Explanation
+from .notebook import result_card as result_card
 from .patch_plot import cut_patches as cut_patches
 from .patch_plot import patches_png as patches_png
+from .plots import AccuracyCurve as AccuracyCurve
+from .plots import accuracy_curves_png as accuracy_curves_png
+from .plots import distance_png as distance_png
+from .plots import drawable as drawable
+from .plots import filters_png as filters_png
+from .plots import positions_png as positions_png
+from .plots import to_png as to_png
+from .reproduce import command_of as command_of
+from .reproduce import different_settings as different_settings
+from .run_files import Run as Run
 from .run_files import find_run as find_run
 from .run_files import read_run as read_run
 from .run_page import write_report as write_report

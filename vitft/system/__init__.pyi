@@ -73,6 +73,7 @@ from .text import listing as listing
 from .text import parse_duration as parse_duration
 from .text import percent as percent
 from .text import percent_or_bound as percent_or_bound
+from .text import points as points
 from .text import shell_join as shell_join
 from .text import whole_percent as whole_percent
 from .transfer import start_reading as start_reading

@@ -1,6 +1,5 @@
 """The file of answers: appending, undoing, recovery after a crash, and files of other programs."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
-from vitft.system.errors import DataError, LockedError, ResourceError, RunError
+from vitft.serve import Answer, AnswerFile
+from vitft.system import DataError, LockedError, ResourceError
 
 HEADER = b"path,label,chosen\n"
 ROSE, TULIP = Answer("a.jpg", "rose", "picked"), Answer("b,1.jpg", "tulip", "audit")
@@ -29,16 +28,6 @@ def test_each_answer_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
     assert (
         path.read_bytes() == HEADER + b'a.jpg,rose,picked\n"b,1.jpg",tulip,audit\nc.jpg,,skipped\n'
     )
-
-
-def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    usual = tmp_path / "usual"
-    usual.write_bytes(b"")
-
-    with AnswerFile(tmp_path / "labels.csv"):
-        pass
-
-    assert (tmp_path / "labels.csv").stat().st_mode == usual.stat().st_mode
 
 
 def test_a_restart_continues_and_undo_goes_back_beyond_it(tmp_path: Path) -> None:
@@ -84,47 +73,6 @@ def test_a_line_cut_anywhere_costs_no_other_answer(tmp_path: Path, cut: int) -> 
         assert file.answers == [*kept, SKIP]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"path,label\na.jpg,rose\n", "its columns are path, label instead of path, label, chosen"),
-        (b"path;label;chosen\n", "its columns are path;label;chosen instead"),
-        (HEADER + b"a.jpg,rose\nb.jpg,tulip,picked\n", "line 2: found 2 cells instead of 3"),
-        (
-            HEADER + b"a.jpg,rose,guessed\n",
-            "line 2: the column chosen contains 'guessed' instead of",
-        ),
-        (HEADER + b"a.jpg,,picked\n", "line 2: the label is empty"),
-        (HEADER + b"a.jpg,rose,skipped\n", "line 2: a skipped picture has a label"),
-        (HEADER + b",rose,picked\n", "line 2: the path is empty"),
-        (HEADER + b'"a"b.jpg,rose,picked\n', "line 2: found 1 cell instead of 3"),
-        (
-            HEADER + b'"a\nb.jpg",rose,picked\n' + b"c.jpg,,picked\n",
-            "line 4: the label is empty",
-        ),
-        (
-            HEADER + b"a.jpg,rose,picked\na.jpg,,skipped\n",
-            "line 3: a.jpg has two labels: rose in an earlier line, skipped in this one",
-        ),
-        (
-            HEADER + b"\na.jpg,rose,picked\na.jpg,tulip,picked\n",
-            "line 4: a.jpg has two labels: rose in an earlier line, tulip in this one",
-        ),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused_with_its_line(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    path = tmp_path / "labels.csv"
-    path.write_bytes(content)
-
-    with pytest.raises(DataError) as caught:
-        AnswerFile(path)
-
-    assert message in str(caught.value)
-    assert path.read_bytes() == content
-
-
 def test_a_file_saved_by_a_spreadsheet_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes(b"\xef\xbb\xbfpath,label,chosen\r\na.jpg,rose,picked\r\n")
@@ -161,78 +109,6 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         AnswerFile(path)
 
     AnswerFile(path).__exit__()  # the lock is released
-
-
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
-def test_the_process_that_uses_the_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "labels.csv"
-
-    with AnswerFile(path), pytest.raises(LockedError) as caught:
-        AnswerFile(path)
-
-    assert caught.value.problem == f"another vitft label process ({os.getpid()}) is using {path}"
-    assert caught.value.fix.startswith(f"stop process {os.getpid()}, or ")
-
-
-@pytest.mark.parametrize(
-    "listed", [None, "", "1: -> FLOCK", "1: FLOCK  ADVISORY  WRITE 0 {} 0 EOF"]
-)
-def test_a_process_that_is_not_listed_is_found_with_lsof(
-    tmp_path: Path, listed: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, locks = tmp_path / "labels.csv", tmp_path / "locks"
-
-    with AnswerFile(path) as file:
-        status = os.fstat(file.descriptor)
-        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        if listed is not None:
-            locks.write_text(listed.format(f"{device}:{status.st_ino}"))
-        assert lock_holder(file.descriptor, locks) == ""
-        monkeypatch.setattr("vitft.serve.label.answers.lock_holder", lambda _: "")
-        with pytest.raises(LockedError, match=r"stop the process that `lsof .*` lists, or "):
-            AnswerFile(path)
-
-
-def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"cannot write .*missing/labels.csv"):
-        AnswerFile(tmp_path / "missing" / "labels.csv")
-
-
-def test_a_disk_that_takes_parts_of_a_line_gets_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, write = tmp_path / "labels.csv", os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
-
-    with AnswerFile(path) as file:
-        file.append([ROSE])
-
-    assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\n"
-
-
-def test_an_answer_that_cannot_be_written_is_removed_from_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, write = tmp_path / "labels.csv", os.write
-
-    def fail(descriptor: int, data: bytes) -> int:
-        if path.stat().st_size > size:
-            raise OSError(errno.ENOSPC, "no space")
-        return write(descriptor, data[:5])
-
-    with AnswerFile(path) as file:
-        file.append([ROSE])
-        size = path.stat().st_size
-        with monkeypatch.context() as context:
-            context.setattr(os, "write", fail)
-            with pytest.raises(ResourceError, match="disk full while writing"):
-                file.append([TULIP])
-        assert path.stat().st_size == size
-        assert file.answers == [ROSE]
-        file.append([SKIP])
-        assert file.undo() == [SKIP]
-
-    assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\n"
 
 
 FULL = """

@@ -1,6 +1,5 @@
 """The command `vitft label`: arguments, HTTP, its page in Node, kill -9, training on the labels."""
 
-import argparse
 import csv
 import json
 import os
@@ -14,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-import vitft.serve.label
 from tests.support.limits import HANG_S
 from tests.support.serving import Client, Reply
-from vitft.cli.label import paths_in_table, print_next
+from vitft.cli.label import paths_in_table
 from vitft.cli.main import main
 
 NODE = shutil.which("node")
@@ -120,123 +117,6 @@ def test_labels_survive_kill_9_and_train_a_classifier(
     with labelling(tmp_path, "pictures", "--run", "run", "--out", "more.csv") as (client, key, _):
         state = get(client, key, "state").json
         assert [one["name"] for one in state["classes"]] == ["blue", "green", "red"]
-
-
-def test_every_request_needs_the_key_a_known_host_and_the_own_page(
-    tmp_path: Path, pictures: Path, tiny_weights: Path
-) -> None:
-    options = ["pictures", "--weights", str(tiny_weights), "--classes", "red, green"]
-    with labelling(tmp_path, *options) as (client, key, _):
-        for path in ("/", "/state", "/picture?number=0&side=64", "/state?key=wrong", "/x"):
-            reply = client.ask("GET", path)
-            assert reply.status == 403, path
-            assert "open the address" in reply.json["error"]
-        assert get(client, key, "nothing").status == 404
-        assert client.ask("GET", f"/state?key={key}", host="evil.example").status == 421
-        body = {"picture": 0, "label": "red"}
-        evil = post(client, key, "answer", body, origin="http://evil.example")
-        assert evil.status == 403
-        assert evil.json["error"].startswith("cross-origin requests are not allowed: ")
-        assert post(client, key, "answer", body, sec_fetch_site="cross-site").status == 403
-        page = get(client, key, "")
-
-        for refused, status in (
-            (post(client, key, "answer", body, content_type="text/plain"), 415),
-            (post(client, key, "answer", b"{"), 400),
-            (post(client, key, "answer", {"picture": -1, "label": "red"}), 422),
-            (post(client, key, "answer", {"picture": 0}), 422),
-            (post(client, key, "answer", {"picture": 0, "label": "a|b"}), 422),
-            (post(client, key, "answer", {"picture": 99, "label": "red"}), 422),
-            (post(client, key, "confirm", {"pictures": [], "label": "red", "taken_out": []}), 422),
-            (post(client, key, "answer", b" " * 30_000), 413),
-            (get(client, key, "likely", "&class=unknown"), 422),
-            (get(client, key, "state", "&mode=all"), 422),
-            (get(client, key, "picture", "&number=999&side=64"), 404),
-            (get(client, key, "picture", "&number=0&side=9999"), 422),
-            (get(client, key, "answer"), 405),
-        ):
-            assert refused.status == status, refused.body
-            assert refused.json["error"]
-
-    assert rows(tmp_path / "labels.csv") == []
-    policy = page.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert page.headers["cross-origin-resource-policy"] == "same-origin"
-    assert page.headers["referrer-policy"] == "no-referrer"
-
-
-def test_pictures_are_shrunk_and_a_deleted_one_is_reported(
-    tmp_path: Path, pictures: Path, tiny_weights: Path
-) -> None:
-    Image.new("RGB", (900, 300), "red").save(pictures / "aaa.png")
-    with labelling(tmp_path, "pictures", "--weights", str(tiny_weights)) as (client, key, _):
-        reply = get(client, key, "picture", "&number=0&side=320")
-        (tmp_path / "small.jpg").write_bytes(reply.body)
-        (pictures / "aaa.png").unlink()
-        gone = get(client, key, "picture", "&number=0&side=64")
-        large = [get(client, key, "picture", f"&number=1&side={n}").status for n in (1600, 1601)]
-        texts = [json.dumps({"picture": 10**6, "label": "x" * n}) for n in (19_967, 19_968)]
-        bodies = [post(client, key, "answer", text.encode()).status for text in texts]
-
-    assert large == [200, 422]
-    assert [len(text) for text in texts] == [20_000, 20_001]
-    assert bodies == [422, 413]
-    assert len(key) == 22  # 128 random bits
-    with Image.open(tmp_path / "small.jpg", formats=["JPEG"]) as image:
-        assert image.size == (320, 107)
-    assert "max-age" in reply.headers["cache-control"]
-    assert gone.status == 410
-
-
-def test_a_table_edited_meanwhile_is_not_overwritten(
-    tmp_path: Path, pictures: Path, tiny_weights: Path
-) -> None:
-    table = tmp_path / "labels.csv"
-    with labelling(tmp_path, "pictures", "--weights", str(tiny_weights)) as (client, key, _):
-        table.write_text("path,label,chosen\npictures/red_20.png,ruby,picked\n")
-        reply = post(client, key, "answer", {"picture": 0, "label": "red"})
-
-    assert reply.status == 409
-    assert "another program has changed" in reply.json["error"]
-    assert reply.json["fix"].startswith("restart vitft label")
-    assert [row["label"] for row in rows(table)] == ["ruby"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["missing"], 3, "data folder not found: missing"),
-        (["empty"], 3, "no images in empty, which contains 1 .txt"),
-        (["empty", "--weights", "no_such_net"], 4, "no_such_net"),
-        (["empty", "--out", "labels.txt"], 2, "not a CSV file"),
-        (["empty", "--out", "no/labels.csv"], 2, "does not exist"),
-        (["."], 2, "labels.csv would be written to the picture folder"),
-        (["empty", "--port", "70000"], 2, "invalid --port 70000"),
-        (["pictures", "--classes", "a, b,a"], 2, "--classes names a twice"),
-        (["broken", "--classes", "a|b"], 3, "none of the 1 image in broken can be read"),
-        (["empty", "--run", "runs/none", "--weights", "demo"], 2, "not allowed with"),
-    ],
-)
-def test_wrong_arguments_end_with_a_sentence(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("empty", "broken"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "empty" / "a.txt").write_text("text")
-    (tmp_path / "broken" / "a.jpg").write_bytes(b"no image")
-
-    assert main(["label", *arguments]) == code
-
-    error = capsys.readouterr().err
-    assert message in error
-    assert "\n  fix: " in error
 
 
 @pytest.mark.parametrize(
@@ -361,92 +241,3 @@ def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: P
     assert rows(table)[-1]["chosen"] == "audit"
     assert "not measured" not in measured[-1]["accuracy"]
     assert "not a random sample" in measured[-1]["accuracy"]
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-@pytest.mark.parametrize(
-    ("second", "reason"),
-    [(0.4, "unsure between daisy and roses"), (0.01, "to confirm: probably daisy")],
-)
-def test_the_reason_for_a_picture_fits_the_probabilities_shown(second: float, reason: str) -> None:
-    page = (Path(vitft.serve.label.__file__).parent / "page" / "page.js").read_text()
-    parts = [r"const UNSURE_FROM = .*", r"function describeUnsure[^]*?\n}"]
-    code = "\n".join(
-        found[0] for part in parts if (found := re.search(part.replace("[^]", r"[\s\S]"), page))
-    )
-    guesses = [{"class": "daisy", "probability": 1 - second}]
-    guesses.append({"class": "roses", "probability": second})
-
-    done = subprocess.run(
-        [str(NODE), "-e", f"{code}\nconsole.log(describeUnsure(...{json.dumps(guesses)}))"],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-
-    assert done.stdout.strip() == reason
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_page_shows_why_an_answer_was_not_saved(
-    tmp_path: Path, pictures: Path, tiny_weights: Path
-) -> None:
-    options = ["pictures", "--weights", str(tiny_weights), "--classes", "red,green"]
-    with labelling(tmp_path, *options) as (client, key, _):
-        (tmp_path / "labels.csv").write_text("path,label,chosen\n\n")
-        shown = pressed(tmp_path, client, key, "1", "+a|b")
-
-    assert "another program has changed labels.csv" in shown[0]["problem"]
-    assert "invalid class name 'a|b'" in shown[1]["problem"]
-
-
-@pytest.mark.parametrize(
-    ("answers", "said"),
-    [
-        pytest.param({"cat": 2, "dog": 2}, "next: vitft finetune --data labels.csv", id="enough"),
-        pytest.param(
-            {"cat": 9, "dog": 1}, "2 pictures of every class; too few: dog (1)", id="one picture"
-        ),
-        pytest.param(
-            {"cat": 9}, "at least 2 classes, and at least 2 pictures of every class", id="one class"
-        ),
-        pytest.param(
-            {}, "at least 2 classes, and at least 2 pictures of every class", id="nothing"
-        ),
-    ],
-)
-def test_training_is_suggested_only_if_it_can_start(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answers: dict[str, int],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = argparse.Namespace(run=None, weights=None)
-
-    print_next(answers, Path("labels.csv"), Path("photos"), options)
-
-    shown = capsys.readouterr().out
-    assert said in shown
-    assert ("vitft finetune" in shown) == (min(answers.values(), default=0) > 1 < len(answers))
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("labels.csv", "to continue a table, run `vitft label FOLDER --out {}`"),
-        ("a.jpg", "use a folder of image files"),
-    ],
-)
-def test_a_file_in_place_of_the_folder_is_answered_with_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, fix: str
-) -> None:
-    (tmp_path / name).write_text("path,label,chosen\n")
-
-    assert main(["label", str(tmp_path / name)]) == 2
-
-    error = capsys.readouterr().err
-    assert "is a file, not a folder of pictures" in error
-    assert fix.format(tmp_path / name if name == "labels.csv" else tmp_path) in error
